@@ -1,0 +1,24 @@
+"""Reinforcement-learning algorithms as PyTorch Lightning modules."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+EXPORTS = {
+    "PPO": "lightning_rl.algorithms.ppo",
+    "A2C": "lightning_rl.algorithms.a2c",
+    "Algorithm": "lightning_rl.algorithms.algorithm",
+    "EnvConfig": "lightning_rl.envs.config",
+}
+
+__all__ = [*EXPORTS, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # imported when first used: `lightning-rl --version` needs no torch
+    if name in EXPORTS:
+        return getattr(import_module(EXPORTS[name]), name)
+    raise AttributeError(f"module 'lightning_rl' has no attribute {name!r}")

@@ -1,0 +1,101 @@
+"""Advantage Actor-Critic, the synchronous form of A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.data.minibatch import Batch, make_batch, normalize
+from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import check_range
+from lightning_rl.losses import policy_gradient as losses
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.returns import explained_variance
+from lightning_rl.schedules import ScheduleSetting, make_schedule
+from lightning_rl.types import Rollout
+
+
+class A2C(Algorithm):
+    """Collect a few steps from each environment, then one gradient step on all of them.
+
+    Args:
+        learning_rate: step size of the optimizer, a number or a schedule.
+        n_steps: steps of each environment in a rollout.
+        gae_lambda: λ of the generalised advantage estimate; 1 gives n-step returns.
+        normalize_advantage: zero mean and unit variance over a rollout.
+        ent_coef: weight of the entropy bonus, a number or a schedule.
+        vf_coef: weight of the value loss.
+        use_rms_prop: RMSprop as in the paper, else Adam.
+        rms_prop_eps: ε of RMSprop, added outside its square root.
+        critic_burn_in_steps: environment steps at the start during which only the value function learns.
+        share_encoder: one image encoder for policy and value, or one each.
+        action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
+        log_std_init: first log σ of Box actions.
+
+    Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/explained_variance` (of the returns
+    by the values).
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        *,
+        learning_rate: ScheduleSetting = 7e-4,
+        n_steps: int = 5,
+        gae_lambda: float = 1.0,
+        normalize_advantage: bool = False,
+        ent_coef: ScheduleSetting = 0.0,
+        vf_coef: float = 0.5,
+        use_rms_prop: bool = True,
+        rms_prop_eps: float = 1e-5,
+        critic_burn_in_steps: int = 0,
+        share_encoder: bool = True,
+        action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
+        log_std_init: float = 0.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(env, learning_rate=learning_rate, **common)
+        check_range("n_steps", n_steps, 1, whole=True)
+        check_range("gae_lambda", gae_lambda, 0, 1)
+        check_range("vf_coef", vf_coef, 0)
+        check_range("rms_prop_eps", rms_prop_eps, 0, open_low=True)
+        check_range("critic_burn_in_steps", critic_burn_in_steps, 0, whole=True)
+        self.n_steps, self.gae_lambda, self.normalize_advantage = n_steps, gae_lambda, normalize_advantage
+        self.ent_coef, self.vf_coef = make_schedule("ent_coef", ent_coef), vf_coef
+        self.use_rms_prop, self.rms_prop_eps, self.critic_burn_in_steps = use_rms_prop, rms_prop_eps, critic_burn_in_steps
+        self.network = ActorCritic(
+            self.spaces, **self.network_settings, share_encoder=share_encoder, action_dist=action_dist, log_std_init=log_std_init
+        )
+
+    def experience(self) -> RolloutDataset:
+        return self.collect(self.n_steps)
+
+    def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        optimizer = self.raw_optimizers()[0]
+        batch = make_batch(*self.prepare(rollout), self.gae_lambda)
+        self.record(explained_variance=explained_variance(batch.value, batch.returns))
+        if self.normalize_advantage:
+            batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
+        loss = self.loss(batch)
+        self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+        self.end_update()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step)."""
+        log_prob, entropy, value = self.network.evaluate(batch.obs, batch.action, action_mask=batch.action_mask)
+        policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), batch.advantage), batch.weight)
+        value_loss = losses.mean(losses.value_loss(value, batch.returns), batch.weight)
+        entropy_loss = -losses.mean(entropy.sum(-1), batch.weight)
+        self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
+        actor_loss = policy_loss + self.ent_coef(self.progress) * entropy_loss
+        actor_learns = float(self.env_steps > self.critic_burn_in_steps)
+        return actor_learns * actor_loss + self.vf_coef * value_loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.use_rms_prop:
+            return torch.optim.RMSprop(self.network.parameters(), alpha=0.99, eps=self.rms_prop_eps)
+        return torch.optim.Adam(self.network.parameters(), eps=1e-5, fused=True)

@@ -1,0 +1,319 @@
+"""The base of every algorithm: what Lightning needs, said once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Generator, Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from lightning_rl.algorithms.settings import complete_settings, plain
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.envs.config import EnvConfig, as_config, one_of
+from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.envs.stepping import make_stepper
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.rewards.extrinsic import Extrinsic
+from lightning_rl.schedules import ScheduleSetting, make_schedule
+from lightning_rl.spaces import Spaces, single_spaces
+from lightning_rl.spaces import to_plain as space_to_plain
+from lightning_rl.types import Rollout, Tree, flatten_time, tree_index, tree_map
+
+
+class Algorithm(pl.LightningModule):
+    """A reinforcement-learning algorithm: which networks, which experience, which loss. One batch is one iteration.
+
+    Subclasses build `self.network` in `__init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`.
+
+    Args:
+        env: the environment: settings or, from Python, an id, a ready vector environment, or a function that builds one environment.
+        max_env_steps: length of the run in environment steps, all ranks together; schedules run over it.
+        learning_rate: step size of the optimizer, a number or a schedule.
+        gamma: discount of the environment's reward.
+        max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
+        net_arch: widths of the hidden layers.
+        activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
+        encoder: for images: auto, mlp, simple, nature_cnn, resnet, match3 or fully_connected.
+        encoder_features: width of an image encoder's output.
+        normalize_obs: `running` statistics, `frozen` ones of random steps before learning, or `off`.
+        normalize_obs_steps: how many random environment steps `frozen` takes; they count as environment steps.
+        normalize_reward: divide rewards by the running standard deviation of the discounted return.
+        clip_reward: cut rewards to [-clip_reward, clip_reward] for learning; null leaves them.
+        reward_scale: factor on rewards for learning.
+        log_interval: environment steps between two rows in the loggers; 0.5 % of the run unless given.
+        spaces: observation and action space; probed from one environment unless given.
+
+    Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
+    the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, `train/grad_norm` (before clipping).
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        *,
+        max_env_steps: int = 1_000_000,
+        learning_rate: ScheduleSetting = 3e-4,
+        gamma: float = 0.99,
+        max_grad_norm: float | None = 0.5,
+        net_arch: list[int] | None = None,
+        activation: str = "tanh",
+        encoder: str = "auto",
+        encoder_features: int = 512,
+        normalize_obs: str = "off",
+        normalize_obs_steps: int = 10_000,
+        normalize_reward: bool = False,
+        clip_reward: float | None = None,
+        reward_scale: float = 1.0,
+        log_interval: int | None = None,
+        spaces: Spaces | None = None,
+    ) -> None:
+        super().__init__()
+        check_range("max_env_steps", max_env_steps, 1, whole=True)
+        check_range("gamma", gamma, 0, 1)
+        check_range("normalize_obs_steps", normalize_obs_steps, 1, whole=True)
+        for name, value in {"max_grad_norm": max_grad_norm, "clip_reward": clip_reward, "log_interval": log_interval}.items():
+            if value is not None:
+                check_range(name, value, 0, open_low=True)
+        self.automatic_optimization = False
+        self.env = None if env is None and spaces is not None else as_config(env)
+        self.spaces = spaces or self._probe()
+        self.max_env_steps = max_env_steps
+        self.learning_rate = make_schedule("learning_rate", learning_rate)
+        self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
+        self.log_interval = log_interval or max(1, max_env_steps // 200)
+        self.normalize_obs, self.normalize_obs_steps = normalize_obs, normalize_obs_steps
+        self.network_settings: dict[str, Any] = {
+            "net_arch": [64, 64] if net_arch is None else net_arch,
+            "activation": activation,
+            "encoder": encoder,
+            "encoder_features": encoder_features,
+            "normalize_obs": normalize_obs,
+        }
+        self.reward_signals = torch.nn.ModuleDict({"extrinsic": Extrinsic(gamma, reward_scale, clip_reward, normalize_reward)})
+        self.save_hyperparameters(plain(complete_settings(self)))
+        self.env_steps = self.updates = self.episodes = 0
+        self.progress = 0.0
+        self.collector: Collector | None = None
+        self.metrics: dict[str, list[Tensor]] = {}
+        self._resume: dict[str, Any] | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Algorithm:
+        # remembers what was asked for before any __init__ runs, so that Python and the command line store the same settings
+        algorithm = super().__new__(cls)
+        object.__setattr__(algorithm, "given_arguments", (args, kwargs))
+        return algorithm
+
+    # ---------------------------------------------------------------- for algorithms
+
+    network: torch.nn.Module
+
+    def experience(self) -> RolloutDataset:
+        """Which experience: the dataset whose items are iterations."""
+        raise NotImplementedError
+
+    def collect(self, n_steps: int) -> RolloutDataset:
+        """Rollouts of `n_steps` steps from the environments, with the newest weights."""
+        if self.env is None:
+            raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
+        if self.collector is None:
+            self.seed = int(torch.initial_seed() % 2**31) + 10_007 * self.global_rank
+            self.generator = Generator().manual_seed(self.seed)
+            stepper = make_stepper(make_vector_env(self.env), self.env if isinstance(self.env, EnvConfig) else None)
+            if single_spaces(stepper.envs) != self.spaces:
+                stepper.close()
+                raise SettingError(f"the environment's spaces {single_spaces(stepper.envs)} are not those of the model, {self.spaces}"[:200])
+            self.collector = Collector(stepper, self.spaces, self.network, n_steps, self.seed)
+        steps = n_steps * self.collector.stepper.num_envs * self.trainer.world_size
+        return RolloutDataset(self.collector, -(-self.max_env_steps // steps))
+
+    @property
+    def num_envs(self) -> int:
+        """How many environments step at once."""
+        return getattr(self.env, "num_envs", 8)
+
+    def prepare(self, rollout: Rollout) -> tuple[Rollout, Tensor]:
+        """Fill the reward streams. Returns the rollout and its discount, γ · bootstrap, both `[T, N, S]`."""
+        signals = self.reward_signals.values()
+        reward = torch.cat([signal(rollout) for signal in signals], -1)
+        gamma = torch.tensor([signal.gamma for signal in signals], device=reward.device)
+        return rollout._replace(reward=reward), gamma * ~rollout.terminated.unsqueeze(-1)
+
+    def raw_optimizers(self) -> list[Optimizer]:
+        """The optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
+        optimizers: Any = self.optimizers(use_pl_optimizer=False)
+        return optimizers if isinstance(optimizers, list) else [optimizers]
+
+    def step(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
+        """One gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping."""
+        optimizer.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if self.trainer.world_size > 1:
+            _average_gradients(parameters)
+        self._scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return norm
+
+    def end_update(self) -> None:
+        """Once per joint learning step: count it and tell the callbacks that follow updates."""
+        self.updates += 1
+        for callback in self._followers:
+            callback.on_update_end(self.trainer, self)
+
+    def record(self, **values: Tensor) -> None:
+        """Keep metrics of this iteration, logged as `train/<name>`: the mean of all values recorded under a name."""
+        for name, value in values.items():
+            self.metrics.setdefault(name, []).append(value.detach())
+
+    def mean_over_ranks(self, value: Tensor) -> float:
+        """The mean of a number over all ranks, so that they decide alike."""
+        return float(self.trainer.strategy.reduce(value.detach(), reduce_op="mean"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has had its environment steps."""
+        return self.env_steps >= self.max_env_steps
+
+    # ---------------------------------------------------------------- Lightning's hooks, in their order
+
+    def train_dataloader(self) -> RolloutDataset:
+        return self.experience()
+
+    def on_train_start(self) -> None:
+        assert self.collector is not None
+        self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
+        self._followers = [callback for callback in self.trainer.callbacks if hasattr(callback, "on_update_end")]
+        if self._resume is not None:
+            self._restore(self._resume)
+        elif self.normalize_obs == "frozen":
+            rows = self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size)
+            self.network.normalizer.update(tree_map(lambda leaf: leaf.to(self.device), rows))
+        self._started = self._logged_at = time.monotonic()
+        self._logged_env_steps = self.env_steps
+        self.trainer.should_stop = self.finished
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Count the iteration and its environment steps; from here on all decisions use these numbers."""
+        assert self.collector is not None
+        self.metrics.clear()
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()  # global_step counts iterations
+        self.progress = min(1.0, self.env_steps / self.max_env_steps)
+        self.env_steps, self.episodes = self._sum_over_ranks(self.collector.env_steps, self.collector.statistics.episodes)
+        rate = self.learning_rate(self.progress)
+        for optimizer in self.raw_optimizers():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if isinstance(batch, Rollout) and self.normalize_obs == "running":
+            valid = batch.valid.flatten()
+            self.network.normalizer.update(tree_index(flatten_time(batch.obs), valid))
+        if self.env_steps - self._logged_env_steps >= self.log_interval or self.finished:
+            self._log()
+        if self.finished:
+            self.trainer.should_stop = True
+
+    def transfer_batch_to_device(self, batch: Tree, device: torch.device, dataloader_idx: int) -> Tree:
+        return tree_map(lambda leaf: leaf.to(device, non_blocking=True), batch)
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """What learning itself needs, whatever Trainer runs it."""
+        return [CloseEnvironments()]
+
+    def teardown(self, stage: str) -> None:
+        if self.collector is not None:
+            self.collector.close()
+            self.collector = None
+
+    # ---------------------------------------------------------------- saving and loading
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["lightning_rl"] = {
+            "algorithm": type(self).__name__,
+            "spaces": [space_to_plain(space) for space in self.spaces],
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "episodes": self.episodes,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._resume = checkpoint.get("lightning_rl")
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Continue counting where a checkpoint stood; the environments start new episodes."""
+        assert self.collector is not None
+        self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
+        self.collector.env_steps = self.env_steps if self.global_rank == 0 else 0
+        self.collector.statistics.episodes = self.episodes if self.global_rank == 0 else 0
+        self._resume = None
+
+    # ---------------------------------------------------------------- inside
+
+    def _probe(self) -> Spaces:
+        """The spaces of one environment."""
+        if isinstance(self.env, EnvConfig):
+            if self.env.vectorization == "native":
+                envs: Any = make_vector_env(self.env)
+                spaces = single_spaces(envs)
+            else:
+                envs = make_env(one_of(self.env))
+                spaces = Spaces(envs.observation_space, envs.action_space)
+            envs.close()
+            return spaces
+        if callable(self.env):
+            envs = self.env()
+            envs.close()
+            return Spaces(envs.observation_space, envs.action_space)
+        return single_spaces(self.env)
+
+    def _sum_over_ranks(self, *numbers: int) -> list[int]:
+        if self.trainer.world_size == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total)
+        return [int(number) for number in total]
+
+    def _log(self) -> None:
+        """One row in the loggers, at x = env_steps."""
+        assert self.collector is not None
+        now = time.monotonic()
+        metrics = self.collector.statistics.metrics()
+        metrics["time/fps"] = (self.env_steps - self._logged_env_steps) / max(now - self._logged_at, 1e-9)
+        metrics["time/time_elapsed"] = now - self._started
+        metrics["time/iterations"] = self.trainer.global_step
+        metrics["rollout/episodes"] = self.episodes
+        metrics["train/n_updates"] = self.updates
+        metrics["train/learning_rate"] = self.learning_rate(self.progress)
+        metrics |= {f"train/{name}": float(torch.stack(values).float().mean()) for name, values in self.metrics.items()}
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=self.env_steps)
+        if "rollout/ep_rew_mean" in metrics:
+            self.log("rollout/ep_rew_mean", metrics["rollout/ep_rew_mean"], logger=False)
+        self._logged_at, self._logged_env_steps = now, self.env_steps
+
+
+class CloseEnvironments(pl.Callback):
+    """Lightning tears nothing down after an exception; environments with processes must still be closed."""
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        pl_module.teardown("fit")
+
+
+def _average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """The mean over ranks, in one collective."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    torch.distributed.all_reduce(flat)
+    flat /= torch.distributed.get_world_size()
+    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))

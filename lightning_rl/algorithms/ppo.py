@@ -1,0 +1,143 @@
+"""Proximal Policy Optimization (Schulman et al. 2017, https://arxiv.org/abs/1707.06347)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.data.minibatch import Batch, make_batch, minibatches
+from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError, check_choice, check_range
+from lightning_rl.losses import policy_gradient as losses
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.returns import explained_variance
+from lightning_rl.schedules import ScheduleSetting, make_schedule
+from lightning_rl.types import Rollout
+
+
+class PPO(Algorithm):
+    """Collect `n_steps` steps from each environment, then maximize the clipped surrogate for `n_epochs` over minibatches.
+
+    Args:
+        n_steps: steps of each environment in a rollout.
+        batch_size: rows of a minibatch; must divide `n_steps * num_envs`.
+        n_epochs: passes over a rollout.
+        gae_lambda: λ of the generalised advantage estimate.
+        clip_range: ε of the clipped surrogate, a number or a schedule.
+        clip_range_vf: clip of the value function around its old value, in units of the return; null does not clip.
+        normalize_advantage: zero mean and unit variance within each minibatch.
+        ent_coef: weight of the entropy bonus, a number or a schedule.
+        vf_coef: weight of the value loss.
+        target_kl: stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does.
+        ratio: clip the `joint` probability ratio of an action, or that of each dimension or branch (`per_dim`).
+        critic_burn_in_steps: environment steps at the start during which only the value function learns.
+        share_encoder: one image encoder for policy and value, or one each.
+        action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
+        log_std_init: first log σ of Box actions.
+
+    Metrics: `train/policy_gradient_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/approx_kl` (of the old
+    from the new policy), `train/clip_fraction` (ratios beyond the clip), `train/explained_variance` (of the returns by the values).
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        *,
+        n_steps: int = 128,
+        batch_size: int = 256,
+        n_epochs: int = 4,
+        gae_lambda: float = 0.95,
+        clip_range: ScheduleSetting = 0.2,
+        clip_range_vf: ScheduleSetting | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: ScheduleSetting = 0.0,
+        vf_coef: float = 0.5,
+        target_kl: float | None = None,
+        ratio: Literal["joint", "per_dim"] = "joint",
+        critic_burn_in_steps: int = 0,
+        share_encoder: bool = True,
+        action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
+        log_std_init: float = 0.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(env, **common)
+        check_range("n_steps", n_steps, 1, whole=True)
+        check_range("n_epochs", n_epochs, 1, whole=True)
+        check_range("gae_lambda", gae_lambda, 0, 1)
+        check_range("vf_coef", vf_coef, 0)
+        check_range("critic_burn_in_steps", critic_burn_in_steps, 0, whole=True)
+        check_choice("ratio", ratio, ("joint", "per_dim"))
+        if target_kl is not None:
+            check_range("target_kl", target_kl, 0, open_low=True)
+        check_batch_size(batch_size, n_steps, self.num_envs)
+        self.n_steps, self.batch_size, self.n_epochs = n_steps, batch_size, n_epochs
+        self.gae_lambda, self.normalize_advantage = gae_lambda, normalize_advantage
+        self.clip_range = make_schedule("clip_range", clip_range)
+        self.clip_range_vf = None if clip_range_vf is None else make_schedule("clip_range_vf", clip_range_vf)
+        self.ent_coef, self.vf_coef = make_schedule("ent_coef", ent_coef), vf_coef
+        self.target_kl, self.ratio, self.critic_burn_in_steps = target_kl, ratio, critic_burn_in_steps
+        self.network = ActorCritic(
+            self.spaces, **self.network_settings, share_encoder=share_encoder, action_dist=action_dist, log_std_init=log_std_init
+        )
+
+    def experience(self) -> RolloutDataset:
+        return self.collect(self.n_steps)
+
+    def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        optimizer = self.raw_optimizers()[0]
+        batch = make_batch(*self.prepare(rollout), self.gae_lambda)
+        self.record(explained_variance=explained_variance(batch.value, batch.returns))
+        for _ in range(self.n_epochs):
+            for minibatch in minibatches(batch, self.batch_size, self.normalize_advantage, self.generator):
+                loss, kl = self.loss(minibatch)
+                if self.target_kl is not None and self.mean_over_ranks(kl) > 1.5 * self.target_kl:
+                    return
+                self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+                self.end_update()
+
+    def loss(self, minibatch: Batch) -> tuple[Tensor, Tensor]:
+        """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and the approximate KL divergence."""
+        log_prob, entropy, value = self.network.evaluate(minibatch.obs, minibatch.action, action_mask=minibatch.action_mask)
+        log_ratio = log_prob - minibatch.log_prob  # [B, D]
+        joint = log_ratio.sum(-1, keepdim=True)
+        ratio = (joint if self.ratio == "joint" else log_ratio).exp()
+        clip_range = self.clip_range(self.progress)
+
+        policy_loss = losses.mean(losses.clipped_surrogate(ratio, minibatch.advantage.unsqueeze(-1), clip_range), minibatch.weight)
+        if self.clip_range_vf is None:
+            value_loss = losses.value_loss(value, minibatch.returns)
+        else:
+            clip_range_vf = self.clip_range_vf(self.progress)
+            value_loss = losses.clipped_value_loss(value, minibatch.value, minibatch.returns, clip_range_vf)
+        value_loss = losses.mean(value_loss, minibatch.weight)
+        entropy_loss = -losses.mean(entropy.sum(-1), minibatch.weight)
+
+        with torch.no_grad():
+            kl = losses.mean(losses.approximate_kl(joint), minibatch.weight)
+            clip_fraction = losses.mean(((ratio - 1).abs() > clip_range).float(), minibatch.weight)
+        self.record(
+            policy_gradient_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss, approx_kl=kl, clip_fraction=clip_fraction
+        )
+        actor_loss = policy_loss + self.ent_coef(self.progress) * entropy_loss
+        actor_learns = float(self.env_steps > self.critic_burn_in_steps)
+        return actor_learns * actor_loss + self.vf_coef * value_loss, kl
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.network.parameters(), eps=1e-5, fused=True)
+
+
+def check_batch_size(batch_size: int, n_steps: int, num_envs: int) -> None:
+    """Raise `SettingError` unless minibatches fill a rollout evenly, naming the two nearest sizes that do."""
+    check_range("batch_size", batch_size, 1, whole=True)
+    rows = n_steps * num_envs
+    if rows % batch_size:
+        sizes = [size for size in range(1, rows + 1) if rows % size == 0]
+        nearest = sorted(sorted(sizes, key=lambda size: abs(size - batch_size))[:2])
+        raise SettingError(
+            f"batch_size {batch_size} does not divide n_steps * num_envs = {n_steps} * {num_envs} = {rows}; "
+            f"use {' or '.join(map(str, nearest))}"
+        )

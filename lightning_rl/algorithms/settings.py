@@ -1,0 +1,47 @@
+"""An algorithm's settings as plain data: strings, numbers, lists and dicts, the same from Python and from the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import numpy as np
+
+
+def settings_of(cls: type) -> dict[str, inspect.Parameter]:
+    """All settings of a class, with those that `**common` passes on to its bases."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        parameters |= {p.name: p for p in own if p.name not in parameters and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        if not any(p.kind is p.VAR_KEYWORD for p in own):
+            break
+    return parameters
+
+
+def complete_settings(instance: Any) -> dict[str, Any]:
+    """What an object was built with: its given arguments, and the defaults of the others. `spaces` are stored apart."""
+    args, kwargs = instance.given_arguments
+    parameters = settings_of(type(instance))
+    given = dict(zip(parameters, args, strict=False)) | kwargs
+    defaults = {name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty}
+    settings = defaults | given
+    settings.pop("spaces", None)
+    return settings
+
+
+def plain(value: Any) -> Any:
+    """Plain data from settings. Ready environments and functions become None: they work for a run and are not stored."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(child) for key, child in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, list | tuple):
+        return [plain(child) for child in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, str | int | float | bool) else None

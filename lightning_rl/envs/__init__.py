@@ -1,0 +1,1 @@
+"""Building environments and stepping them alike, whatever their vectorization and autoreset mode."""

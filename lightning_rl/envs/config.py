@@ -1,0 +1,93 @@
+"""What environment to build, as plain settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from lightning_rl.errors import SettingError, check_choice, check_range, nearest
+
+VECTORIZATIONS = ("sync", "async", "native", "envpool")
+AUTORESETS = ("SAME_STEP", "NEXT_STEP", "DISABLED")
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """An environment and how many of it.
+
+    Args:
+        id: a gymnasium id such as `CartPole-v1`, or `module:EnvId-v0` for an environment that a module registers.
+        num_envs: how many environments to step at once.
+        vectorization: `sync` (in turn), `async` (a process each), `native` (gymnasium's vector entry point) or `envpool`.
+        autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (SAME_STEP unless given), for the others
+            what they do when they do not say it themselves.
+        kwargs: arguments of the environment's constructor.
+        wrappers: applied in order, each a class path or `{class_path, init_args}`; a bare name is one of gymnasium.wrappers.
+        max_episode_steps: truncate episodes here instead of at the environment's own limit.
+        frame_stack: observe the last so many frames.
+        atari: the standard preprocessing of Atari games (Machado et al. 2018): no-op starts, frame skip 4, 84 x 84 grey, 4 frames.
+    """
+
+    id: str
+    num_envs: int = 8
+    vectorization: Literal["sync", "async", "native", "envpool"] = "sync"
+    autoreset: Literal["SAME_STEP", "NEXT_STEP", "DISABLED"] | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    wrappers: list[Any] = field(default_factory=list)
+    max_episode_steps: int | None = None
+    frame_stack: int | None = None
+    atari: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise SettingError(f"env.id must be the id of an environment such as CartPole-v1, got {self.id!r}")
+        check_range("env.num_envs", self.num_envs, 1, whole=True)
+        check_choice("env.vectorization", self.vectorization, VECTORIZATIONS)
+        if self.autoreset is not None:
+            check_choice("env.autoreset", self.autoreset, AUTORESETS)
+        for name in ("max_episode_steps", "frame_stack"):
+            if getattr(self, name) is not None:
+                check_range(f"env.{name}", getattr(self, name), 1, whole=True)
+        if self.vectorization in ("native", "envpool"):
+            for name in ("wrappers", "frame_stack", "atari"):
+                if getattr(self, name):
+                    raise SettingError(f"env.{name} does not work with vectorization {self.vectorization}; use sync or async")
+
+    def to_plain(self) -> dict[str, Any]:
+        """The settings as strings, numbers, lists and dicts."""
+        return asdict(self)
+
+
+Env = EnvConfig | str | Mapping[str, Any] | gym.vector.VectorEnv | Callable[[], gym.Env]
+"""What Python code may pass for `env`: settings, an id, a ready vector environment, or a function that builds one environment."""
+
+
+def as_config(env: Any) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]:
+    """Settings, an id or a mapping as `EnvConfig`; ready environments and functions as they are.
+
+    Raises:
+        SettingError: anything else, or a mapping with unknown keys.
+    """
+    if isinstance(env, str):
+        return EnvConfig(env)
+    if isinstance(env, Mapping):
+        names = [each.name for each in fields(EnvConfig)]
+        for key in env:
+            if key not in names:
+                raise SettingError(f"env.{key} is not a setting of an environment{nearest(str(key), names)}")
+        if "id" not in env:
+            raise SettingError("env.id is missing; give the id of an environment such as CartPole-v1")
+        return EnvConfig(**env)
+    if isinstance(env, EnvConfig | gym.vector.VectorEnv) or (callable(env) and not isinstance(env, gym.Env)):
+        return env
+    if isinstance(env, gym.Env):
+        raise SettingError("env is a single environment; pass its id, an EnvConfig, or a function that builds it")
+    raise SettingError(f"env must be an id such as CartPole-v1 or an EnvConfig, got {env!r}")
+
+
+def one_of(config: EnvConfig, max_episode_steps: int | None = None) -> EnvConfig:
+    """The same environment once, for evaluation and probing."""
+    return replace(config, num_envs=1, max_episode_steps=max_episode_steps or config.max_episode_steps)

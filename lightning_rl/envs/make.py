@@ -1,0 +1,149 @@
+"""From settings to environments."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError, missing_extra, nearest
+from lightning_rl.types import tree_index
+
+EXTRAS = {"Box2D": "box2d", "box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari", "opencv": "atari"}
+"""Which of our extras brings a missing package."""
+
+
+def make_env(config: EnvConfig) -> gym.Env:
+    """One environment, wrapped as its settings say.
+
+    Raises:
+        SettingError: unknown id, missing package, or arguments that the environment or a wrapper refuses.
+    """
+    if config.vectorization == "envpool":
+        return FirstOf(_make_envpool(config))
+    env = _gymnasium_make(config)
+    if config.atari:
+        env = _atari(env)
+    for wrapper in config.wrappers:
+        env = _wrap(env, wrapper)
+    frames = config.frame_stack or (4 if config.atari else None)
+    return gym.wrappers.FrameStackObservation(env, frames) if frames else env
+
+
+def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = 8) -> VectorEnv:
+    """A vector environment from settings, from a function that builds one environment, or a ready one as it is.
+
+    `num_envs` counts for a function alone.
+    """
+    if isinstance(env, VectorEnv):
+        return env
+    if not isinstance(env, EnvConfig):
+        return SyncVectorEnv([env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+    if env.vectorization == "envpool":
+        return _make_envpool(env)
+    if env.vectorization == "native":
+        return _guarded(env, lambda: gym.make_vec(env.id, env.num_envs, "vector_entry_point", **_make_arguments(env)))
+    builders = [partial(make_env, env)] * env.num_envs
+    mode = AutoresetMode[env.autoreset or "SAME_STEP"]
+    if env.vectorization == "sync":
+        return SyncVectorEnv(builders, autoreset_mode=mode, copy=False)
+    make_env(env).close()  # a mistake shows here in one line, not in a worker's traceback
+    return AsyncVectorEnv(builders, autoreset_mode=mode, copy=False)
+
+
+class FirstOf(gym.Env):
+    """The first environment of a vector environment, alone."""
+
+    def __init__(self, envs: VectorEnv) -> None:
+        self.envs = envs
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, _ = self.envs.reset()
+        return tree_index(obs, 0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = self.envs.step(np.asarray(action)[None])
+        return tree_index(obs, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+def _gymnasium_make(config: EnvConfig) -> gym.Env:
+    arguments = _make_arguments(config) | ({"frameskip": 1} if config.atari else {})
+    return _guarded(config, lambda: gym.make(config.id, disable_env_checker=True, **arguments))
+
+
+def _make_arguments(config: EnvConfig) -> dict[str, Any]:
+    steps = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    return {**config.kwargs, **steps}
+
+
+def _guarded(config: EnvConfig, build: Callable[[], Any]) -> Any:
+    """Build, and say in one line what went wrong."""
+    if config.id.startswith("ALE/"):
+        try:
+            gym.register_envs(importlib.import_module("ale_py"))
+        except ImportError as error:
+            raise missing_extra("ale_py", "atari", config.id) from error
+    try:
+        return build()
+    except gym.error.UnregisteredEnv as error:
+        name = config.id.rpartition(":")[2]
+        raise SettingError(f"env.id {config.id!r} is not a registered environment{nearest(name, gym.registry)}") from error
+    except ModuleNotFoundError as error:
+        raise _missing(config.id, str(error.name)) from error
+    except gym.error.DependencyNotInstalled as error:
+        raise _missing(config.id, str(error)) from error
+    except (gym.error.Error, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SettingError(f"the environment {config.id} cannot be built: {reason}") from error
+
+
+def _missing(env_id: str, text: str) -> SettingError:
+    for package, extra in EXTRAS.items():
+        if package.lower() in text.lower():
+            return missing_extra(package, extra, env_id)
+    return SettingError(f"the environment {env_id} cannot be built: {text.strip().splitlines()[0]}")
+
+
+def _make_envpool(config: EnvConfig) -> VectorEnv:
+    try:
+        import envpool
+    except ImportError as error:
+        raise missing_extra("envpool", "envpool", "vectorization envpool") from error
+    if config.id not in envpool.list_all_envs():
+        raise SettingError(f"env.id {config.id!r} is not an EnvPool task{nearest(config.id, envpool.list_all_envs())}")
+    arguments = {"seed": 0, **_make_arguments(config)}
+    return _guarded(config, lambda: envpool.make(config.id, env_type="gymnasium", num_envs=config.num_envs, **arguments))
+
+
+def _atari(env: gym.Env) -> gym.Env:
+    try:
+        return gym.wrappers.AtariPreprocessing(env)
+    except gym.error.DependencyNotInstalled as error:
+        raise missing_extra("opencv-python", "atari", "atari: true") from error
+
+
+def _wrap(env: gym.Env, wrapper: Any) -> gym.Env:
+    """Apply a wrapper given as a class path or as `{class_path, init_args}`."""
+    setting = {"class_path": wrapper} if isinstance(wrapper, str) else wrapper
+    if not isinstance(setting, Mapping) or "class_path" not in setting:
+        raise SettingError(f"env.wrappers takes class paths or {{class_path, init_args}}, got {wrapper!r}")
+    module, _, name = setting["class_path"].rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module or "gymnasium.wrappers"), name)
+    except (ImportError, AttributeError) as error:
+        known = [each for each in dir(gym.wrappers) if each[0].isupper()] if not module else []
+        raise SettingError(f"env.wrappers: there is no {setting['class_path']}{nearest(name, known)}") from error
+    try:
+        return cls(env, **setting.get("init_args", {}))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise SettingError(f"env.wrappers: {name} refuses its arguments: {error}") from error

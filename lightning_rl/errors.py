@@ -1,0 +1,44 @@
+"""What a user did wrong, said in one sentence: the key, its value, why, and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class SettingError(ValueError):
+    """A setting, file or environment that cannot be used. The command line prints it as one line and exits with status 2."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean X?` for the closest of `names`, or the names themselves when none is close and they are few."""
+    names = sorted(set(names))
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; choose from {', '.join(names)}" if 0 < len(names) <= 8 else ""
+
+
+def check_range(
+    name: str, value: Any, low: float = -float("inf"), high: float = float("inf"), *, open_low: bool = False, whole: bool = False
+) -> None:
+    """Raise `SettingError` unless low <= value <= high (low < value with `open_low`), an integer with `whole`."""
+    kind = int if whole else (int, float)
+    bounds = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if high != float("inf") else "")
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise SettingError(f"{name} must be {'an integer' if whole else 'a number'} {bounds}, got {value!r}")
+    if not low <= value <= high or (open_low and value == low):
+        raise SettingError(f"{name} must be {bounds}, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise `SettingError` unless value is one of the choices."""
+    choices = list(choices)
+    if value not in choices:
+        raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}")
+
+
+def missing_extra(package: str, extra: str, needed_by: str) -> SettingError:
+    """The error for an optional dependency that is not installed."""
+    return SettingError(f'{needed_by} needs the package {package}, which is not installed; run: pip install "lightning_rl[{extra}]"')

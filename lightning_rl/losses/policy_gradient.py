@@ -1,0 +1,37 @@
+"""Losses of the policy-gradient family: a loss for each row, and `mean` to average them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """−log π(a|s) Â per row (Williams 1992; Mnih et al. 2016, alg. S3).  All `[B]`."""
+    return -log_prob * advantage
+
+
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
+    """−min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) per row (Schulman et al. 2017, eq. 7).  All `[B]`, or `[B, D]` with a ratio for each part."""
+    return -torch.min(ratio * advantage, ratio.clamp(1 - clip_range, 1 + clip_range) * advantage)
+
+
+def value_loss(value: Tensor, returns: Tensor) -> Tensor:
+    """(V − R)² per row and stream.  All `[B, S]`."""
+    return (value - returns).square()
+
+
+def clipped_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: float) -> Tensor:
+    """max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, −ε, ε) per row and stream.  All `[B, S]`."""
+    clipped = old_value + (value - old_value).clamp(-clip_range, clip_range)
+    return torch.max((value - returns).square(), (clipped - returns).square())
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """KL(π_old ‖ π) estimated without bias and with low variance: (ρ − 1) − log ρ (Schulman 2020, joschu.net/blog/kl-approx)."""
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def mean(x: Tensor, weight: Tensor) -> Tensor:
+    """Weighted mean over the rows of `x [B]` or `[B, D]`, and plain mean over D; `weight [B]` sums to 1."""
+    return (weight @ x).mean()

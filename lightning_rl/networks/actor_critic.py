@@ -1,0 +1,119 @@
+"""The network of the actor-critic family: a policy, and a value for each reward stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lightning_rl.distributions import make_distribution
+from lightning_rl.errors import check_choice, check_range
+from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.mlp import ACTIVATIONS, mlp, orthogonal
+from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
+from lightning_rl.spaces import Spaces, check_observation_space
+from lightning_rl.types import Step, Tree
+
+
+class ActorCritic(nn.Module):
+    """π(a|s) and V(s): normalizer → encoder → memory → hidden layers → heads, shared up to the memory or separate.
+
+    Orthogonal weights: gain √2 in hidden layers, 0.01 in the policy's head, 1 in the value head.
+
+    Args:
+        spaces: observation and action space of one environment.
+        net_arch: widths of the hidden layers, of the policy and of the value function each.
+        activation: of the hidden layers.
+        encoder: for images, see `networks/encoders.py`.
+        encoder_features: width of the image encoder's output.
+        share_encoder: one encoder for policy and value, or one each.
+        normalize_obs: `off`, `running` or `frozen` (statistics of random steps at the start of the run).
+        action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
+        log_std_init: first log σ of Box actions.
+        streams: S, the number of reward streams.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        *,
+        net_arch: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        encoder: str = "auto",
+        encoder_features: int = 512,
+        share_encoder: bool = True,
+        normalize_obs: str = "off",
+        action_dist: str = "clipped_normal",
+        log_std_init: float = 0.0,
+        streams: int = 1,
+    ) -> None:
+        super().__init__()
+        check_observation_space(spaces.observation)
+        check_choice("activation", activation, ACTIVATIONS)
+        check_choice("normalize_obs", normalize_obs, ("off", "running", "frozen"))
+        check_range("encoder_features", encoder_features, 1, whole=True)
+        for width in net_arch:
+            check_range("net_arch", width, 1, whole=True)
+        self.normalizer = NoNormalizer() if normalize_obs == "off" else ObservationNormalizer(spaces.observation)
+        self.memory = NoMemory()
+        self.actor_encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
+        self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(spaces.observation, encoder, encoder_features)
+        features = self.actor_encoder.num_features
+        self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
+        last = net_arch[-1] if net_arch else features
+        self.actor = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
+        self.critic = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, streams), 1.0))
+
+    def _policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
+        features, memory = self.memory(self.actor_encoder(self.normalizer(obs)), memory, episode_start)
+        return self.actor(features).float(), memory
+
+    def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
+        """V(s) `[..., S]`."""
+        features, _ = self.memory(self.critic_encoder(self.normalizer(obs)), memory, episode_start)
+        return self.critic(features).float()
+
+    def sample(
+        self,
+        obs: Tree,
+        memory: Tree = (),
+        episode_start: Tensor | None = None,
+        action_mask: Tree = (),
+        *,
+        deterministic: bool = False,
+        generator: Generator | None = None,
+    ) -> tuple[Tree, Tree]:
+        """Only what stepping an environment needs: the action and the new memory."""
+        x, memory = self._policy(obs, memory, episode_start)
+        if deterministic:
+            return self.distribution.mode(x, action_mask), memory
+        return self.distribution.sample(x, action_mask, generator), memory
+
+    def evaluate(
+        self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability of an action and entropy `[..., D]`, value `[..., S]`."""
+        obs = self.normalizer(obs)
+        features, _ = self.memory(self.actor_encoder(obs), memory, episode_start)
+        log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
+        if self.critic_encoder is not self.actor_encoder:
+            features, _ = self.memory(self.critic_encoder(obs), memory, episode_start)
+        return log_prob, entropy, self.critic(features).float()
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Tree,
+        memory: Tree = (),
+        episode_start: Tensor | None = None,
+        action_mask: Tree = (),
+        *,
+        deterministic: bool = False,
+        generator: Generator | None = None,
+    ) -> Step:
+        """Act on N observations: the action as sampled, its joint log-probability, the values, and the new memory."""
+        action, after = self.sample(obs, memory, episode_start, action_mask, deterministic=deterministic, generator=generator)
+        log_prob, _, value = self.evaluate(obs, action, memory, episode_start, action_mask)
+        return Step(action, log_prob.sum(-1), value, after)

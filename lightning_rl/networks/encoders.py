@@ -1,0 +1,154 @@
+"""From an observation tree to one feature vector: an encoder for each leaf, concatenated.
+
+Shapes and minimum sizes of the image encoders are those of ML-Agents (`simple`, `nature_cnn`: Mnih et al. 2015, `resnet`: Espeholt et
+al. 2018, `match3`, `fully_connected`); all end in a dense layer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from gymnasium.spaces import Space
+from torch import Tensor, nn
+
+from lightning_rl.errors import SettingError, check_choice
+from lightning_rl.networks.mlp import orthogonal
+from lightning_rl.spaces import Leaf, observation_leaves
+from lightning_rl.types import Tree, tree_leaves
+
+CONVOLUTIONS = {
+    "simple": ((16, 8, 4), (32, 4, 2)),
+    "nature_cnn": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "match3": ((35, 3, 1), (144, 3, 1)),
+}
+"""Output channels, kernel and stride of each layer."""
+
+MINIMUM_SIDE = {"nature_cnn": 36, "simple": 20, "resnet": 15, "match3": 5, "fully_connected": 1}
+"""Smallest image an encoder can read; `auto` takes the first that fits."""
+
+ENCODERS = ("auto", "mlp", *MINIMUM_SIDE)
+
+
+class TreeEncoder(nn.Module):
+    """Encodes each leaf of an observation and concatenates the results: `[..., *leaf]` to `[..., num_features]`.
+
+    Args:
+        space: the observation space.
+        encoder: for images; `auto` takes the largest that fits, `mlp` flattens them without parameters.
+        features: width of an image encoder's dense layer.
+    """
+
+    def __init__(self, space: Space, encoder: str = "auto", features: int = 512) -> None:
+        super().__init__()
+        check_choice("encoder", encoder, ENCODERS)
+        self.leaves = nn.ModuleList([_leaf_encoder(leaf, encoder, features) for leaf in observation_leaves(space)])
+        self.num_features = sum(int(leaf.num_features) for leaf in self.leaves)  # type: ignore[arg-type]
+
+    def forward(self, obs: Tree) -> Tensor:
+        encoded = [encoder(leaf) for encoder, leaf in zip(self.leaves, tree_leaves(obs), strict=True)]
+        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
+
+
+class VectorEncoder(nn.Module):
+    """A Box or MultiBinary leaf as a flat vector."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        super().__init__()
+        self.dims, self.scale, self.num_features = len(leaf.shape), leaf.scale, math.prod(leaf.shape)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        obs = obs if obs.is_floating_point() else obs.float() * self.scale
+        return obs if self.dims == 1 else obs.flatten(-self.dims) if self.dims else obs.unsqueeze(-1)
+
+
+class OneHotEncoder(nn.Module):
+    """A Discrete or MultiDiscrete leaf as one-hot vectors, one after the other."""
+
+    first: Tensor
+
+    def __init__(self, leaf: Leaf) -> None:
+        super().__init__()
+        self.dims, self.num_features = len(leaf.shape), sum(leaf.sizes)
+        sizes = torch.tensor(leaf.sizes)
+        first = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]]) - torch.tensor(leaf.starts)
+        self.register_buffer("first", first, persistent=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        index = (obs.flatten(-self.dims) if self.dims else obs.unsqueeze(-1)).long() + self.first
+        return torch.zeros(*index.shape[:-1], self.num_features, device=obs.device).scatter_(-1, index, 1.0)
+
+
+class ImageEncoder(nn.Module):
+    """An image leaf, HWC or CHW, or a stack of such: convolutions, then a dense layer with `num_features` outputs."""
+
+    def __init__(self, leaf: Leaf, encoder: str, num_features: int) -> None:
+        super().__init__()
+        self.num_features, self.scale, self.dims = num_features, leaf.scale, len(leaf.shape)
+        shape = leaf.shape[-3:]
+        self.channels_last = shape[2] < shape[0]
+        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
+        channels *= leaf.shape[0] if self.dims == 4 else 1
+        side, minimum = min(height, width), MINIMUM_SIDE[encoder]
+        if side < minimum:
+            raise SettingError(f"encoder {encoder} reads images from {minimum} x {minimum}, got {height} x {width}; use encoder auto")
+        self.body = nn.Sequential(*_resnet(channels) if encoder == "resnet" else _convolutions(channels, encoder), nn.Flatten())
+        with torch.no_grad():
+            flat = self.body(torch.zeros(1, channels, height, width)).shape[1]
+        self.dense = nn.Sequential(orthogonal(nn.Linear(flat, num_features)), nn.ReLU())
+
+    def forward(self, obs: Tensor) -> Tensor:
+        batch = obs.shape[: -self.dims]
+        image = obs.flatten(0, len(batch) - 1) if len(batch) != 1 else obs
+        if self.channels_last:
+            image = image.movedim(-1, -3)
+        if self.dims == 4:
+            image = image.flatten(1, 2)
+        return self.dense(self.body(image.float() * self.scale)).unflatten(0, batch)
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        convolutions = (_orthogonal_convolution(channels, channels, 3, 1, padding=1) for _ in range(2))
+        self.body = nn.Sequential(*(layer for convolution in convolutions for layer in (nn.SiLU(), convolution)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+def _convolutions(channels: int, encoder: str) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for out, kernel, stride in CONVOLUTIONS.get(encoder, ()):
+        layers += [_orthogonal_convolution(channels, out, kernel, stride), nn.ReLU()]
+        channels = out
+    return layers
+
+
+def _resnet(channels: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for out in (16, 32, 32):
+        layers += [_orthogonal_convolution(channels, out, 3, 1, padding=1), nn.MaxPool2d(3, 2), Residual(out), Residual(out)]
+        channels = out
+    return [*layers, nn.SiLU()]
+
+
+def _orthogonal_convolution(channels: int, out: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
+    layer = nn.Conv2d(channels, out, kernel, stride, padding)
+    nn.init.orthogonal_(layer.weight, math.sqrt(2))
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
+
+
+def _leaf_encoder(leaf: Leaf, encoder: str, features: int) -> nn.Module:
+    if leaf.kind == "one_hot":
+        return OneHotEncoder(leaf)
+    if leaf.kind == "vector" or encoder == "mlp":
+        return VectorEncoder(leaf)
+    if encoder == "auto":
+        shape = leaf.shape[-3:]
+        side = min(shape[:2] if shape[2] < shape[0] else shape[1:])
+        encoder = next(name for name, minimum in MINIMUM_SIDE.items() if side >= minimum)
+    return ImageEncoder(leaf, encoder, features)

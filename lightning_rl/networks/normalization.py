@@ -1,0 +1,92 @@
+"""Running statistics, merged between rollouts and frozen in losses and evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium.spaces import Space
+from torch import Tensor, nn
+
+from lightning_rl.spaces import observation_leaves
+from lightning_rl.types import Tree, tree_leaves, tree_map
+
+
+class RunningMeanStd(nn.Module):
+    """Count, mean and variance of a stream, merged batch by batch (Chan et al. 1979); equal on all ranks.
+
+    Starts like Stable-Baselines3's: count 1e-4, mean 0, variance 1. Moments stay float64 whatever the precision of the run.
+    """
+
+    count: Tensor
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> None:
+        """Merge the rows of a batch `[B, *shape]`, and those of all other ranks."""
+        batch = batch.to(torch.float64) - self.mean  # centred, so that squares do not cancel
+        count = torch.tensor(float(len(batch)), dtype=torch.float64, device=batch.device)
+        total, squares = batch.sum(0), batch.square().sum(0)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            flat = torch.cat([count.reshape(1), total.flatten(), squares.flatten()])
+            torch.distributed.all_reduce(flat)
+            count, total, squares = flat[0], flat[1 : 1 + total.numel()].view_as(total), flat[1 + total.numel() :].view_as(squares)
+        if count > 0:
+            shift = total / count
+            self.merge(count, self.mean + shift, (squares / count - shift.square()).clamp(min=0))
+
+    def merge(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
+        """Merge another stream's count, mean and (biased) variance."""
+        total, delta = self.count + count, mean - self.mean
+        spread = self.var * self.count + var * count + delta.square() * self.count * count / total
+        self.mean.add_(delta * count / total)
+        self.var.copy_(spread / total)
+        self.count.copy_(total)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> RunningMeanStd:
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = buffer.to(torch.float64) if buffer is not None else None
+        return self
+
+
+class ObservationNormalizer(nn.Module):
+    """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation; images and one-hot leaves pass."""
+
+    def __init__(self, space: Space, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.clip, self.epsilon = clip, epsilon
+        leaves = observation_leaves(space)
+        self.statistics = nn.ModuleList(
+            [RunningMeanStd(leaf.shape) if leaf.kind == "vector" and leaf.scale == 1 else nn.Identity() for leaf in leaves]
+        )
+
+    def forward(self, obs: Tree) -> Tree:
+        statistics = iter(self.statistics)
+        return tree_map(lambda leaf: self._normalize(leaf, next(statistics)), obs)
+
+    def _normalize(self, leaf: Tensor, statistics: nn.Module) -> Tensor:
+        if not isinstance(statistics, RunningMeanStd):
+            return leaf
+        mean, scale = statistics.mean.float(), (statistics.var + self.epsilon).rsqrt().float()
+        return ((leaf - mean) * scale).clamp(-self.clip, self.clip)
+
+    def update(self, obs: Tree) -> None:
+        """Merge the rows of an observation batch `[B, ...]`."""
+        for leaf, statistics in zip(tree_leaves(obs), self.statistics, strict=True):
+            if isinstance(statistics, RunningMeanStd):
+                statistics.update(leaf)
+
+
+class NoNormalizer(nn.Identity):
+    """Observations pass as they are."""
+
+    def update(self, obs: Tree) -> None:
+        """Nothing to gather."""

@@ -1,0 +1,95 @@
+"""Returns and advantages. All arguments broadcast to `[T, N, S]`; nothing carries a gradient.
+
+`discount` is γ · (not terminated), `carry` is 0 where an episode ended, `next_value` is the value of the true successor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, carry: Tensor, gae_lambda: float) -> Tensor:
+    """Generalised advantage estimate (Schulman et al. 2016, eq. 16).
+
+    δ_t = r_t + discount_t V(s'_t) − V(s_t)
+    A_t = δ_t + discount_t λ carry_t A_{t+1}
+    """
+    delta = reward + discount * next_value - value
+    return _reverse_scan(delta.detach(), (discount * gae_lambda * carry).detach())
+
+
+def n_step(reward: Tensor, discount: Tensor, next_value: Tensor, carry: Tensor, n: int) -> Tensor:
+    """n-step returns, shorter where an episode or the rollout ends (Sutton and Barto 2018, eq. 7.1).
+
+    G¹_t = r_t + discount_t V(s'_t)
+    Gⁿ_t = r_t + discount_t (carry_t Gⁿ⁻¹_{t+1} + (1 − carry_t) V(s'_t))
+    """
+    one_step = (reward + discount * next_value).detach()
+    weight = (discount * carry).detach()
+    returns = one_step
+    for _ in range(min(n, one_step.shape[0]) - 1):
+        ahead = one_step.clone()
+        ahead[:-1] += (weight.expand_as(ahead)[:-1]) * (returns[1:] - next_value.expand_as(ahead)[:-1].detach())
+        returns = ahead
+    return returns
+
+
+def vtrace(
+    log_rho: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    carry: Tensor,
+    clip_rho: float | None = 1.0,
+    clip_c: float | None = 1.0,
+    clip_pg_rho: float | None = 1.0,
+    lambda_: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, eqs. 1 and 4), right at truncations too.
+
+    δ_t = min(ρ̄, ρ_t) (r_t + discount_t V(s'_t) − V(s_t))
+    v_t = V(s_t) + a_t,  a_t = δ_t + discount_t carry_t λ min(c̄, ρ_t) a_{t+1}
+    A_t = min(ρ̄_pg, ρ_t) (r_t + discount_t v'_t − V(s_t)),  v'_t = v_{t+1} within an episode, V(s'_t) at its end
+
+    A threshold of None does not clip. Returns (v, A).
+    """
+
+    def clip(threshold: float | None) -> Tensor:
+        return rho if threshold is None else rho.clamp(max=threshold)
+
+    with torch.no_grad():
+        rho = log_rho.exp()
+        delta = clip(clip_rho) * (reward + discount * next_value - value)
+        excess = _reverse_scan(delta, (discount * carry * lambda_ * clip(clip_c)).expand_as(delta))
+        target = value + excess
+        ahead = next_value.expand_as(delta).clone()
+        ahead[:-1] += carry.expand_as(delta)[:-1] * (target[1:] - ahead[:-1])
+        advantage = clip(clip_pg_rho) * (reward + discount * ahead - value)
+    return target, advantage
+
+
+def discounted_sum(reward: Tensor, decay: Tensor, start: Tensor) -> Tensor:
+    """The return so far, forwards in time: R_t = r_t + decay_{t-1} R_{t-1}, with `start` = decay_{-1} R_{-1}. All `[T, ...]`."""
+    first = reward.clone()
+    first[0] += start
+    shifted = torch.cat([torch.zeros_like(decay[:1]), decay[:-1]])
+    return _reverse_scan(first.flip(0), shifted.flip(0)).flip(0)
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+    """1 − Var(returns − value) / Var(returns): 1 is a perfect critic, 0 no better than a constant."""
+    return 1 - (returns - value).var(correction=0) / returns.var(correction=0).clamp(min=1e-12)
+
+
+def _reverse_scan(x: Tensor, decay: Tensor) -> Tensor:
+    """y_t = x_t + decay_t y_{t+1} over the first dimension, in ⌈log₂ T⌉ vectorized rounds: the window doubles in each."""
+    y = x.clone()
+    decay = decay.expand_as(x).clone()
+    window = 1
+    while window < x.shape[0]:
+        y[:-window] += decay[:-window] * y[window:]
+        decay[:-window] *= decay[window:].clone()
+        window *= 2
+    return y

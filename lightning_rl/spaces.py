@@ -1,0 +1,150 @@
+"""What observation and action spaces are to the rest of the house: their kind, their storage, and their plain form in files.
+
+Only this file and `distributions.py` ask what class a space has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+
+from lightning_rl.errors import SettingError
+from lightning_rl.types import Tree
+
+
+class Spaces(NamedTuple):
+    """What an algorithm has to know of its environment: the spaces of one environment."""
+
+    observation: Space
+    action: Space
+
+
+class Leaf(NamedTuple):
+    """One observation leaf: `kind` is vector, image or one_hot; `sizes` and `starts` are those of one-hot parts."""
+
+    kind: str
+    shape: tuple[int, ...]
+    scale: float = 1.0
+    sizes: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+
+
+def observation_leaves(space: Space) -> Iterator[Leaf]:
+    """Describe the leaves of an observation space from left to right.
+
+    A Box with three dimensions (or four: stacked frames) is an image; bytes are scaled to [0, 1].
+
+    Raises:
+        SettingError: a space, or a part of it, that no encoder can read.
+    """
+    if isinstance(space, Dict):
+        for child in space.values():
+            yield from observation_leaves(child)
+    elif isinstance(space, Tuple):
+        for child in space:
+            yield from observation_leaves(child)
+    elif isinstance(space, Box):
+        scale = 1 / 255 if space.dtype == np.uint8 else 1.0
+        yield Leaf("image" if len(space.shape) in (3, 4) else "vector", space.shape, scale)
+    elif isinstance(space, Discrete):
+        yield Leaf("one_hot", (), 1.0, (int(space.n),), (int(space.start),))
+    elif isinstance(space, MultiDiscrete):
+        yield Leaf("one_hot", space.shape, 1.0, tuple(map(int, space.nvec.flat)), tuple(map(int, space.start.flat)))
+    elif isinstance(space, MultiBinary):
+        yield Leaf("vector", space.shape)
+    else:
+        raise SettingError(
+            f"the observation space {short(space)} is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+        )
+
+
+def check_observation_space(space: Space) -> None:
+    """Raise `SettingError` for an observation space that no encoder can read."""
+    leaves = list(observation_leaves(space))
+    if not leaves or any(0 in leaf.shape for leaf in leaves):
+        raise SettingError(f"the observation space {short(space)} is empty; an algorithm needs something to observe")
+
+
+def allocate(space: Space, *batch: int) -> Tree:
+    """A tree of zeros `[*batch, ...]` to store observations in: bytes and integers as they are, floats as float32."""
+    if isinstance(space, Dict):
+        return {key: allocate(child, *batch) for key, child in space.items()}
+    if isinstance(space, Tuple):
+        return tuple(allocate(child, *batch) for child in space)
+    dtype = np.float32 if np.issubdtype(space.dtype, np.floating) or isinstance(space, MultiBinary) else space.dtype
+    return np.zeros((*batch, *(space.shape or ())), np.int64 if isinstance(space, Discrete) else dtype)
+
+
+def is_batch_of(space: Space, observation: Tree) -> bool:
+    """Whether an observation has one more dimension than the space: a batch."""
+    if isinstance(space, Dict):
+        key = next(iter(space))
+        return is_batch_of(space[key], observation[key])
+    if isinstance(space, Tuple):
+        return is_batch_of(space[0], observation[0])
+    return np.ndim(observation) > len(space.shape or ())
+
+
+def short(space: Space) -> str:
+    """A space in at most 60 characters."""
+    text = f"Box{space.shape}" if isinstance(space, Box) else str(space)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def to_plain(space: Space) -> dict[str, Any]:
+    """A space as strings, numbers and lists, for checkpoints."""
+    if isinstance(space, Dict):
+        return {"type": "Dict", "spaces": {key: to_plain(child) for key, child in space.items()}}
+    if isinstance(space, Tuple):
+        return {"type": "Tuple", "spaces": [to_plain(child) for child in space]}
+    if isinstance(space, Box):
+        low, high = (_compact(bound) for bound in (space.low, space.high))
+        return {"type": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+    if isinstance(space, Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, MultiDiscrete):
+        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, MultiBinary):
+        return {"type": "MultiBinary", "n": list(space.shape)}
+    raise SettingError(f"the space {short(space)} is not supported")
+
+
+def from_plain(plain: dict[str, Any]) -> Space:
+    """The inverse of `to_plain`.
+
+    Raises:
+        SettingError: no such type of space.
+    """
+    kind = plain["type"]
+    if kind == "Dict":
+        return Dict({key: from_plain(child) for key, child in plain["spaces"].items()})
+    if kind == "Tuple":
+        return Tuple([from_plain(child) for child in plain["spaces"]])
+    if kind == "Box":
+        shape, dtype = tuple(plain["shape"]), np.dtype(plain["dtype"]).type
+        return Box(_expand(plain["low"], shape, dtype), _expand(plain["high"], shape, dtype), shape, dtype)
+    if kind == "Discrete":
+        return Discrete(plain["n"], start=plain["start"])
+    if kind == "MultiDiscrete":
+        return MultiDiscrete(np.asarray(plain["nvec"]), start=np.asarray(plain["start"]))
+    if kind == "MultiBinary":
+        return MultiBinary(plain["n"])
+    raise SettingError(f"the checkpoint names an unknown space type {kind!r}")
+
+
+def _compact(bound: np.ndarray) -> float | list[float]:
+    """One number where all are equal (images), else all of them in order."""
+    return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.ravel().tolist()
+
+
+def _expand(bound: float | list[float], shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    return np.broadcast_to(np.asarray(bound, dtype).reshape(shape if isinstance(bound, list) else ()), shape).copy()
+
+
+def single_spaces(envs: gym.vector.VectorEnv) -> Spaces:
+    """The spaces of one of the environments."""
+    return Spaces(envs.single_observation_space, envs.single_action_space)

@@ -1,0 +1,127 @@
+"""The nouns that travel between the floors, and trees of arrays or tensors.
+
+A tree is a leaf (numpy array, tensor or number) or a dict or tuple of trees. Observations, actions, masks and memory are trees.
+Shapes: T time steps, N environments, B rows of a batch, S reward streams. Value-like tensors end in S, row flags are `[T, N]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tree = Any
+"""A leaf, or a dict or tuple of trees."""
+
+
+class Step(NamedTuple):
+    """What a policy did for N observations: `action` (a tree, as sampled), `log_prob [N]`, `value [N, S]`, `memory`."""
+
+    action: Tree
+    log_prob: Tensor
+    value: Tensor
+    memory: Tree
+
+
+class Rollout(NamedTuple):
+    """Experience of N environments over T steps, time-major. Empty slots are `()`.
+
+    obs: `[T, N, ...]` tree.  action: `[T, N, ...]` tree as sampled.  log_prob: `[T, N]` of the joint action.
+    reward, value, next_value: `[T, N, S]`; next_value is the value of the true successor (the final observation at a truncation).
+    terminated, truncated, valid, episode_start: bool `[T, N]`; `truncated` excludes `terminated`.
+    action_mask: `[T, N, ...]` tree.  memory: the policy's memory before the first row.
+    """
+
+    obs: Tree
+    action: Tree
+    log_prob: Tensor
+    reward: Tensor
+    value: Tensor
+    next_value: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    episode_start: Tensor
+    action_mask: Tree = ()
+    memory: Tree = ()
+
+
+def tree_leaves(tree: Tree) -> Iterator[Any]:
+    """The leaves from left to right."""
+    if isinstance(tree, dict):
+        for child in tree.values():
+            yield from tree_leaves(child)
+    elif isinstance(tree, tuple):
+        for child in tree:
+            yield from tree_leaves(child)
+    else:
+        yield tree
+
+
+def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply a function to the leaves of one tree, or to the corresponding leaves of several.
+
+    Raises:
+        ValueError: the trees differ in their keys or lengths.
+    """
+    if isinstance(tree, dict):
+        for other in others:
+            if not isinstance(other, dict) or other.keys() != tree.keys():
+                keys = sorted(map(str, other)) if isinstance(other, dict) else type(other).__name__
+                raise ValueError(f"trees differ: {sorted(map(str, tree))} against {keys}")
+        return {key: tree_map(function, tree[key], *(other[key] for other in others)) for key in tree}
+    if isinstance(tree, tuple):
+        for other in others:
+            if not isinstance(other, tuple) or len(other) != len(tree):
+                size = len(other) if isinstance(other, tuple) else type(other).__name__
+                raise ValueError(f"trees differ: a tuple of {len(tree)} against {size}")
+        children = (tree_map(function, *pair) for pair in zip(tree, *others, strict=True))
+        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    for other in others:
+        if isinstance(other, dict | tuple):
+            raise ValueError(f"trees differ: a leaf against a {type(other).__name__}")
+    return function(tree, *others)
+
+
+def tree_index(tree: Tree, index: Any) -> Tree:
+    """`leaf[index]` for each leaf."""
+    return tree_map(lambda leaf: leaf[index], tree)
+
+
+def tree_stack(trees: Sequence[Tree], dim: int = 0) -> Tree:
+    """Stack equal trees along a new dimension; arrays stay arrays, tensors tensors, dtypes are kept."""
+
+    def stack(*leaves: Any) -> Any:
+        return torch.stack(leaves, dim) if isinstance(leaves[0], Tensor) else np.stack(leaves, dim)
+
+    return tree_map(stack, trees[0], *trees[1:])
+
+
+def tree_unstack(tree: Tree, dim: int = 0) -> list[Tree]:
+    """The inverse of `tree_stack`."""
+    size = next(tree_leaves(tree)).shape[dim]
+    return [tree_map(lambda leaf, i=i: leaf[(slice(None),) * dim + (i,)], tree) for i in range(size)]
+
+
+def tree_to_torch(tree: Tree, device: torch.device | str = "cpu") -> Tree:
+    """Tensors that share memory with the arrays where the device allows."""
+    return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), tree)
+
+
+def tree_to_numpy(tree: Tree) -> Tree:
+    """Arrays that share memory with the tensors where the device allows."""
+    return tree_map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf), tree)
+
+
+def flatten_time(tree: Tree) -> Tree:
+    """`[T, N, ...]` to `[T * N, ...]` for each leaf."""
+    return tree_map(lambda leaf: leaf.flatten(0, 1), tree)
+
+
+def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
+    """Euclidean norm of all gradients; a missing gradient counts as 0."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
