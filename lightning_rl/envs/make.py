@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, missing_extra, nearest
@@ -57,6 +59,20 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
     return AsyncVectorEnv(builders, autoreset_mode=mode, copy=False)
 
 
+class EnvPool(VectorWrapper):
+    """EnvPool's environments. It takes a seed only when it is built, so a seeded reset builds it anew."""
+
+    def __init__(self, build: Callable[[int], VectorEnv]) -> None:
+        super().__init__(build(0))
+        self.build = build
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self.env.close()
+            self.env = self.build(seed % 2**31)
+        return self.env.reset()
+
+
 class FirstOf(gym.Env):
     """The first environment of a vector environment, alone."""
 
@@ -65,7 +81,7 @@ class FirstOf(gym.Env):
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        obs, _ = self.envs.reset()
+        obs, _ = self.envs.reset(seed=seed)
         return tree_index(obs, 0), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -98,20 +114,19 @@ def _guarded(config: EnvConfig, build: Callable[[], Any]) -> Any:
     except gym.error.UnregisteredEnv as error:
         name = config.id.rpartition(":")[2]
         raise SettingError(f"env.id {config.id!r} is not a registered environment{nearest(name, gym.registry)}") from error
-    except ModuleNotFoundError as error:
-        raise _missing(config.id, str(error.name)) from error
-    except gym.error.DependencyNotInstalled as error:
-        raise _missing(config.id, str(error)) from error
-    except (gym.error.Error, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SettingError(f"the environment {config.id} cannot be built: {reason}") from error
+    except (ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
+        for package, extra in EXTRAS.items():
+            if package.lower() in str(error).lower():
+                raise missing_extra(package, extra, config.id) from error
+        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}") from error
+    except Exception as error:  # a constructor of others may raise anything
+        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}") from error
 
 
-def _missing(env_id: str, text: str) -> SettingError:
-    for package, extra in EXTRAS.items():
-        if package.lower() in text.lower():
-            return missing_extra(package, extra, env_id)
-    return SettingError(f"the environment {env_id} cannot be built: {text.strip().splitlines()[0]}")
+def _reason(error: Exception) -> str:
+    """What an error says, in one line; gymnasium appends where it was raised, which we have said."""
+    said = str(error).partition(" was raised from the environment creator")[0].strip()
+    return shorten(said.splitlines()[0], 140, placeholder=" …") if said else type(error).__name__
 
 
 def _make_envpool(config: EnvConfig) -> VectorEnv:
@@ -121,8 +136,15 @@ def _make_envpool(config: EnvConfig) -> VectorEnv:
         raise missing_extra("envpool", "envpool", "vectorization envpool") from error
     if config.id not in envpool.list_all_envs():
         raise SettingError(f"env.id {config.id!r} is not an EnvPool task{nearest(config.id, envpool.list_all_envs())}")
-    arguments = {"seed": 0, **_make_arguments(config)}
-    return _guarded(config, lambda: envpool.make(config.id, env_type="gymnasium", num_envs=config.num_envs, **arguments))
+    arguments = {"env_type": "gymnasium", "num_envs": config.num_envs, **_make_arguments(config)}
+
+    def build(seed: int) -> VectorEnv:
+        pool = _guarded(config, lambda: envpool.make(config.id, **{"seed": seed, **arguments}))
+        with warnings.catch_warnings(action="ignore"):  # it gives float64 bounds to float32 spaces when first asked for them
+            _ = pool.observation_space, pool.action_space
+        return pool
+
+    return EnvPool(build)
 
 
 def _atari(env: gym.Env) -> gym.Env:
@@ -135,7 +157,7 @@ def _atari(env: gym.Env) -> gym.Env:
 def _wrap(env: gym.Env, wrapper: Any) -> gym.Env:
     """Apply a wrapper given as a class path or as `{class_path, init_args}`."""
     setting = {"class_path": wrapper} if isinstance(wrapper, str) else wrapper
-    if not isinstance(setting, Mapping) or "class_path" not in setting:
+    if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
         raise SettingError(f"env.wrappers takes class paths or {{class_path, init_args}}, got {wrapper!r}")
     module, _, name = setting["class_path"].rpartition(".")
     try:
@@ -146,4 +168,4 @@ def _wrap(env: gym.Env, wrapper: Any) -> gym.Env:
     try:
         return cls(env, **setting.get("init_args", {}))
     except (TypeError, ValueError, AssertionError) as error:
-        raise SettingError(f"env.wrappers: {name} refuses its arguments: {error}") from error
+        raise SettingError(f"env.wrappers: {name} refuses its arguments: {_reason(error)}") from error

@@ -1,0 +1,152 @@
+"""The small environments of the tests: scripted ones that tell where they are, and probes whose values are known.
+
+Each is registered, so that `tests.environments:Scripted-v0` builds it by its id, in a worker process too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+
+Reset = tuple[Any, dict[str, Any]]
+Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+ENDINGS = ("termination", "truncation", "both")
+
+
+class Scripted(gym.Env):
+    """Observes (episode, t), pays 10 · episode + t + action / 10, and ends after `period` steps, in each of `endings` in turn.
+
+    Success is to terminate. Episodes count from `first_episode`.
+    """
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Discrete(3)
+
+    def __init__(self, period: int = 3, endings: tuple[str, ...] = ENDINGS, first_episode: int = 0) -> None:
+        self.period, self.endings, self.episode = period, endings, first_episode - 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Step:
+        reward = 10.0 * self.episode + self.t + float(np.sum(action)) / 10
+        self.t += 1
+        ending = self.endings[self.episode % len(self.endings)] if self.t == self.period else None
+        terminated, truncated = ending in ("termination", "both"), ending in ("truncation", "both")
+        return self.observe(), reward, terminated, truncated, {"is_success": terminated} if ending else {}
+
+    def observe(self) -> Any:
+        return np.array([self.episode, self.t], np.float32)
+
+
+class ScriptedDict(Scripted):
+    """The same with a nested observation: floats, integers and bytes."""
+
+    observation_space = Dict(
+        {
+            "where": Dict({"episode": Box(-np.inf, np.inf, (1,), np.float32), "t": Discrete(100)}),
+            "image": Box(0, 255, (5, 5, 1), np.uint8),
+        }
+    )
+
+    def observe(self) -> Any:
+        where = {"episode": np.array([self.episode], np.float32), "t": np.int64(self.t)}
+        return {"where": where, "image": np.full((5, 5, 1), (10 * self.episode + self.t) % 256, np.uint8)}
+
+
+class ScriptedBox(Scripted):
+    """The same with two continuous actions."""
+
+    action_space = Box(-1, 1, (2,), np.float32)
+
+
+class Image(Scripted):
+    """The same seen as a picture: the upper half is as bright as the episode, the lower half as t."""
+
+    observation_space = Box(0, 255, (6, 6, 3), np.uint8)
+
+    def observe(self) -> Any:
+        picture = np.full((6, 6, 3), 16 * self.t % 256, np.uint8)
+        picture[:3] = 16 * self.episode % 256
+        return picture
+
+
+class Probe(gym.Env):
+    """A few numbers to see, one thing to learn (after Andy Jones, andyljones.com/posts/rl-debugging.html)."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, action: str = "discrete") -> None:
+        self.action_space = Discrete(2) if action == "discrete" else Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.t = 0
+        self.seen = self.first()
+        return self.observe(), {}
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.seen], np.float32)
+
+    def first(self) -> float:
+        return 0.0
+
+
+class ConstantReward(Probe):
+    """One step, reward 1."""
+
+    def step(self, action: Any) -> Step:
+        return self.observe(), 1.0, True, False, {}
+
+
+class DelayedReward(Probe):
+    """Two steps, at 0 and then at 1; the second pays 1."""
+
+    def step(self, action: Any) -> Step:
+        self.t += 1
+        self.seen = 1.0
+        return self.observe(), float(self.t == 2), self.t == 2, False, {}
+
+
+class ObservedReward(Probe):
+    """One step at -1 or at 1, which pays what was observed."""
+
+    def first(self) -> float:
+        return float(self.np_random.choice([-1.0, 1.0]))
+
+    def step(self, action: Any) -> Step:
+        return self.observe(), self.seen, True, False, {}
+
+
+class ObservedAction(ObservedReward):
+    """One step at -1 or at 1; the best action has the observation's sign: 1 if right and -1 if not, or minus the distance to half of it."""
+
+    def step(self, action: Any) -> Step:
+        if isinstance(self.action_space, Discrete):
+            reward = 1.0 if (action == 1) == (self.seen > 0) else -1.0
+        else:
+            reward = -abs(float(action[0]) - self.seen / 2)
+        return self.observe(), reward, True, False, {}
+
+
+class Endless(Probe):
+    """Reward 1 in every step and nothing to see; cut off after 8 steps, by truncation or by `termination`."""
+
+    def __init__(self, action: str = "discrete", ending: str = "truncation") -> None:
+        super().__init__(action)
+        self.ending = ending
+
+    def step(self, action: Any) -> Step:
+        self.t += 1
+        end = self.t == 8
+        return self.observe(), 1.0, end and self.ending == "termination", end and self.ending == "truncation", {}
+
+
+for environment in (Scripted, ScriptedDict, ScriptedBox, Image, ConstantReward, DelayedReward, ObservedReward, ObservedAction, Endless):
+    gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")

@@ -1,0 +1,192 @@
+"""From settings to environments, and what is said when that does not work."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation
+
+from lightning_rl.envs.config import EnvConfig, as_config
+from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.errors import SettingError
+from tests.environments import Scripted, ScriptedDict
+
+
+def refusal(build, *args) -> str:
+    """The one line that a mistake ends in."""
+    with pytest.raises(SettingError) as error:
+        build(*args).close()
+    line = str(error.value)
+    assert len(line.splitlines()) == 1 and len(line) <= 200
+    return line
+
+
+class Doubled(gym.RewardWrapper):
+    """Pays `factor` times the reward."""
+
+    def __init__(self, env: gym.Env, factor: float = 2.0) -> None:
+        assert factor > 0, "factor must be positive\nand it is not"
+        super().__init__(env)
+        self.factor = factor
+
+    def reward(self, reward):
+        return self.factor * reward
+
+
+def test_an_id_may_name_the_module_that_registers_it():
+    env = make_env(EnvConfig("tests.environments:Scripted-v0"))
+    assert isinstance(env.unwrapped, Scripted)
+
+
+def test_kwargs_reach_the_constructor():
+    assert make_env(EnvConfig("tests.environments:Scripted-v0", kwargs={"period": 5})).unwrapped.period == 5
+
+
+def test_episodes_are_cut_at_the_limit_that_the_settings_give():
+    env = make_env(EnvConfig("CartPole-v1", max_episode_steps=2))
+    env.reset(seed=0)
+    assert [env.step(0)[2:4] for _ in range(2)] == [(False, False), (False, True)]
+
+
+def test_frames_are_stacked_oldest_first():
+    env = make_env(EnvConfig("tests.environments:Scripted-v0", frame_stack=3))
+    env.reset()
+    env.step(0)
+    obs, *_ = env.step(0)
+    assert obs.tolist() == [[0, 0], [0, 1], [0, 2]] and env.observation_space.shape == (3, 2)
+
+
+def test_wrappers_are_applied_in_order_by_short_name_class_path_and_arguments():
+    doubled = {"class_path": f"{__name__}.Doubled", "init_args": {"factor": 3.0}}
+    env = make_env(EnvConfig("tests.environments:ScriptedDict-v0", wrappers=["FlattenObservation", doubled, f"{__name__}.Doubled"]))
+    assert isinstance(env, Doubled) and isinstance(env.env, Doubled) and isinstance(env.env.env, FlattenObservation)
+    assert (env.factor, env.env.factor) == (2.0, 3.0)
+    env.reset()
+    env.step(0)
+    assert env.step(0)[1] == 2.0 * 3.0 * 1.0  # t = 1
+
+
+def test_atari_games_are_seen_as_four_grey_frames():
+    config = EnvConfig("ALE/Pong-v5", 2, atari=True)
+    envs = make_vector_env(config)
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == (2, 4, 84, 84) and obs.dtype == np.uint8
+    assert envs.envs[0].unwrapped._frameskip == 1  # the wrapper skips four, and must be the only one that does
+    envs.close()
+    more = make_env(EnvConfig("ALE/Pong-v5", atari=True, frame_stack=2))
+    assert more.observation_space.shape == (2, 84, 84)
+    more.close()
+
+
+@pytest.mark.parametrize("vectorization, cls", [("sync", SyncVectorEnv), ("async", AsyncVectorEnv)])
+def test_our_own_vector_environments_reset_in_the_same_step_unless_told_otherwise(vectorization, cls):
+    for autoreset, name in {None: "SAME_STEP", "NEXT_STEP": "NEXT_STEP", "DISABLED": "DISABLED"}.items():
+        envs = make_vector_env(EnvConfig("CartPole-v1", 3, vectorization, autoreset))
+        assert type(envs) is cls and envs.num_envs == 3 and envs.metadata["autoreset_mode"].name == name
+        envs.close()
+
+
+@pytest.mark.parametrize("vectorization", ["native", "envpool"])
+def test_vector_environments_of_others_have_as_many_environments_as_asked_for(vectorization):
+    envs = make_vector_env(EnvConfig("CartPole-v1", 3, vectorization))
+    assert envs.reset(seed=0)[0].shape == (3, 4) and envs.num_envs == 3
+    assert envs.single_observation_space.shape == (4,)
+    envs.close()
+
+
+def test_one_environment_of_envpool_steps_alone_and_is_seeded():
+    env = make_env(EnvConfig("CartPole-v1", 1, "envpool"))
+    starts = [env.reset(seed=seed)[0] for seed in (1, 1, 2)]
+    assert starts[0].shape == (4,) and np.array_equal(starts[0], starts[1]) and not np.array_equal(starts[0], starts[2])
+    obs, reward, terminated, truncated, _ = env.step(1)
+    assert obs[0] == pytest.approx(starts[2][0] + 0.02 * starts[2][1], abs=1e-6)
+    assert (reward, terminated, truncated) == (1.0, False, False)
+    env.close()
+
+
+def test_python_may_pass_a_function_or_a_ready_vector_environment():
+    envs = make_vector_env(lambda: FlattenObservation(ScriptedDict()), 3)
+    assert envs.num_envs == 3 and envs.single_observation_space.shape == (1 + 100 + 25,)
+    assert as_config(envs) is envs and make_vector_env(envs) is envs
+    assert as_config(Scripted) is Scripted
+
+
+def test_an_id_and_a_mapping_become_settings():
+    assert as_config("CartPole-v1") == as_config({"id": "CartPole-v1"}) == EnvConfig("CartPole-v1")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "native", "envpool"])
+def test_an_unknown_id_is_answered_with_the_nearest_name(vectorization):
+    line = refusal(make_vector_env, EnvConfig("CartPoll-v1", 1, vectorization))
+    assert "'CartPoll-v1'" in line and line.endswith("did you mean CartPole-v1?")
+
+
+def test_an_unknown_module_is_named():
+    assert "No module named 'nowhere'" in refusal(make_env, EnvConfig("nowhere:Thing-v0"))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "native", "envpool"])
+def test_arguments_that_an_environment_refuses_are_named(vectorization):
+    line = refusal(make_vector_env, EnvConfig("CartPole-v1", 1, vectorization, kwargs={"gravitation": 1}))
+    assert line.startswith("the environment CartPole-v1 cannot be built") and "gravitation" in line
+
+
+def test_whatever_a_constructor_raises_is_one_line():
+    assert "5x5" in refusal(make_env, EnvConfig("FrozenLake-v1", kwargs={"map_name": "5x5"}))  # a bare KeyError
+
+
+@pytest.mark.parametrize(
+    "wrapper, says",
+    [
+        ("FlattenObservatio", "there is no FlattenObservatio; did you mean FlattenObservation?"),
+        ("nowhere.Wrapper", "there is no nowhere.Wrapper"),
+        (3, "takes class paths or {class_path, init_args}, got 3"),
+        ({"class_path": "FlattenObservation", "init_arg": {}}, "takes class paths or {class_path, init_args}, got"),
+        ({"class_path": "RescaleAction", "init_args": {"mini": 1}}, "RescaleAction refuses its arguments: "),
+        ({"class_path": f"{__name__}.Doubled", "init_args": {"factor": -1}}, "Doubled refuses its arguments: factor must be positive"),
+    ],
+)
+def test_a_wrapper_that_cannot_be_applied_is_named(wrapper, says):
+    line = refusal(make_env, EnvConfig("CartPole-v1", wrappers=[wrapper]))
+    assert line.startswith("env.wrappers") and says in line
+
+
+@pytest.mark.parametrize(
+    "setting, says",
+    [
+        ({"id": "CartPole-v1", "num_env": 3}, "env.num_env is not a setting of an environment; did you mean num_envs?"),
+        ({"num_envs": 3}, "env.id is missing; give the id of an environment such as CartPole-v1"),
+        ({"id": 7}, "env.id must be the id of an environment such as CartPole-v1, got 7"),
+        ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs must be >= 1, got 0"),
+        ({"id": "CartPole-v1", "max_episode_steps": 1.5}, "env.max_episode_steps must be an integer >= 1, got 1.5"),
+        ({"id": "CartPole-v1", "vectorization": "synk"}, "'synk'; did you mean sync?"),
+        ({"id": "CartPole-v1", "autoreset": "SAME"}, "env.autoreset must be one of SAME_STEP, NEXT_STEP, DISABLED, got 'SAME'"),
+        ({"id": "CartPole-v1", "vectorization": "native", "frame_stack": 2}, "env.frame_stack does not work with vectorization native"),
+        (Scripted(), "env is a single environment; pass its id, an EnvConfig, or a function that builds it"),
+        (7, "env must be an id such as CartPole-v1 or an EnvConfig, got 7"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting, says):
+    assert says in refusal(as_config, setting)
+
+
+@pytest.mark.parametrize(
+    "package, config, extra",
+    [
+        ("Box2D", EnvConfig("LunarLander-v3"), "box2d"),
+        ("mujoco", EnvConfig("Ant-v5"), "mujoco"),
+        ("ale_py", EnvConfig("ALE/Pong-v5"), "atari"),
+        ("cv2", EnvConfig("ALE/Pong-v5", atari=True), "atari"),
+        ("envpool", EnvConfig("CartPole-v1", vectorization="envpool"), "envpool"),
+    ],
+)
+def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatch, package, config, extra):
+    users = ("gymnasium.envs.box2d", "gymnasium.envs.mujoco")  # they look for their package when first imported
+    for module in [name for name in sys.modules if name.startswith((*users, f"{package}."))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert refusal(make_env, config).endswith(f'run: pip install "lightning_rl[{extra}]"')
