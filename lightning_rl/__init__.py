@@ -7,11 +7,23 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+ALGORITHMS = {"PPO": "lightning_rl.algorithms.ppo", "A2C": "lightning_rl.algorithms.a2c"}
+
 EXPORTS = {
-    "PPO": "lightning_rl.algorithms.ppo",
-    "A2C": "lightning_rl.algorithms.a2c",
+    **ALGORITHMS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
     "EnvConfig": "lightning_rl.envs.config",
+    "Trainer": "lightning_rl.trainer",
+    "EvaluationConfig": "lightning_rl.trainer",
+    "CheckpointConfig": "lightning_rl.trainer",
+    "RolloutEvaluator": "lightning_rl.callbacks.evaluation",
+    "MultiEvaluator": "lightning_rl.callbacks.evaluation",
+    "StopOnEvaluation": "lightning_rl.callbacks.stopping",
+    "BestModel": "lightning_rl.callbacks.checkpoints",
+    "SaveCheckpoints": "lightning_rl.callbacks.checkpoints",
+    "Policy": "lightning_rl.algorithms.policy",
+    "load_policy": "lightning_rl.algorithms.policy",
+    "SettingError": "lightning_rl.errors",
 }
 
 __all__ = [*EXPORTS, "__version__"]

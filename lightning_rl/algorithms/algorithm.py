@@ -12,7 +12,8 @@ from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.settings import complete_settings, plain
+from lightning_rl.algorithms.loading import load
+from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig, as_config, one_of
@@ -96,18 +97,17 @@ class Algorithm(pl.LightningModule):
             "normalize_obs": normalize_obs,
         }
         self.reward_signals = torch.nn.ModuleDict({"extrinsic": Extrinsic(gamma, reward_scale, clip_reward, normalize_reward)})
-        self.save_hyperparameters(plain(complete_settings(self)))
+        self.save_hyperparameters(plain({**complete_settings(self), "env": self.env}))
         self.env_steps = self.updates = self.episodes = 0
         self.progress = 0.0
         self.collector: Collector | None = None
         self.metrics: dict[str, list[Tensor]] = {}
         self._resume: dict[str, Any] | None = None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Algorithm:
-        # remembers what was asked for before any __init__ runs, so that Python and the command line store the same settings
-        algorithm = super().__new__(cls)
-        object.__setattr__(algorithm, "given_arguments", (args, kwargs))
-        return algorithm
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = remember_arguments(cls.__init__)  # type: ignore[method-assign]
 
     # ---------------------------------------------------------------- for algorithms
 
@@ -245,6 +245,11 @@ class Algorithm(pl.LightningModule):
             "updates": self.updates,
             "episodes": self.episodes,
         }
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, map_location: Any = "cpu", **overrides: Any) -> Any:  # type: ignore[override]
+        """The algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
+        return load(checkpoint_path, Algorithm, map_location, **overrides)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._resume = checkpoint.get("lightning_rl")

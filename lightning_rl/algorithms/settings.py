@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,18 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
         if not any(p.kind is p.VAR_KEYWORD for p in own):
             break
     return parameters
+
+
+def remember_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` that keeps what it was given, so that Python and the command line store the same settings."""
+
+    @wraps(init)
+    def remembering(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "given_arguments" not in vars(self):
+            object.__setattr__(self, "given_arguments", (args, kwargs))
+        init(self, *args, **kwargs)
+
+    return remembering
 
 
 def complete_settings(instance: Any) -> dict[str, Any]:

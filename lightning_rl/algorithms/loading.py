@@ -1,0 +1,86 @@
+"""Algorithms from checkpoints: plain data only, and no module that the file alone names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_rl import ALGORITHMS
+from lightning_rl.errors import SettingError, nearest
+from lightning_rl.spaces import Spaces, from_plain
+
+
+def load(path: str | Path, base: type, map_location: Any = "cpu", **overrides: Any) -> Any:
+    """An algorithm from a checkpoint alone: no configuration, no environment is built.
+
+    Args:
+        path: a `.ckpt` file.
+        base: the class whose subclasses may stand in the file.
+        map_location: the device to load to.
+        overrides: settings that win over the stored ones.
+
+    Raises:
+        SettingError: no such file, not one of our checkpoints, or one that names a module which was not imported.
+    """
+    checkpoint = read_checkpoint(path, map_location)
+    cls = algorithm_class(checkpoint["lightning_rl"]["algorithm"], base)
+    settings = {**checkpoint["hyper_parameters"], **overrides}
+    check_stored_names(settings.get("env"), path)
+    spaces = Spaces(*(from_plain(space) for space in checkpoint["lightning_rl"]["spaces"]))
+    algorithm = cls(**{"spaces": spaces, **settings})
+    algorithm.load_state_dict(checkpoint["state_dict"])
+    algorithm.env_steps = checkpoint["lightning_rl"]["env_steps"]
+    return algorithm
+
+
+def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """A checkpoint as plain data; code in it never runs.
+
+    Raises:
+        SettingError: no such file, or not one of our checkpoints.
+    """
+    if not Path(path).is_file():
+        raise SettingError(f"ckpt_path {str(path)!r} is not a file")
+    try:
+        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+        if {"state_dict", "hyper_parameters", "lightning_rl"} <= checkpoint.keys():
+            return checkpoint
+    except Exception as error:  # torch raises what its unpickler meets: EOFError, RuntimeError, UnpicklingError, KeyError, …
+        raise SettingError(f"ckpt_path {str(path)!r} cannot be read as a checkpoint ({type(error).__name__}); is it damaged?") from error
+    raise SettingError(f"ckpt_path {str(path)!r} is not a checkpoint of lightning_rl")
+
+
+def algorithm_class(name: str, base: type) -> type:
+    """An algorithm of this package, or one that was imported before, by its class name.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if name in ALGORITHMS:
+        return getattr(importlib.import_module("lightning_rl"), name)
+    imported = {cls.__name__: cls for cls in _subclasses(base)}
+    if name not in imported:
+        names = {*ALGORITHMS, *imported}
+        raise SettingError(f"there is no algorithm {name!r}{nearest(name, names)}; one of your own needs --import its_module")
+    return imported[name]
+
+
+def check_stored_names(env: Any, path: str | Path) -> None:
+    """Refuse modules that a file names and the user did not: a checkpoint must not choose what is imported."""
+    if not isinstance(env, dict):
+        return
+    modules = [env["id"].rpartition(":")[0]] if ":" in env["id"] else []
+    for wrapper in env.get("wrappers") or []:
+        class_path = wrapper if isinstance(wrapper, str) else wrapper["class_path"]
+        modules.append(class_path.rpartition(".")[0] or "gymnasium")
+    for module in modules:
+        if module.partition(".")[0] not in ("gymnasium", "lightning_rl") and module not in sys.modules:
+            raise SettingError(f"{str(path)!r} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
+
+
+def _subclasses(cls: type) -> list[type]:
+    return [each for child in cls.__subclasses__() for each in (child, *_subclasses(child))]

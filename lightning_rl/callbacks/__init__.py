@@ -1,0 +1,1 @@
+"""Everything around learning: evaluation, checkpoints, progress, stopping."""

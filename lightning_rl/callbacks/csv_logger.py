@@ -1,0 +1,88 @@
+"""`metrics.csv`: a row for each call, written at once."""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+
+class CSVLogger(Logger):
+    """Writes `metrics.csv`: `env_steps` first, a row flushed as it is written. A new metric adds a column to the whole file.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.file = folder / "metrics.csv"
+        self.columns: list[str] = []
+        if self.file.exists():
+            with self.file.open(newline="") as stream:
+                self.columns = next(csv.reader(stream), [])
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.folder)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder."""
+        return str(self.folder)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """The settings stand in `config.yaml` beside this file."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        row = {"env_steps": step, **metrics}
+        missing = [name for name in row if name not in self.columns]
+        if missing:
+            self.columns += missing
+            self._rewrite(read_rows(self.file))
+        with self.file.open("a", newline="") as stream:
+            csv.DictWriter(stream, self.columns).writerow(row)
+
+    @rank_zero_only
+    def cut_back(self, env_steps: int) -> None:
+        """Forget rows beyond a checkpoint from which the run continues."""
+        if self.file.exists():
+            self._rewrite([row for row in read_rows(self.file) if int(row["env_steps"]) <= env_steps])
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        write_rows(self.file, self.columns, rows)
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; none if it does not exist."""
+    if not file.exists():
+        return []
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def write_rows(file: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
+    """Replace a CSV file as a whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".tmp")
+    with new.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    new.replace(file)

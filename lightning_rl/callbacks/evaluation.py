@@ -1,0 +1,169 @@
+"""Judging the policy during a run, on environments of its own."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from lightning_rl.data.episodes import Episode, EpisodePlayer
+from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.make import make_env
+from lightning_rl.errors import SettingError, check_range
+
+MAX_EPISODE_STEPS = 10_000
+"""The longest episode of an evaluation where the environment has no limit of its own."""
+
+
+class RolloutEvaluator(pl.Callback):
+    """Plays episodes with fixed seeds every `every_n_env_steps` environment steps, and at the end of the run.
+
+    Logs `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and, where the environment tells, `eval/success_rate`; other callbacks
+    hear of it through their `on_evaluation_end(trainer, algorithm, metrics)`. Learning is the same with and without it: networks keep their
+    mode and the global random generators their state.
+
+    Args:
+        every_n_env_steps: environment steps between evaluations; 5 % of the run unless given.
+        episodes: how many episodes to play.
+        seed: of the first episode; the others count up.
+        num_envs: how many environments act together.
+        deterministic: the policy's most likely action instead of a drawn one.
+        max_episode_steps: longest episode; the environment's own limit, or 10,000 where it has none, unless given.
+        env: builds the environment, settings or a function; the algorithm's own unless given.
+        file: a CSV file for one row an episode.
+    """
+
+    def __init__(
+        self,
+        every_n_env_steps: int | None = None,
+        episodes: int = 10,
+        seed: int = 10_000,
+        num_envs: int = 5,
+        deterministic: bool = True,
+        max_episode_steps: int | None = None,
+        env: EnvConfig | Callable[[], gym.Env] | None = None,
+        file: Path | None = None,
+    ) -> None:
+        for name in ("every_n_env_steps", "episodes", "num_envs", "max_episode_steps"):
+            if locals()[name] is not None:
+                check_range(f"evaluation.{name}", locals()[name], 1, whole=True)
+        check_range("evaluation.seed", seed, 0, whole=True)
+        self.every_n_env_steps, self.episodes, self.seed = every_n_env_steps, episodes, seed
+        self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
+        self.env, self.file = env, file
+        self.evaluated_at = 0
+        self.player: EpisodePlayer | None = None
+
+    def play(self, algorithm: Any) -> list[Episode]:
+        """The episodes of one evaluation."""
+        if self.player is None:
+            env = algorithm.env if self.env is None else self.env
+            self.player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps)
+        with isolate_rng():
+            return self.player.play(algorithm.network, self.episodes, self.seed, self.deterministic)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.evaluated_at = pl_module.env_steps
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        every = self.every_n_env_steps or max(1, pl_module.max_env_steps // 20)
+        if pl_module.env_steps // every > self.evaluated_at // every or pl_module.finished:
+            self.evaluate(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if self.evaluated_at != pl_module.env_steps:  # stopped early: the final weights are judged too
+            self.evaluate(trainer, pl_module)
+
+    def evaluate(self, trainer: pl.Trainer, algorithm: Any) -> None:
+        """Play on rank 0, tell all ranks, log, write the file, and call `on_evaluation_end`."""
+        self.evaluated_at = algorithm.env_steps
+        episodes = self.play(algorithm) if trainer.is_global_zero else []
+        episodes = trainer.strategy.broadcast(episodes)
+        report(trainer, algorithm, episodes, self.file)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self.player is not None:
+            self.player.close()
+            self.player = None
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")
+
+
+class MultiEvaluator(RolloutEvaluator):
+    """Several evaluators as one: their episodes are judged together, at the first one's rhythm.
+
+    Args:
+        evaluators: for instance one deterministic and one not, or one for each variant of the environment.
+        file: a CSV file for one row an episode.
+    """
+
+    def __init__(self, evaluators: list[RolloutEvaluator], file: Path | None = None) -> None:
+        if not evaluators:
+            raise SettingError("MultiEvaluator needs at least one evaluator")
+        super().__init__(every_n_env_steps=evaluators[0].every_n_env_steps, file=file)
+        self.evaluators = evaluators
+
+    def play(self, algorithm: Any) -> list[Episode]:
+        return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm)]
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        for evaluator in self.evaluators:
+            evaluator.teardown(trainer, pl_module, stage)
+
+
+def make_player(env: Any, num_envs: int, max_episode_steps: int | None) -> EpisodePlayer:
+    """A player for settings or for a function that builds one environment; it ends episodes at the given or the environment's own limit.
+
+    Raises:
+        SettingError: a ready vector environment, which cannot be built again.
+    """
+    if isinstance(env, EnvConfig):
+        single = one_of(env)
+        player = EpisodePlayer(lambda: make_env(single), num_envs, max_episode_steps or MAX_EPISODE_STEPS)
+    elif callable(env):
+        player = EpisodePlayer(env, num_envs, max_episode_steps or MAX_EPISODE_STEPS)
+    else:
+        raise SettingError("evaluation cannot copy a ready vector environment; pass evaluation=None or an evaluator with env=")
+    limit = getattr(player.envs[0].spec, "max_episode_steps", None)
+    if max_episode_steps is None and limit is not None:
+        player.max_episode_steps = limit
+    return player
+
+
+def report(trainer: pl.Trainer, algorithm: Any, episodes: list[Episode], file: Path | None) -> None:
+    """Log an evaluation, append it to the file, and call `on_evaluation_end` of the callbacks."""
+    returns = [episode.return_ for episode in episodes]
+    metrics = {
+        "eval/mean_reward": float(np.mean(returns)),
+        "eval/std_reward": float(np.std(returns)),
+        "eval/mean_ep_length": float(np.mean([episode.length for episode in episodes])),
+    }
+    successes = [episode.success for episode in episodes if episode.success is not None]
+    if successes:
+        metrics["eval/success_rate"] = float(np.mean(successes))
+    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, step=algorithm.env_steps)
+    if file is not None and trainer.is_global_zero:
+        write_episodes(file, algorithm.env_steps, episodes)
+    for callback in trainer.callbacks:
+        if hasattr(callback, "on_evaluation_end"):
+            callback.on_evaluation_end(trainer, algorithm, metrics)
+
+
+def write_episodes(file: Path, env_steps: int, episodes: list[Episode]) -> None:
+    """Append one row an episode: env_steps, seed, return, length, success."""
+    new = not file.exists()
+    with file.open("a", newline="") as stream:
+        writer = csv.writer(stream)
+        if new:
+            writer.writerow(["env_steps", "seed", "return", "length", "success"])
+        writer.writerows([env_steps, e.seed, e.return_, e.length, "" if e.success is None else e.success] for e in episodes)

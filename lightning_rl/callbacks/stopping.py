@@ -1,0 +1,41 @@
+"""Ending a run before its environment steps are used up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from lightning_rl.errors import check_range
+
+
+class StopOnEvaluation(pl.Callback):
+    """Stops when an evaluation reaches a goal, or when none has improved for a while.
+
+    Args:
+        stop_at: the goal for the monitored metric; None has none.
+        patience: stop after so many evaluations in a row that do not beat the best before them (a tie does not); None never does.
+        monitor: the evaluation's metric.
+    """
+
+    def __init__(self, stop_at: float | None = None, patience: int | None = None, monitor: str = "eval/mean_reward") -> None:
+        if patience is not None:
+            check_range("evaluation.patience", patience, 1, whole=True)
+        self.stop_at = float("inf") if stop_at is None else stop_at
+        self.patience = float("inf") if patience is None else patience
+        self.monitor = monitor
+        self.best, self.since_best = -float("inf"), 0
+
+    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
+        """Decide from this evaluation, which is the same on all ranks."""
+        value = metrics[self.monitor]
+        self.since_best = 0 if value > self.best else self.since_best + 1
+        self.best = max(self.best, value)
+        if value >= self.stop_at or self.since_best >= self.patience:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "since_best": self.since_best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.since_best = state_dict["best"], state_dict["since_best"]

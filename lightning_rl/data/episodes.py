@@ -1,0 +1,123 @@
+"""Whole episodes with a fixed policy, for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Generator
+
+from lightning_rl.spaces import allocate
+from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+
+
+class Episode(NamedTuple):
+    """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if the environment has none)."""
+
+    seed: int
+    return_: float
+    length: int
+    success: float | None
+
+
+class EpisodePlayer:
+    """Plays episodes on environments of its own, each episode with its own seed, each environment with its own share of them.
+
+    An environment whose episodes are short plays no more of them than the others: "the first to finish" would favour short ones.
+
+    Args:
+        make: builds one environment.
+        num_envs: how many of them act together.
+        max_episode_steps: an episode of this length ends here, counted as truncated.
+    """
+
+    def __init__(self, make: Callable[[], gym.Env], num_envs: int, max_episode_steps: int) -> None:
+        self.envs = [make() for _ in range(num_envs)]
+        self.max_episode_steps = max_episode_steps
+
+    def play(self, network: Any, episodes: int, seed: int, deterministic: bool) -> list[Episode]:
+        """Episodes with the seeds seed, seed + 1, …; environment i plays numbers i, i + num_envs, …  Leaves the network's mode as it was."""
+        was_training = network.training
+        network.eval()
+        try:
+            shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
+            seats = [_Seat(env, list(share), network) for env, share in zip(self.envs, shares, strict=True) if share]
+            return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic)
+        finally:
+            network.train(was_training)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self.envs:
+            env.close()
+
+    @torch.no_grad()
+    def _play(self, network: Any, seats: list[_Seat], generator: Generator, deterministic: bool) -> list[Episode]:
+        finished: list[Episode] = []
+        while seats:
+            obs = allocate(self.envs[0].observation_space, len(seats))
+            for row, seat in enumerate(seats):
+                tree_map(lambda batch, leaf, row=row: batch.__setitem__(row, leaf), obs, seat.obs)
+            start = torch.tensor([seat.length == 0 for seat in seats], device=generator.device)
+            action, memory = network.sample(
+                tree_to_torch(obs, generator.device),
+                tree_stack([seat.memory for seat in seats]),
+                start,
+                deterministic=deterministic,
+                generator=generator,
+            )
+            actions = network.distribution.to_env(tree_to_numpy(action))
+            for row, seat in enumerate(seats):
+                seat.memory = tree_index(memory, row)
+                finished += seat.step(tree_index(actions, row), self.max_episode_steps)
+            seats = [seat for seat in seats if seat.seeds]
+        return sorted(finished)
+
+
+class _Seat:
+    """One environment with the seeds it has still to play, the current one first."""
+
+    def __init__(self, env: gym.Env, seeds: list[int], network: Any) -> None:
+        self.env, self.seeds = env, seeds
+        self.initial_memory = tree_index(network.memory.initial(1), 0)
+        self._start()
+
+    def _start(self) -> None:
+        self.obs, _ = self.env.reset(seed=self.seeds[0])
+        self.return_, self.length, self.memory = 0.0, 0, self.initial_memory
+
+    def step(self, action: Tree, max_episode_steps: int) -> list[Episode]:
+        """Step once; the episode if this ended it."""
+        self.obs, reward, terminated, truncated, info = self.env.step(action)
+        self.return_ += float(reward)
+        self.length += 1
+        if not (terminated or truncated or self.length >= max_episode_steps):
+            return []
+        success = info.get("is_success", info.get("success"))
+        episode = Episode(self.seeds.pop(0), self.return_, self.length, None if success is None else float(success))
+        if self.seeds:
+            self._start()
+        return [episode]
+
+
+def summarize(episodes: list[Episode]) -> dict[str, float]:
+    """Statistics of the returns: mean, standard deviation, range, median, interquartile mean, and a 95 % bootstrap interval of the mean."""
+    returns = np.array([episode.return_ for episode in episodes])
+    ordered, quarter = np.sort(returns), len(returns) // 4
+    draws = np.random.default_rng(0).choice(returns, (2_000, len(returns))).mean(1)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    statistics = {
+        "return_mean": returns.mean(),
+        "return_std": returns.std(),
+        "return_min": returns.min(),
+        "return_max": returns.max(),
+        "return_median": np.median(returns),
+        "iqm": ordered[quarter : len(ordered) - quarter].mean(),
+        "ci_low": low,
+        "ci_high": high,
+        "length_mean": np.mean([episode.length for episode in episodes]),
+    }
+    return {name: float(value) for name, value in statistics.items()}
