@@ -130,11 +130,12 @@ class Collector:
         x = torch.zeros(self.stepper.num_envs, self.network.distribution.num_inputs)
         distribution = self.network.distribution
         device = next(self.network.parameters()).device  # type: ignore[attr-defined]
-        current, rows = self.stepper.reset(self.seed), []
-        while len(rows) * self.stepper.num_envs < count:
-            rows.append(tree_map(torch.clone, self._observe(0, current, torch.device("cpu"))))
+        current, rows, end = self.stepper.reset(self.seed), [], self.env_steps + count
+        while self.env_steps < end:
+            row = self._observe(0, current, torch.device("cpu"))
             action = distribution.sample(x.to(device), (), None if device.type != "cpu" else generator)
             step = self.stepper.step(distribution.to_env(tree_to_numpy(action)))
+            rows.append(tree_index(row, torch.from_numpy(step.valid)))
             current = step.obs
             self.env_steps += int(step.valid.sum())
         self._current = None
