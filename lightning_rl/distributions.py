@@ -75,7 +75,7 @@ class MultiCategorical(Distribution):
         super().__init__()
         sizes = torch.as_tensor(space.nvec).flatten()
         self.num_inputs, self.num_parts = int(sizes.sum()), len(sizes)
-        self.shape, self.start = space.shape, space.start
+        self.shape, self.start, self.dtype = space.shape, space.start, space.dtype
         position = torch.arange(int(sizes.max()))
         inside = position < sizes.unsqueeze(1)
         first = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]])
@@ -97,7 +97,7 @@ class MultiCategorical(Distribution):
         return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        return action.reshape(-1, *self.shape) + self.start
+        return (action.reshape(-1, *self.shape) + self.start).astype(self.dtype, copy=False)
 
 
 class Bernoulli(Distribution):
@@ -182,7 +182,7 @@ class TanhGaussian(DiagonalGaussian):
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         unit = (np.tanh(action.reshape(-1, *self.shape)) + 1) / 2
-        return self.low_bound + unit * (self.high_bound - self.low_bound)
+        return np.clip(self.low_bound + unit * (self.high_bound - self.low_bound), self.low_bound, self.high_bound)  # bounds round
 
 
 class Joint(Distribution):

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 
-class SettingError(ValueError):
-    """A setting, file or environment that cannot be used. The command line prints it as one line and exits with status 2."""
+class SettingError(Exception):
+    """A setting, file or environment that cannot be used. The command line prints it as one line and exits with status 2.
+
+    Not a `ValueError`: jsonargparse would take one for a wrong type and bury what it says.
+    """
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

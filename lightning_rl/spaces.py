@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
 
 
 def observation_leaves(space: Space) -> Iterator[Leaf]:
-    """Describe the leaves of an observation space from left to right.
+    """Describe the leaves of an observation space, in the order of `types.tree_leaves`.
 
     A Box with three dimensions (or four: stacked frames) is an image; bytes are scaled to [0, 1].
 
@@ -42,8 +42,8 @@ def observation_leaves(space: Space) -> Iterator[Leaf]:
         SettingError: a space, or a part of it, that no encoder can read.
     """
     if isinstance(space, Dict):
-        for child in space.values():
-            yield from observation_leaves(child)
+        for key in sorted(space, key=str):
+            yield from observation_leaves(space[key])
     elif isinstance(space, Tuple):
         for child in space:
             yield from observation_leaves(child)
@@ -90,8 +90,8 @@ def is_batch_of(space: Space, observation: Tree) -> bool:
 
 
 def short(space: Space) -> str:
-    """A space in at most 60 characters."""
-    text = f"Box{space.shape}" if isinstance(space, Box) else str(space)
+    """A space in one line of at most 60 characters."""
+    text = f"Box{space.shape}" if isinstance(space, Box) else " ".join(str(space).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -107,9 +107,9 @@ def to_plain(space: Space) -> dict[str, Any]:
     if isinstance(space, Discrete):
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, MultiDiscrete):
-        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
     if isinstance(space, MultiBinary):
-        return {"type": "MultiBinary", "n": list(space.shape)}
+        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
     raise SettingError(f"the space {short(space)} is not supported")
 
 
@@ -121,7 +121,7 @@ def from_plain(plain: dict[str, Any]) -> Space:
     """
     kind = plain["type"]
     if kind == "Dict":
-        return Dict({key: from_plain(child) for key, child in plain["spaces"].items()})
+        return Dict([(key, from_plain(child)) for key, child in plain["spaces"].items()])  # pairs keep their order
     if kind == "Tuple":
         return Tuple([from_plain(child) for child in plain["spaces"]])
     if kind == "Box":
@@ -130,7 +130,7 @@ def from_plain(plain: dict[str, Any]) -> Space:
     if kind == "Discrete":
         return Discrete(plain["n"], start=plain["start"])
     if kind == "MultiDiscrete":
-        return MultiDiscrete(np.asarray(plain["nvec"]), start=np.asarray(plain["start"]))
+        return MultiDiscrete(plain["nvec"], plain["dtype"], start=plain["start"])
     if kind == "MultiBinary":
         return MultiBinary(plain["n"])
     raise SettingError(f"the checkpoint names an unknown space type {kind!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ class Trainer(pl.Trainer):
 
     Args:
         evaluation: how to judge the policy; None does not.
-        checkpoint: what to keep on the way.
+        checkpoint: what to keep on the way; None keeps no weights.
         default_root_dir: where runs lie.
         torch_threads: CPU threads for torch; unless given, 1 for small networks (more cost time) and torch's own choice for images.
         max_epochs: runs end at the algorithm's `max_env_steps`; -1 sets no other end.
@@ -82,7 +83,7 @@ class Trainer(pl.Trainer):
         self,
         *,
         evaluation: EvaluationConfig | None = EvaluationConfig(),  # noqa: B008 (frozen)
-        checkpoint: CheckpointConfig = CheckpointConfig(),  # noqa: B008 (frozen)
+        checkpoint: CheckpointConfig | None = CheckpointConfig(),  # noqa: B008 (frozen)
         default_root_dir: str | Path = "runs",
         torch_threads: int | None = None,
         max_epochs: int | None = -1,
@@ -90,11 +91,12 @@ class Trainer(pl.Trainer):
         callbacks: list[pl.Callback] | pl.Callback | None = None,
         enable_checkpointing: bool | None = None,
         enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = False,
         fast_dev_run: int | bool = False,
         **kwargs: Any,
     ) -> None:
         self.torch_threads = torch_threads
-        self.config: dict[str, Any] = {"evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
+        self.config: dict[str, Any] = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
         self.default_loggers = logger is None or logger is True
         callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or [])
         if not any(isinstance(callback, RolloutEvaluator) for callback in callbacks) and evaluation is not None:
@@ -102,8 +104,10 @@ class Trainer(pl.Trainer):
             callbacks.append(RolloutEvaluator(**settings))
         if evaluation is not None and (evaluation.stop_at is not None or evaluation.patience is not None):
             callbacks.append(StopOnEvaluation(evaluation.stop_at, evaluation.patience))
-        if enable_checkpointing is not False and not fast_dev_run:
+        if enable_checkpointing is not False and checkpoint is not None and not fast_dev_run:
             callbacks += [BestModel(), SaveCheckpoints(checkpoint.every_n_env_steps, checkpoint.keep)]
+        elif checkpoint is None:
+            enable_checkpointing = False
         if enable_progress_bar is not False and not any(isinstance(c, pl.callbacks.ProgressBar) for c in callbacks):
             callbacks.append(EnvStepsProgressBar())
         super().__init__(
@@ -113,6 +117,7 @@ class Trainer(pl.Trainer):
             callbacks=callbacks,
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
             fast_dev_run=fast_dev_run,
             **kwargs,
         )
@@ -180,8 +185,8 @@ class Trainer(pl.Trainer):
     def _write_config(self, model: Algorithm) -> None:
         assert self.run_folder is not None
         self.run_folder.mkdir(parents=True, exist_ok=True)
-        model_config = {"model": {"class_path": type(model).__name__, "init_args": dict(model.hparams)}}
-        text = yaml.safe_dump({**model_config, **self.config}, sort_keys=False)
+        model_settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
+        text = yaml.safe_dump({"model": model_settings, **self.config}, sort_keys=False)
         (self.run_folder / "config.yaml").write_text(text)
 
     @rank_zero_only
@@ -219,6 +224,12 @@ def environment_name(model: Algorithm) -> str:
         return env.id.rpartition(":")[2]
     spec = getattr(env, "spec", None)
     return spec.id if spec is not None else getattr(env, "__name__", type(env).__name__).strip("<>")
+
+
+def current_seed() -> int | None:
+    """What `seed_everything` was last called with."""
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    return None if seed is None else int(seed)
 
 
 def has_convolutions(model: Any) -> bool:

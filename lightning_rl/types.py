@@ -1,6 +1,7 @@
 """The nouns that travel between the floors, and trees of arrays or tensors.
 
 A tree is a leaf (numpy array, tensor or number) or a dict or tuple of trees. Observations, actions, masks and memory are trees.
+The children of a dict come in the order of its keys, however it was built.
 Shapes: T time steps, N environments, B rows of a batch, S reward streams. Value-like tensors end in S, row flags are `[T, N]`.
 """
 
@@ -52,8 +53,8 @@ class Rollout(NamedTuple):
 def tree_leaves(tree: Tree) -> Iterator[Any]:
     """The leaves from left to right."""
     if isinstance(tree, dict):
-        for child in tree.values():
-            yield from tree_leaves(child)
+        for key in sorted(tree, key=str):
+            yield from tree_leaves(tree[key])
     elif isinstance(tree, tuple):
         for child in tree:
             yield from tree_leaves(child)
@@ -72,7 +73,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
             if not isinstance(other, dict) or other.keys() != tree.keys():
                 keys = sorted(map(str, other)) if isinstance(other, dict) else type(other).__name__
                 raise ValueError(f"trees differ: {sorted(map(str, tree))} against {keys}")
-        return {key: tree_map(function, tree[key], *(other[key] for other in others)) for key in tree}
+        return {key: tree_map(function, tree[key], *(other[key] for other in others)) for key in sorted(tree, key=str)}
     if isinstance(tree, tuple):
         for other in others:
             if not isinstance(other, tuple) or len(other) != len(tree):

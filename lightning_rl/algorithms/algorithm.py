@@ -102,7 +102,6 @@ class Algorithm(pl.LightningModule):
         self.progress = 0.0
         self.collector: Collector | None = None
         self.metrics: dict[str, list[Tensor]] = {}
-        self._resume: dict[str, Any] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -191,9 +190,9 @@ class Algorithm(pl.LightningModule):
         assert self.collector is not None
         self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         self._followers = [callback for callback in self.trainer.callbacks if hasattr(callback, "on_update_end")]
-        if self._resume is not None:
-            self._restore(self._resume)
-        elif self.normalize_obs == "frozen":
+        if self.env_steps and self.global_rank == 0:  # continued: one rank brings what all ranks had
+            self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
+        if self.normalize_obs == "frozen" and not self.env_steps:
             rows = self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size)
             self.network.normalizer.update(tree_map(lambda leaf: leaf.to(self.device), rows))
         self._started = self._logged_at = time.monotonic()
@@ -252,15 +251,9 @@ class Algorithm(pl.LightningModule):
         return load(checkpoint_path, Algorithm, map_location, **overrides)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._resume = checkpoint.get("lightning_rl")
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        """Continue counting where a checkpoint stood; the environments start new episodes."""
-        assert self.collector is not None
+        """Continue counting where the checkpoint stood; the environments start new episodes."""
+        state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
-        self.collector.env_steps = self.env_steps if self.global_rank == 0 else 0
-        self.collector.statistics.episodes = self.episodes if self.global_rank == 0 else 0
-        self._resume = None
 
     # ---------------------------------------------------------------- inside
 

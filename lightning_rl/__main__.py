@@ -1,0 +1,145 @@
+"""`lightning-rl`, also `python -m lightning_rl`: picks the subcommand, and turns wrong input into one line and exit status 2."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from lightning_rl import ALGORITHMS, __version__
+from lightning_rl.errors import SettingError, nearest
+
+HELP = """usage: lightning-rl <subcommand> [options]
+
+  fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
+                         lightning-rl fit --model PPO --model.env.id CartPole-v1
+  evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
+  list        show the algorithms and the packaged configs
+
+  <subcommand> --help    its options
+  --version              the version
+  --import MODULE        import a module first, one that registers environments or defines algorithms (repeatable)
+  --debug                show tracebacks and Python warnings
+"""
+
+SUBCOMMANDS = ("fit", "evaluate", "list")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program. Returns its exit status: 0, or 2 for wrong input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = take_flag(arguments, "--debug")
+    try:
+        return run(arguments, debug)
+    except SettingError as error:
+        if debug:
+            raise
+        print(one_line(str(error)), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(arguments: list[str], debug: bool = False) -> int:
+    """Dispatch to the subcommand, wherever it stands among the options."""
+    modules = take_options(arguments, "--import")
+    if take_flag(arguments, "--version"):
+        print(f"lightning_rl {__version__}")
+        return 0
+    subcommand = take_subcommand(arguments)
+    if subcommand is None:
+        print(HELP)
+        return 0
+    if subcommand == "list":
+        if arguments:
+            raise SettingError(f"list takes no options, got {arguments[0]!r}")
+        list_all()
+        return 0
+    if not debug:
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # in worker processes too
+    sys.path.insert(0, os.getcwd())  # modules named by --import or in an environment's id may lie beside the config
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise SettingError(f"--import {module}: {error}") from error
+    from lightning_rl import cli  # torch and Lightning are loaded only now
+
+    return cli.SUBCOMMANDS[subcommand](arguments)
+
+
+def take_subcommand(arguments: list[str]) -> str | None:
+    """Remove the subcommand from the arguments; None if only help is asked for."""
+    for position, argument in enumerate(arguments):
+        if argument in SUBCOMMANDS and (position == 0 or not is_value(arguments, position)):
+            return arguments.pop(position)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return None
+    if not arguments[0].startswith("-"):
+        raise SettingError(f"there is no subcommand {arguments[0]!r}{nearest(arguments[0], SUBCOMMANDS)}")
+    raise SettingError(f"a subcommand is missing: one of {', '.join(SUBCOMMANDS)}")
+
+
+def is_value(arguments: list[str], position: int) -> bool:
+    """Whether an argument is the value of the option before it: `--config fit` against `--config a.yaml fit`."""
+    before = arguments[position - 1]
+    return before.startswith("--") and "=" not in before
+
+
+def take_flag(arguments: list[str], flag: str) -> bool:
+    """Remove a flag; whether it was there."""
+    found = flag in arguments
+    arguments[:] = [argument for argument in arguments if argument != flag]
+    return found
+
+
+def take_options(arguments: list[str], option: str) -> list[str]:
+    """Remove all `option value` and `option=value`; their values."""
+    values, kept = [], []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == option:
+            value = next(remaining, None)
+            if value is None:
+                raise SettingError(f"{option} needs a value")
+            values.append(value)
+        elif argument.startswith(option + "="):
+            values.append(argument.partition("=")[2])
+        else:
+            kept.append(argument)
+    arguments[:] = kept
+    return values
+
+
+def one_line(text: str) -> str:
+    """At most 200 characters without line breaks."""
+    line = "error: " + " ".join(text.split())
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+def config_folder() -> Path:
+    """Where the packaged configs lie: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).parent
+    return package.parent / "configs" if (package.parent / "configs").is_dir() else package / "configs"
+
+
+def list_all() -> None:
+    """Print the algorithms and the packaged configs, each with the first line of its file. Imports no torch."""
+    print("algorithms (lightning-rl fit --model NAME --model.env.id ENVIRONMENT):")
+    for name, module in ALGORITHMS.items():
+        file = Path(__file__).parent.parent.joinpath(*module.split(".")).with_suffix(".py")
+        summary = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
+        print(f"  {name:10} {summary}")
+    print("\nconfigs (lightning-rl fit --config NAME):")
+    folder = config_folder()
+    for path in sorted(folder.rglob("*.yaml")):
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        print(f"  {path.relative_to(folder).with_suffix('').as_posix():20} {first.lstrip('# ')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

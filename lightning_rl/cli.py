@@ -1,0 +1,182 @@
+"""The subcommands `fit` and `evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import sys
+from argparse import ArgumentError, Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import yaml
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from rich.console import Console
+
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.cli_settings import explain, model_settings, read_arguments
+from lightning_rl.data.episodes import summarize
+from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.trainer import CheckpointConfig, EvaluationConfig, Trainer
+
+FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
+       lightning-rl fit --model ALGORITHM --model.env.id ENVIRONMENT [options]
+
+  --config FILE                        settings in YAML, or a packaged config such as ppo/cartpole; later ones win
+  --model ALGORITHM                    see lightning-rl list
+  --model.SETTING VALUE                a setting of the algorithm; all of PPO's: lightning-rl fit --model.help PPO
+  --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari
+  --model.max_env_steps N              length of the run
+  --evaluation.SETTING VALUE           every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, stop_at, patience
+  --checkpoint.SETTING VALUE           every_n_env_steps, keep
+  --trainer.SETTING VALUE              any flag of Lightning's Trainer: accelerator, devices, strategy, precision, logger, max_time, ...
+                                       all of them: lightning-rl fit --help_all
+  --seed_everything N                  0 unless given
+  --ckpt_path FILE                     continue from a checkpoint; last: from the newest run of this algorithm and environment
+  --print_config                       print all settings and exit
+"""
+
+
+SECTIONS: dict[str, Any] = {"evaluation": EvaluationConfig, "checkpoint": CheckpointConfig}
+"""Arguments of our Trainer that have a place of their own at the top."""
+
+ADVERTISEMENTS = ("💡", "GPU available", "TPU available", "HPU available", "`Trainer.fit` stopped")
+
+
+class CLI(LightningCLI):
+    """Lightning's command line with an `Algorithm` as model and our Trainer."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        super().__init__(
+            Algorithm,
+            trainer_class=Trainer,
+            subclass_mode_model=True,
+            save_config_callback=None,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
+            args=arguments,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip=set(SECTIONS))
+        parser.add_lightning_class_args(Algorithm, "model", subclass_mode=True)
+        for name, kind in SECTIONS.items():
+            parser.add_argument(f"--{name}", type=kind | None, default=kind())
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        sections = {name: self._get(self.config_init, name) for name in SECTIONS}
+        return super().instantiate_trainer(**sections, **kwargs)  # type: ignore[return-value]
+
+    def instantiate_classes(self) -> None:
+        with one_line_errors(Exception):  # whatever refuses its settings here
+            super().instantiate_classes()
+
+    def before_fit(self) -> None:
+        config = yaml.safe_load(self._parser("fit").dump(self.config["fit"], skip_none=False))
+        self.trainer.config = {name: config[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
+
+
+def fit(arguments: list[str]) -> int:
+    """Train."""
+    if "--help" in arguments or "-h" in arguments:
+        print(FIT_HELP)
+        return 0
+    quieten()
+    options = ["--help"] if "--help_all" in arguments else read_arguments(arguments)
+    with one_line_errors():
+        CLI(["fit", *options])
+    return 0
+
+
+def quieten() -> None:
+    """Lightning's notices belong on stdout, without its advertisements: stderr carries only errors."""
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
+        handler = logging.StreamHandler(sys.stdout)
+        handler.addFilter(lambda record: not record.getMessage().startswith(ADVERTISEMENTS))
+        logging.getLogger(name).handlers = [handler]
+        logging.getLogger(name).propagate = False
+
+
+@contextlib.contextmanager
+def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """What a parser, Lightning or another library says of wrong input, as a `SettingError`."""
+    try:
+        yield
+    except (SettingError, ArgumentError, MisconfigurationException, *kinds) as error:
+        raise SettingError(reason(error)) from error
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong: our own words where they stand in the chain of causes, else the library's in one sentence."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SettingError):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return explain(str(error)) if isinstance(error, ArgumentError) else str(error) or type(error).__name__
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        names = [option for action in self._actions for option in action.option_strings]
+        unknown = message.rpartition("unrecognized arguments: ")[2].split()[0]
+        raise SettingError(message + (nearest(unknown, names) if unknown.startswith("--") and unknown not in names else ""))
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Play episodes with a checkpoint's policy and print their statistics."""
+    parser = Parser("lightning-rl evaluate", description="Play episodes with a checkpoint's policy.", allow_abbrev=False)
+    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
+    parser.add_argument("--episodes", type=int, default=100, help="how many to play (100)")
+    parser.add_argument("--seed", type=int, default=20_000, help="of the first episode, the others count up (20000)")
+    parser.add_argument("--num_envs", type=int, default=5, help="how many environments act together (5)")
+    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the most likely one")
+    parser.add_argument("--max_episode_steps", type=int, help="longest episode (the environment's own limit, or 10000)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    for name in ("episodes", "num_envs", "max_episode_steps"):
+        if getattr(options, name) is not None:
+            check_range(f"--{name}", getattr(options, name), 1, whole=True)
+    check_range("--seed", options.seed, 0, whole=True)
+    result = evaluate_checkpoint(options)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        Console(highlight=False, soft_wrap=True).print(
+            f"return {result['return_mean']} ± {result['return_std']:.2f} over {options.episodes} episodes "
+            f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
+            f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
+            f"mean length {result['length_mean']:.1f}, trained for {result['env_steps']:,} environment steps"
+        )
+    return 0
+
+
+def evaluate_checkpoint(options: Namespace) -> dict[str, float]:
+    """The statistics that `evaluate --json` prints."""
+    algorithm = Algorithm.load_from_checkpoint(options.ckpt_path)
+    if algorithm.env is None:
+        raise SettingError(f"{options.ckpt_path} was trained on a ready environment, which a file cannot name; evaluate it from Python")
+    torch.set_num_threads(1)
+    player = make_player(algorithm.env, min(options.num_envs, options.episodes), options.max_episode_steps)
+    try:
+        episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
+    finally:
+        player.close()
+    counts = {"episodes": options.episodes, "env_steps": algorithm.env_steps, "seed": options.seed}
+    return {**summarize(episodes), **counts}
+
+
+SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {"fit": fit, "evaluate": evaluate}
