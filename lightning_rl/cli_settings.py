@@ -178,7 +178,7 @@ def read_arguments(arguments: list[str]) -> list[str]:
             env_id |= bool(((config.get("model") or {}).get("init_args") or {}).get("env", {}).get("id"))
             result.append(f"--config={json.dumps(config)}")
             continue
-        if option == "--model":
+        if option in ("--model", "--model.help"):
             algorithm = known_algorithm(value)
         option = {"--model.env": "--model.env.id"}.get(option, option).replace(".init_args.", ".")
         check_option(option.removeprefix("--"), algorithm)
