@@ -195,6 +195,7 @@ class Algorithm(pl.LightningModule):
         if self.normalize_obs == "frozen" and not self.env_steps:
             rows = self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size)
             self.network.normalizer.update(tree_map(lambda leaf: leaf.to(self.device), rows))
+            self.env_steps = self._sum_over_ranks(self.collector.env_steps)[0]
         self._started = self._logged_at = time.monotonic()
         self._logged_env_steps = self.env_steps
         self.trainer.should_stop = self.finished

@@ -1,0 +1,265 @@
+"""What holds in every run of every on-policy algorithm, with a plain Lightning Trainer."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_rl import PPO, EnvConfig
+from lightning_rl.data.collector import Collector
+from tests.environments import Scripted
+from tests.fitting import ON_POLICY, Rows, fit, tiny, weights
+
+ITERATIONS = 6
+every_algorithm = pytest.mark.parametrize("algorithm", ON_POLICY)
+
+
+@every_algorithm
+@pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
+@pytest.mark.parametrize("env_id", ["Scripted-v0", "ScriptedBox-v0", "ScriptedDict-v0"])
+def test_the_ratio_is_one_before_the_first_step_of_every_iteration(algorithm, autoreset, env_id):
+    model = tiny(algorithm, f"tests.environments:{env_id}", normalize_obs="running", learning_rate=0.01, env={"autoreset": autoreset})
+    deviation: dict[int, list[float]] = {}
+    loss = model.loss
+
+    def watched(batch):
+        with torch.no_grad():
+            log_prob, _, _ = model.network.evaluate(batch.obs, batch.action)
+            deviation.setdefault(model.trainer.global_step, []).append(float((log_prob - batch.log_prob).exp().sub(1).abs().max()))
+        return loss(batch)
+
+    model.loss = watched
+    trainer = fit(model)
+    assert len(deviation) == trainer.global_step >= ITERATIONS
+    assert max(first for first, *_ in deviation.values()) <= 1e-6
+    if algorithm is PPO:  # later minibatches meet a policy that has moved
+        assert min(last for *_, last in deviation.values()) > 1e-4
+
+
+@every_algorithm
+def test_every_rollout_is_collected_with_the_newest_weights(algorithm, monkeypatch):
+    model, seen = tiny(algorithm), []
+    collect, training_step = Collector.collect, model.training_step
+
+    def watched_collect(collector):
+        seen.append(("collect", weights(model)))
+        return collect(collector)
+
+    def watched_step(rollout, batch_idx):
+        training_step(rollout, batch_idx)
+        seen.append(("update", weights(model)))
+
+    monkeypatch.setattr(Collector, "collect", watched_collect)
+    model.training_step = watched_step
+    fit(model)
+    assert [kind for kind, _ in seen] == ["collect", "update"] * ITERATIONS
+    for (_, before), (_, after) in zip(seen[::2], seen[1::2], strict=True):
+        assert not torch.equal(before, after)
+    for (_, learned), (_, acting) in zip(seen[1:-1:2], seen[2::2], strict=True):
+        assert torch.equal(learned, acting)
+
+
+@every_algorithm
+def test_global_step_counts_iterations_and_updates_count_gradient_steps(algorithm):
+    model, steps = tiny(algorithm), []
+    step = model.step
+    model.step = lambda *arguments: steps.append(1) or step(*arguments)
+    trainer = fit(model)
+    assert trainer.global_step == ITERATIONS and model.env_steps == 96
+    assert model.updates == len(steps) == ITERATIONS * (2 * 2 if algorithm is PPO else 1)
+
+
+def test_an_iteration_that_stops_early_counts_as_one():
+    model = tiny(PPO, target_kl=1e-9, learning_rate=0.01)
+    assert fit(model).global_step == ITERATIONS
+    assert model.updates == ITERATIONS  # the first minibatch has a divergence of 0, the second more than 1.5e-9
+
+
+@every_algorithm
+def test_callbacks_hear_of_every_update_as_it_is_made(algorithm):
+    heard = []
+
+    class Listener(pl.Callback):
+        def on_update_end(self, trainer, model):
+            heard.append(model.updates)
+
+    model = tiny(algorithm)
+    fit(model, callbacks=[Listener()])
+    assert heard == list(range(1, model.updates + 1))
+
+
+@every_algorithm
+def test_rows_are_logged_at_environment_steps(algorithm):
+    logger = Rows()
+    fit(tiny(algorithm, log_interval=32), logger=logger)
+    assert [step for step, _ in logger.rows] == [32, 64, 96]
+    assert [metrics["time/iterations"] for _, metrics in logger.rows] == [2, 4, 6]
+
+
+@every_algorithm
+def test_the_x_axis_is_exact_where_float32_is_not(algorithm, tmp_path):
+    start = 2**24 + 1  # the first whole number that float32 cannot hold
+    fit(tiny(algorithm), max_steps=1).save_checkpoint(tmp_path / "early.ckpt")
+    checkpoint = torch.load(tmp_path / "early.ckpt", weights_only=True)
+    checkpoint["lightning_rl"]["env_steps"] = start
+    torch.save(checkpoint, tmp_path / "late.ckpt")
+    logger, model = Rows(), tiny(algorithm, max_env_steps=start + 40, log_interval=1)
+    fit(model, tmp_path / "late.ckpt", logger=logger)
+    assert [step for step, _ in logger.rows] == [start + 16, start + 32, start + 48]
+    assert model.env_steps == start + 48
+
+
+@every_algorithm
+def test_few_keys_go_through_lightning_each_iteration(algorithm):
+    model, calls = tiny(algorithm, log_interval=1), Counter()
+    log = model.log
+    model.log = lambda *arguments, **options: calls.update([model.trainer.global_step]) or log(*arguments, **options)
+    fit(model)
+    assert 1 <= max(calls.values()) <= 8
+
+
+def test_every_row_is_learned_from_once_in_each_epoch():
+    model, rows = tiny(PPO, env={"num_envs": 1}, n_steps=16, n_epochs=3, max_env_steps=64), Counter()
+    loss = model.loss
+
+    def watched(batch):
+        rows.update((*row, model.trainer.global_step) for row in batch.obs.tolist())  # (episode, t) occur once in one environment
+        return loss(batch)
+
+    model.loss = watched
+    fit(model)
+    assert len(rows) == 64 and set(rows.values()) == {3}
+
+
+@every_algorithm
+@pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
+def test_batches_of_one_row_and_rows_that_do_not_count_give_numbers(algorithm, autoreset):
+    # with a period of 1 under NEXT_STEP every other row is a reset: a minibatch may have no row that counts
+    settings = {"batch_size": 1} if algorithm is PPO else {}
+    env = {"num_envs": 1, "autoreset": autoreset, "kwargs": {"period": 1}}
+    for n_steps in (1, 2):
+        model = tiny(algorithm, env=env, n_steps=n_steps, normalize_advantage=True, max_env_steps=8, **settings)
+        before = weights(model)
+        fit(model)
+        assert weights(model).isfinite().all() and not torch.equal(weights(model), before)
+
+
+@every_algorithm
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_environments_are_closed_after_a_run_and_after_an_exception(algorithm, vectorization):
+    for error in (None, RuntimeError("in the middle"), KeyboardInterrupt()):
+        model, opened = tiny(algorithm, max_env_steps=16, env={"vectorization": vectorization}), []
+        training_step = model.training_step
+
+        def watched(rollout, batch_idx, model=model, error=error, opened=opened, training_step=training_step):
+            opened.append(model.collector.stepper.envs)
+            if error is not None:
+                raise error
+            training_step(rollout, batch_idx)
+
+        model.training_step = watched
+        if error is None:
+            fit(model)
+        else:
+            with pytest.raises((RuntimeError, SystemExit)):
+                fit(model)
+        assert [envs.closed for envs in opened] == [True] and model.collector is None
+        assert not any(process.is_alive() for envs in opened for process in getattr(envs, "processes", ()))
+
+
+@every_algorithm
+@pytest.mark.parametrize(
+    "arguments, iterations, epochs",
+    [
+        ({}, 6, 1),
+        ({"fast_dev_run": True}, 1, 1),
+        ({"max_steps": 3}, 3, 1),
+        ({"max_epochs": 1}, 6, 1),
+        ({"max_epochs": 1, "limit_train_batches": 2}, 2, 1),
+        ({"limit_train_batches": 2}, 6, 3),
+    ],
+)
+def test_limits_of_the_trainer_do_what_they_say(algorithm, arguments, iterations, epochs):
+    model = tiny(algorithm)
+    trainer = fit(model, **arguments)
+    assert (trainer.global_step, model.env_steps, trainer.current_epoch) == (iterations, 16 * iterations, epochs)
+
+
+@every_algorithm
+def test_a_run_ends_after_its_valid_steps_though_reset_rows_take_longer(algorithm):
+    model = tiny(algorithm, env={"autoreset": "NEXT_STEP"})
+    trainer = fit(model)  # period 3: 12 of 16 rows are valid
+    assert (trainer.global_step, model.env_steps) == (8, 96)
+
+
+@every_algorithm
+def test_schedules_follow_environment_steps_whatever_the_number_of_environments(algorithm):
+    def rates(num_envs: int) -> list[tuple[int, float, float]]:
+        schedule = {"schedule": "linear", "start": 1e-3, "end": 1e-4}
+        model = tiny(algorithm, env={"num_envs": num_envs}, n_steps=32 // num_envs, learning_rate=schedule, max_env_steps=320)
+        training_step, seen = model.training_step, []
+
+        def watched(rollout, batch_idx):
+            seen.append((model.env_steps, model.raw_optimizers()[0].param_groups[0]["lr"], model.progress))
+            training_step(rollout, batch_idx)
+
+        model.training_step = watched
+        fit(model)
+        return seen
+
+    assert rates(1) == rates(8)
+    # the rate of an iteration is that of its beginning: 1e-3 - 9e-4 · k / 10
+    assert [rate for _, rate, _ in rates(8)] == pytest.approx([1e-3 - 9e-5 * k for k in range(10)])
+    assert [steps for steps, _, _ in rates(8)] == [32 * (k + 1) for k in range(10)]
+
+
+@every_algorithm
+def test_checkpoints_are_plain_data_and_bring_the_weights_back(algorithm, tmp_path):
+    model = tiny(algorithm, normalize_obs="running")
+    fit(model).save_checkpoint(tmp_path / "a.ckpt")
+    checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert checkpoint["lightning_rl"]["env_steps"] == 96 and checkpoint["lightning_rl"]["updates"] == model.updates
+    assert checkpoint["hyper_parameters"]["env"]["id"] == "tests.environments:Scripted-v0"
+    loaded = algorithm.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert torch.equal(weights(loaded), weights(model)) and loaded.collector is None
+    statistics = loaded.network.normalizer.statistics[0]
+    assert statistics.count == pytest.approx(96, abs=1e-3) and torch.equal(statistics.mean, model.network.normalizer.statistics[0].mean)
+
+
+@every_algorithm
+def test_a_run_that_continues_counts_on(algorithm, tmp_path):
+    fit(tiny(algorithm), max_steps=2).save_checkpoint(tmp_path / "a.ckpt")
+    model = tiny(algorithm)
+    trainer = fit(model, tmp_path / "a.ckpt")
+    assert (trainer.global_step, model.env_steps) == (ITERATIONS, 96)
+    assert model.updates == ITERATIONS * (4 if algorithm is PPO else 1)
+
+
+@every_algorithm
+def test_the_same_environment_stores_the_same_settings_however_it_is_given(algorithm):
+    ways = [EnvConfig("CartPole-v1"), "CartPole-v1", {"id": "CartPole-v1"}]
+    first, *others = [dict(algorithm(env=env).hparams) for env in ways] + [dict(algorithm(ways[0]).hparams)]
+    assert first["env"]["id"] == "CartPole-v1" and first["env"]["num_envs"] == 8 and first["gamma"] == 0.99
+    assert all(other == first for other in others)
+
+
+@every_algorithm
+def test_a_function_that_builds_an_environment_trains_and_is_not_stored(algorithm):
+    torch.manual_seed(0)
+    settings = {"n_steps": 2, "max_env_steps": 16} | ({"batch_size": 16} if algorithm is PPO else {})
+    model = algorithm(Scripted, **settings)
+    assert model.hparams["env"] is None
+    assert fit(model).global_step == 1 and model.env_steps == 16
+
+
+@every_algorithm
+@pytest.mark.parametrize("steps, actor_moves", [(16, False), (15, True)])
+def test_the_critic_alone_learns_while_it_is_burnt_in(algorithm, steps, actor_moves):
+    model = tiny(algorithm, critic_burn_in_steps=steps, max_env_steps=16)
+    actor, critic = ([p.detach().clone() for p in part.parameters()] for part in (model.network.actor, model.network.critic))
+    fit(model)
+    assert all(map(torch.equal, actor, model.network.actor.parameters())) != actor_moves
+    assert not all(map(torch.equal, critic, model.network.critic.parameters()))

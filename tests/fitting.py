@@ -1,0 +1,53 @@
+"""Running algorithms in tests: tiny ones, with a plain Trainer that adds nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers.logger import Logger
+from torch import Tensor
+
+from lightning_rl import A2C, PPO
+from lightning_rl.algorithms.algorithm import Algorithm
+
+ON_POLICY = [PPO, A2C]
+TINY: dict[type[Algorithm], dict[str, Any]] = {PPO: {"batch_size": 8, "n_epochs": 2}, A2C: {}}
+"""Two environments of eight steps: 16 environment steps an iteration, in two minibatches for PPO."""
+
+
+def tiny(algorithm: type[Algorithm], env_id: str = "tests.environments:Scripted-v0", **settings: Any) -> Any:
+    """The same small model each time: 6 iterations of 16 environment steps unless told otherwise."""
+    env = {"id": env_id, "num_envs": 2} | settings.pop("env", {})
+    torch.manual_seed(settings.pop("seed", 0))
+    return algorithm(env, **({"n_steps": 8, "net_arch": [8], "max_env_steps": 96} | TINY[algorithm] | settings))
+
+
+def fit(model: Algorithm, ckpt_path: Any = None, **arguments: Any) -> pl.Trainer:
+    """Train, and return the trainer."""
+    plain = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(accelerator="cpu", log_every_n_steps=1, **(plain | {"max_epochs": -1} | arguments))
+    trainer.fit(model, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    return trainer
+
+
+def weights(model: Algorithm) -> Tensor:
+    """All parameters of the network, one after the other."""
+    return torch.nn.utils.parameters_to_vector(model.network.parameters()).detach().clone()
+
+
+class Rows(Logger):
+    """Keeps what is logged: `(step, metrics)` rows."""
+
+    name = version = "rows"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        pass
