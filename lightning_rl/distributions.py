@@ -142,9 +142,10 @@ class DiagonalGaussian(Distribution):
         return x
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        z = (action - x) * (-self.log_std).exp()
-        log_prob = -0.5 * z.square() - (self.log_std + 0.5 * math.log(2 * math.pi))
-        return log_prob, (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
+        log_std = self.log_std.to(x.dtype)
+        z = (action - x) * (-log_std).exp()
+        log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
+        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return np.clip(action.reshape(-1, *self.shape), self.low_bound, self.high_bound)
@@ -177,7 +178,7 @@ class TanhGaussian(DiagonalGaussian):
         log_prob, entropy = super().evaluate(x, action)
         # H(a) = H(u) + E[log |da/du|]; the expectation by Gauss-Hermite quadrature
         u = x.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.nodes
-        stretch = self._log_derivative(u) @ self.node_weights
+        stretch = self._log_derivative(u) @ self.node_weights.to(x.dtype)
         return log_prob - self._log_derivative(action) - self.log_half_range, entropy + stretch + self.log_half_range
 
     def to_env(self, action: np.ndarray) -> np.ndarray:

@@ -51,9 +51,10 @@ class RunningMeanStd(nn.Module):
         self.count.copy_(total)
 
     def _apply(self, fn: Any, recurse: bool = True) -> RunningMeanStd:
+        moments = dict(self.named_buffers())
         super()._apply(fn, recurse)
-        for name, buffer in self._buffers.items():
-            self._buffers[name] = buffer.to(torch.float64) if buffer is not None else None
+        for name, moment in moments.items():  # a move to another device counts, a cast does not
+            setattr(self, name, moment.to(getattr(self, name).device))
         return self
 
 
