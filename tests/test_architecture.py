@@ -1,0 +1,134 @@
+"""The floors of the house: imports point down, and a few questions are asked in one place only."""
+
+import ast
+from pathlib import Path
+
+import gymnasium.spaces
+import pytest
+
+import lightning_rl
+
+ROOT = Path(lightning_rl.__file__).parent
+FLOORS = (
+    {"types", "errors"},
+    {"returns", "value_transforms", "schedules", "spaces", "checkpointing"},
+    {"distributions", "losses"},
+    {"envs", "networks"},
+    {"data"},
+    {"rewards", "demonstrations", "actors"},
+    {"callbacks"},
+    {"algorithms"},
+    {"trainer"},
+    {"cli"},
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+COMMAND_LINE = {"cli", "cli_settings", "__main__"}  # one room
+OPTIONAL = {"ale_py", "envpool", "cv2", "mujoco", "minari", "ray", "moviepy"}
+SPACE_CLASSES = {name for name in gymnasium.spaces.__all__ if isinstance(getattr(gymnasium.spaces, name), type)}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+    for path in sorted(ROOT.rglob("*.py"))
+    if path != ROOT / "__init__.py"
+}
+ALGORITHMS = {
+    name: bases
+    for name, tree in MODULES.items()
+    if name.startswith("algorithms.")
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ClassDef) and "Algorithm" in (bases := [ast.unparse(base) for base in node.bases])
+}
+
+
+def room(module):
+    first = module.partition(".")[0]
+    return "cli" if first in COMMAND_LINE else first
+
+
+def imports(tree):
+    """The modules of this package that are imported, by their name inside it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, _, inside = name.partition(".")
+            if package == "lightning_rl":
+                yield inside
+
+
+def upward_imports(name, tree):
+    """Imports of another room that is not on a lower floor."""
+    targets = {room(inside) for inside in imports(tree)} & FLOOR.keys() - {room(name)}
+    return sorted(target for target in targets if FLOOR[target] >= FLOOR[room(name)])
+
+
+def late_imports(tree):
+    """Packages imported inside functions."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+    nodes = [node for function in functions for node in ast.walk(function)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
+
+
+def space_questions(tree):
+    """Classes of spaces that are asked for by `isinstance`, `issubclass` or `case`."""
+    questions = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            questions += node.args[1:]
+        elif isinstance(node, ast.MatchClass):
+            questions.append(node.cls)
+    parts = [part for question in questions for part in ast.walk(question)]
+    names = {part.id for part in parts if isinstance(part, ast.Name)} | {part.attr for part in parts if isinstance(part, ast.Attribute)}
+    return names & SPACE_CLASSES
+
+
+def test_every_module_has_a_floor():
+    assert sorted({room(name) for name in MODULES} - FLOOR.keys()) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_down(name):
+    assert upward_imports(name, MODULES[name]) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_optional_packages_are_imported_inside_functions(name):
+    # `lightning-rl --version` answers without torch: what needs it is loaded once the arguments are read
+    allowed = OPTIONAL | {"lightning_rl"} if name == "__main__" else OPTIONAL
+    assert late_imports(MODULES[name]) <= allowed
+
+
+@pytest.mark.parametrize("name", MODULES.keys() - {"spaces", "distributions"})
+def test_only_spaces_and_distributions_ask_what_class_a_space_has(name):
+    assert space_questions(MODULES[name]) == set()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_has_one_parent_and_knows_no_sibling(name):
+    assert ALGORITHMS[name] == ["Algorithm"]
+    known = {inside for inside in imports(MODULES[name]) for sibling in ALGORITHMS.keys() - {name} if inside.startswith(f"{sibling}.")}
+    assert known == set()
+
+
+def test_the_walk_finds_what_it_forbids():
+    assert {"algorithms.ppo", "algorithms.a2c"} <= ALGORITHMS.keys()
+    bad = ast.parse(
+        "import lightning_rl.data.collector\n"
+        "from lightning_rl import callbacks, errors\n"
+        "from lightning_rl.envs.make import x\n"
+        "def f(space):\n"
+        "    import json.decoder\n"
+        "    from cv2 import y\n"
+        "    return isinstance(space, str | gym.spaces.Box) or isinstance(space, (Dict, int))\n"
+    )
+    assert upward_imports("networks.mlp", bad) == ["callbacks", "data", "envs"]
+    assert upward_imports("cli", bad) == []
+    assert late_imports(bad) == {"json", "cv2"}
+    assert space_questions(bad) == {"Box", "Dict"}
+    assert space_questions(MODULES["spaces"]) >= {"Box", "Discrete"}

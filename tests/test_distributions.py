@@ -1,0 +1,305 @@
+"""Distributions: probabilities against their definitions, masks, and the environment's form of actions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+
+from lightning_rl.distributions import Joint, TanhGaussian, make_distribution
+from lightning_rl.errors import SettingError
+from lightning_rl.losses.policy_gradient import clipped_surrogate
+from lightning_rl.types import tree_index, tree_leaves, tree_map, tree_to_numpy
+
+LOPSIDED = Box(np.array([-1, 0.5, -7], np.float32), np.array([3, 0.75, -2], np.float32))
+SPACES = {
+    "discrete": Discrete(4, start=-2),
+    "multi_discrete": MultiDiscrete([3, 2, 4], start=[1, -1, 0]),
+    "multi_discrete of 2 dimensions": MultiDiscrete([[2, 3], [4, 2]], start=[[1, 2], [3, 4]]),
+    "short multi_discrete": MultiDiscrete([3, 2], dtype=np.int32),
+    "bits": MultiBinary(3),
+    "grid of bits": MultiBinary([2, 3]),
+    "box": LOPSIDED,
+    "matrix": Box(-0.1, 0.3, (2, 2), np.float32),
+    "double box": Box(-0.1, 0.3, (2,), np.float64),
+    "dict": Dict(move=LOPSIDED, jump=Discrete(2, start=1), keys=Tuple([MultiBinary(2), MultiDiscrete([2, 3])])),
+    "tuple": Tuple([Discrete(3), Dict(a=Discrete(2))]),
+}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def logits(distribution, rows=5, scale=1.0):
+    return scale * torch.randn(rows, distribution.num_inputs, generator=seeded())
+
+
+@pytest.mark.parametrize("action_dist", ["clipped_normal", "tanh_normal"])
+@pytest.mark.parametrize("name", SPACES)
+def test_samples_and_modes_are_actions_of_the_space(name, action_dist):
+    distribution = make_distribution(SPACES[name], action_dist, log_std_init=1.0)
+    x = logits(distribution, rows=50, scale=3.0)
+    for action in (distribution.sample(x, (), seeded()), distribution.mode(x)):
+        actions = distribution.to_env(tree_to_numpy(action))
+        assert all(SPACES[name].contains(tree_index(actions, i)) for i in range(50))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_probabilities_and_entropies_come_part_by_part_for_any_leading_dimensions(name):
+    distribution = make_distribution(SPACES[name])
+    x = logits(distribution, rows=6)
+    action = distribution.sample(x, (), seeded())
+    log_prob, entropy = distribution.evaluate(x, action)
+    assert log_prob.shape == entropy.shape == (6, distribution.num_parts)
+    rollout = distribution.evaluate(x.unflatten(0, (3, 2)), tree_map(lambda leaf: leaf.unflatten(0, (3, 2)), action))
+    torch.testing.assert_close(rollout, (log_prob.unflatten(0, (3, 2)), entropy.unflatten(0, (3, 2))))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_sampling_is_decided_by_the_generator(name):
+    distribution = make_distribution(SPACES[name])
+    x = logits(distribution, rows=20)
+    torch.manual_seed(1)
+    first = distribution.sample(x, (), seeded(3))
+    torch.manual_seed(2)
+    again, other = distribution.sample(x, (), seeded(3)), distribution.sample(x, (), seeded(4))
+    assert all(map(torch.equal, tree_leaves(first), tree_leaves(again)))
+    assert not all(map(torch.equal, tree_leaves(first), tree_leaves(other)))
+
+
+def test_categorical_log_probability_by_hand():
+    # log-softmax of [0, 1] at 1, of [1, 0, 0] at 0, and their sum
+    two = make_distribution(Discrete(2)).evaluate(torch.tensor([[0.0, 1.0]]), torch.tensor([1]))[0]
+    three = make_distribution(Discrete(3)).evaluate(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0]))[0]
+    assert two.item() == pytest.approx(-0.31326169)
+    assert three.item() == pytest.approx(-0.55144471)
+    # the joint importance ratio against uniform behaviour
+    log_rho = two.item() + math.log(2) + three.item() + math.log(3)
+    assert log_rho == pytest.approx(0.92705307)
+    assert math.exp(log_rho) == pytest.approx(2.52705115)
+
+
+@pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_discrete of 2 dimensions", "bits"])
+def test_draws_follow_the_probabilities_and_entropy_is_their_mean_surprise(name):
+    distribution = make_distribution(SPACES[name])
+    x = logits(distribution, rows=1).expand(40_000, -1)
+    action = distribution.sample(x, (), seeded())
+    log_prob, entropy = distribution.evaluate(x, action)
+    torch.testing.assert_close(-log_prob.mean(0), entropy[0], rtol=0, atol=0.02)
+    frequency = (action == action[0]).float().mean(0)
+    torch.testing.assert_close(frequency.reshape(-1), log_prob[0].exp(), rtol=0, atol=0.012)
+
+
+def test_the_mode_is_the_most_likely_action():
+    x = torch.tensor([[0.1, 2.0, -1.0, 0.3, 0.2, 5.0]])
+    assert make_distribution(Discrete(6)).mode(x).tolist() == [5]
+    assert make_distribution(MultiDiscrete([2, 4])).mode(x).tolist() == [[1, 3]]
+    assert make_distribution(MultiBinary(6)).mode(x).tolist() == [[1, 1, 0, 1, 1, 1]]
+    assert make_distribution(Box(-1, 1, (6,))).mode(x) is x
+
+
+@pytest.mark.parametrize(
+    ("space", "sampled", "expected"),
+    [
+        (Discrete(4, start=-2), [0, 3], [-2, 1]),
+        (MultiDiscrete([3, 2], start=[1, -1]), [[0, 0], [2, 1]], [[1, -1], [3, 0]]),
+        (MultiDiscrete([[2, 3], [4, 2]], start=[[1, 2], [3, 4]]), [[0, 2, 3, 1]], [[[1, 4], [6, 5]]]),
+        (MultiBinary([2, 2]), [[0.0, 1.0, 1.0, 0.0]], [[[0, 1], [1, 0]]]),
+        (LOPSIDED, [[-9.0, 0.6, 0.0]], [[-1.0, 0.6, -2.0]]),
+    ],
+)
+def test_the_environment_gets_actions_in_its_own_terms(space, sampled, expected):
+    actions = make_distribution(space).to_env(np.array(sampled, np.float32 if isinstance(space, Box) else None))
+    np.testing.assert_allclose(actions, expected)
+
+
+def test_a_squashed_action_spans_the_box():
+    u = np.array([[-30, 0, 30], [math.atanh(0.5), 30, -30]], np.float32)
+    actions = make_distribution(LOPSIDED, "tanh_normal").to_env(u)
+    np.testing.assert_allclose(actions, [[-1, 0.625, -2], [2, 0.75, -7]], rtol=1e-6)
+
+
+def test_a_saturated_squashed_action_never_leaves_a_box_whose_bounds_round():
+    rng = np.random.default_rng(0)
+    ends = np.sort(rng.normal(size=(2, 2000)).astype(np.float32), 0)
+    space = Box(*ends)
+    for sign in (-20, 20):
+        assert space.contains(make_distribution(space, "tanh_normal").to_env(np.full((1, 2000), sign, np.float32))[0])
+
+
+def test_gaussian_golden_numbers():
+    distribution = make_distribution(Box(-1, 1, (2,)))
+    log_prob, entropy = distribution.evaluate(torch.zeros(1, 2), torch.tensor([[0.5, 0.0]]))
+    assert log_prob[0].tolist() == pytest.approx([-1.04393853, -0.91893853])
+    assert entropy[0].tolist() == pytest.approx([1.41893853] * 2)
+
+
+@pytest.mark.parametrize(("half_range", "expected"), [(1, -0.80370952), (2, -1.49685670)])
+def test_squashed_gaussian_golden_numbers_with_the_full_jacobian(half_range, expected):
+    distribution = make_distribution(Box(-half_range, half_range, (1,)), "tanh_normal")
+    log_prob, _ = distribution.evaluate(torch.zeros(1, 1), torch.tensor([[0.5]]))
+    assert log_prob.item() == pytest.approx(expected, abs=1e-6)
+    assert distribution.to_env(np.array([[0.5]])).item() == pytest.approx(0.46211716 * half_range)
+
+
+def grid(space, points=200_001):
+    """Actions a on a fine grid inside a one-dimensional box, their u, and the width of a cell."""
+    low, high = float(space.low[0]), float(space.high[0])
+    unit = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+    return low + unit * (high - low), torch.atanh(2 * unit - 1).unsqueeze(-1), (high - low) / points
+
+
+@pytest.mark.parametrize("log_std", [-1.5, 0.0, 0.3])
+@pytest.mark.parametrize("mean", [-0.8, 0.0, 1.5])
+def test_squashed_density_integrates_to_1_over_a_lopsided_box_and_its_entropy_is_the_integral(mean, log_std):
+    space = Box(-0.5, 3.0, (1,))
+    distribution = make_distribution(space, "tanh_normal", log_std).double()
+    _, u, width = grid(space)
+    log_prob, entropy = distribution.evaluate(torch.full_like(u, mean), u)
+    density = log_prob.exp()
+    assert (density.sum() * width).item() == pytest.approx(1, abs=1e-3)
+    assert entropy[0].item() == pytest.approx(-(density * log_prob).sum().item() * width, abs=5e-3)
+
+
+def test_squashed_entropy_is_the_mean_surprise_of_samples():
+    distribution = make_distribution(LOPSIDED, "tanh_normal", log_std_init=-0.3)
+    x = torch.tensor([0.3, -1.0, 0.8]).expand(100_000, 3)
+    log_prob, entropy = distribution.evaluate(x, distribution.sample(x, (), seeded()))
+    torch.testing.assert_close(-log_prob.mean(0), entropy[0], rtol=0, atol=0.015)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_squashed_density_and_its_gradient_stay_finite_up_to_20(dtype):
+    distribution = make_distribution(Box(-2, 3, (41,)), "tanh_normal").to(dtype)
+    u = torch.linspace(-20, 20, 41, dtype=dtype).unsqueeze(0)
+    x = torch.zeros_like(u).requires_grad_()
+    for mean in (x, u.clone().requires_grad_()):
+        log_prob, entropy = distribution.evaluate(mean, u)
+        (log_prob.sum() + entropy.sum()).backward()
+        assert all(torch.isfinite(tensor).all() for tensor in (log_prob, entropy, mean.grad, distribution.log_std.grad))
+    # log N(20) - log 2.5 + 2 (20 - log 2), the tail of -log(1 - tanh²)
+    expected = -200 - 0.5 * math.log(2 * math.pi) - math.log(2.5) + 2 * (20 - math.log(2))
+    assert distribution.evaluate(x, u)[0][0, -1].item() == pytest.approx(expected, rel=1e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("name", ["box", "matrix"])
+def test_log_std_is_free_and_learns_from_log_probability(name):
+    distribution = make_distribution(SPACES[name], log_std_init=-0.5)
+    assert distribution.log_std.tolist() == [-0.5] * distribution.num_parts
+    x = torch.zeros(1, distribution.num_inputs)
+    distribution.evaluate(x, x + 1.0)[0].sum().backward()
+    # d log N / d log σ = z² − 1 with z² = e
+    assert distribution.log_std.grad.tolist() == pytest.approx([math.e - 1] * distribution.num_parts)
+
+
+MASK = {
+    "discrete": torch.tensor([True, False, False, True]),
+    "multi_discrete": torch.tensor([True, False, True, False, True, False, False, False, True]),
+}
+
+
+@pytest.mark.parametrize("name", MASK)
+def test_100_000_masked_draws_are_never_illegal_even_where_logits_favour_it(name):
+    distribution, mask = make_distribution(SPACES[name]), MASK[name]
+    x = torch.where(mask, -50.0, 50.0).expand(100_000, -1)
+    actions = distribution.sample(x, mask.expand_as(x), seeded()), distribution.mode(x, mask)
+    for action in actions:
+        if name == "discrete":
+            assert set(action.flatten().tolist()) <= {0, 3}
+        else:
+            assert [set(column.flatten().tolist()) <= legal for column, legal in zip(action.split(1, -1), ({0, 2}, {1}, {3}), strict=True)]
+    assert len(actions[0].unique(dim=0)) == 2  # both legal actions are tried
+
+
+@pytest.mark.parametrize("name", MASK)
+def test_illegal_logits_get_exactly_no_gradient_and_legal_ones_do(name):
+    distribution, mask = make_distribution(SPACES[name]), MASK[name]
+    x = logits(distribution).requires_grad_()
+    masks = mask.expand_as(x)
+    log_prob, entropy = distribution.evaluate(x, distribution.sample(x.detach(), masks, seeded()), masks)
+    (log_prob.sum() + 3 * entropy.sum()).backward()
+    assert (x.grad[:, ~mask] == 0).all()
+    assert (x.grad[:, :1] != 0).all()
+
+
+def test_masked_probability_and_entropy_are_those_of_the_legal_choices_alone():
+    x = torch.tensor([[0.3, 9.0, 9.0, -1.2]])
+    legal = make_distribution(Discrete(2)).evaluate(torch.tensor([[0.3, -1.2]]), torch.tensor([1]))
+    masked = make_distribution(Discrete(4)).evaluate(x, torch.tensor([3]), MASK["discrete"].unsqueeze(0))
+    torch.testing.assert_close(masked, legal)
+    only = make_distribution(Discrete(4)).evaluate(x, torch.tensor([1]), torch.tensor([[False, True, False, False]]))
+    assert (only[0].item(), only[1].item()) == (0, 0)
+
+
+def test_branches_of_different_sizes_do_not_touch_each_other():
+    sizes = [3, 2, 4]
+    distribution = make_distribution(MultiDiscrete(sizes))
+    x, action = logits(distribution), torch.tensor([[2, 1, 3]]).expand(5, 3)
+    log_prob, entropy = distribution.evaluate(x, action)
+    for k, (size, part) in enumerate(zip(sizes, x.split(sizes, -1), strict=True)):
+        expected = make_distribution(Discrete(size)).evaluate(part, action[:, k])
+        torch.testing.assert_close((log_prob[:, k : k + 1], entropy[:, k : k + 1]), expected)
+
+
+@pytest.mark.parametrize("space", [Dict(a=Discrete(3), b=Discrete(4)), Tuple([Discrete(3), Discrete(4)])])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_loss_of_a_tree_of_discrete_actions_is_that_of_a_multi_discrete_one(space, masked):
+    tree, flat = make_distribution(space), make_distribution(MultiDiscrete([3, 4]))
+    x = logits(flat)
+    mask = torch.tensor([True, True, False, True, False, True, True]) if masked else ()
+    first, second = mask[:3] if masked else (), mask[3:] if masked else ()
+    action = flat.sample(x, mask, seeded())
+    parts = {"a": action[:, 0], "b": action[:, 1]}, {"a": first, "b": second}
+    parts = parts if isinstance(space, Dict) else tuple(tuple(part.values()) for part in parts)
+
+    def loss(distribution, action, mask):
+        inputs = x.clone().requires_grad_()
+        log_prob, entropy = distribution.evaluate(inputs, action, mask)
+        ratio = (log_prob.sum(-1) + 1.5).exp()
+        total = clipped_surrogate(ratio, torch.linspace(-1, 1, 5), 0.2).mean() - 0.1 * entropy.sum(-1).mean()
+        return total, *torch.autograd.grad(total, inputs)
+
+    torch.testing.assert_close(loss(tree, *parts), loss(flat, action, mask))
+    torch.testing.assert_close(loss(tree, parts[0], ()), loss(flat, action, ()))
+
+
+def test_a_nested_tree_hands_each_part_its_own_slice_action_and_mask():
+    distribution = make_distribution(SPACES["dict"])
+    assert isinstance(distribution, Joint)
+    assert (distribution.num_inputs, distribution.num_parts) == (2 + 2 + 5 + 3, 1 + 2 + 2 + 3)
+    x = torch.zeros(1000, distribution.num_inputs)
+    mask = {"jump": torch.tensor([False, True]), "keys": ((), torch.tensor([True, False, False, False, True])), "move": ()}
+    action = distribution.sample(x, mask, seeded())
+    assert action.keys() == {"jump", "keys", "move"}
+    assert (action["jump"] == 1).all()
+    assert (action["keys"][1] == torch.tensor([0, 2])).all()
+    log_prob, entropy = distribution.evaluate(x, action, mask)
+    forced, bits = [3, 6, 7], [4, 5]
+    assert log_prob[:, forced].abs().max() == entropy[:, forced].abs().max() == 0
+    assert log_prob[0, bits].tolist() == pytest.approx([-math.log(2)] * 2)
+
+
+def test_the_squashed_gaussian_reaches_boxes_inside_a_tree():
+    distribution = make_distribution(Dict(a=Discrete(2), b=Tuple([LOPSIDED])), "tanh_normal", -1.0)
+    (inner,) = distribution.parts[1].parts
+    assert isinstance(inner, TanhGaussian)
+    assert inner.log_std.tolist() == [-1.0] * 3
+
+
+@pytest.mark.parametrize(
+    "space", [Text(4), Box(0, 9, (2,), np.int32), Dict({}), Tuple([]), Dict(a=Discrete(2), b=Dict({})), Tuple([Discrete(2), Text(4)])]
+)
+def test_an_action_space_without_a_distribution_is_refused_in_one_line(space):
+    with pytest.raises(SettingError, match=r"^the action space .* is not supported; use") as error:
+        make_distribution(space)
+    assert "\n" not in str(error.value)
+
+
+def test_settings_that_do_not_fit_are_refused():
+    unbounded = Box(np.array([-1, -np.inf], np.float32), np.array([1, 1], np.float32))
+    with pytest.raises(SettingError, match=r"tanh_normal needs a bounded Box, got Box\(2,\); use clipped_normal"):
+        make_distribution(unbounded, "tanh_normal")
+    with pytest.raises(SettingError, match="did you mean tanh_normal"):
+        make_distribution(unbounded, "tanh_norm")

@@ -1,0 +1,137 @@
+"""Spaces: their leaves, their storage and their plain form."""
+
+import io
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
+
+from lightning_rl.errors import SettingError
+from lightning_rl.spaces import (
+    Leaf,
+    allocate,
+    check_observation_space,
+    from_plain,
+    is_batch_of,
+    observation_leaves,
+    short,
+    to_plain,
+)
+from lightning_rl.types import tree_leaves
+
+VECTOR = Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, 1e30], np.float32))
+SPACES = {
+    "vector": VECTOR,
+    "double": Box(-0.1, 0.3, (2, 2), np.float64),
+    "scalar": Box(-1.0, 1.0, (), np.float32),
+    "image": Box(0, 255, (84, 84, 3), np.uint8),
+    "integers": Box(np.array([[0, 1], [2, 3]]), np.array([[5, 6], [7, 8]]), dtype=np.int16),
+    "discrete": Discrete(5, start=-2),
+    "multi_discrete": MultiDiscrete([3, 4], start=[1, -1]),
+    "multi_discrete of 2 dimensions": MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32, start=[[1, 2], [3, 4]]),
+    "bits": MultiBinary(4),
+    "list of bits": MultiBinary([4]),
+    "grid of bits": MultiBinary([2, 3]),
+    "tree": Dict(camera=Box(0, 255, (8, 8, 1), np.uint8), body=Tuple([VECTOR, Dict(mode=Discrete(3), bits=MultiBinary(2))])),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_space_survives_a_file_that_loads_as_plain_data(name):
+    file = io.BytesIO()
+    torch.save(to_plain(SPACES[name]), file)
+    file.seek(0)
+    again = from_plain(torch.load(file, weights_only=True))
+    assert again == SPACES[name]
+    assert (again.shape, again.dtype) == (SPACES[name].shape, SPACES[name].dtype)
+
+
+def test_bounds_survive_bit_for_bit():
+    again = from_plain(to_plain(VECTOR))
+    assert again.low.tobytes() == VECTOR.low.tobytes()
+    assert again.high.tobytes() == VECTOR.high.tobytes()
+
+
+def test_the_order_of_a_dict_survives():
+    space = Dict(OrderedDict(b=Discrete(2), a=Discrete(3)))
+    assert list(from_plain(to_plain(space))) == ["b", "a"]
+
+
+def test_the_plain_form_of_an_image_space_is_small():
+    assert to_plain(SPACES["image"]) == {"type": "Box", "low": 0, "high": 255, "shape": [84, 84, 3], "dtype": "uint8"}
+
+
+def test_an_unknown_type_of_space_in_a_file_is_refused():
+    with pytest.raises(SettingError, match="unknown space type 'Text'"):
+        from_plain({"type": "Text"})
+
+
+TABLE = Box(np.zeros((2, 2), np.float32), np.array([[1, 2], [3, 4]], np.float32))
+UNSUPPORTED = {
+    "text": Text(5),
+    "graph": Graph(node_space=Box(-1, 1, (3,)), edge_space=None),
+    "sequence": Sequence(TABLE),
+    "inside a dict": Dict(a=Discrete(2), b=Tuple([Text(5)])),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.parametrize("function", [check_observation_space, to_plain])
+def test_an_unsupported_space_is_refused_in_one_line(function, name):
+    with pytest.raises(SettingError, match=r"^the .*space .* is not supported") as error:
+        function(UNSUPPORTED[name])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("space", [Dict({}), Tuple([]), Dict(a=Dict({})), Box(-1, 1, (0,)), Dict(a=TABLE, b=Box(-1, 1, (3, 0)))])
+def test_an_empty_observation_space_is_refused_in_one_line(space):
+    with pytest.raises(SettingError, match="is empty") as error:
+        check_observation_space(space)
+    assert "\n" not in str(error.value)
+
+
+def test_short_is_one_line_of_at_most_60_characters():
+    assert short(TABLE) == "Box(2, 2)"
+    assert short(Discrete(3)) == "Discrete(3)"
+    text = short(Dict(a=TABLE, b=MultiDiscrete(np.full((9, 9), 5))))
+    assert "\n" not in text
+    assert len(text) == 60
+
+
+def test_leaves_say_how_each_part_is_encoded():
+    assert list(observation_leaves(SPACES["tree"])) == [
+        Leaf("vector", (3,)),
+        Leaf("vector", (2,)),
+        Leaf("one_hot", (), sizes=(3,), starts=(0,)),
+        Leaf("image", (8, 8, 1), 1 / 255),
+    ]
+    assert list(observation_leaves(SPACES["multi_discrete of 2 dimensions"])) == [
+        Leaf("one_hot", (2, 2), sizes=(2, 3, 4, 5), starts=(1, 2, 3, 4))
+    ]
+    assert list(observation_leaves(Box(0, 1, (4, 84, 84, 3)))) == [Leaf("image", (4, 84, 84, 3))]
+    assert list(observation_leaves(Box(0, 255, (7,), np.uint8))) == [Leaf("vector", (7,), 1 / 255)]
+
+
+def test_leaves_of_a_space_have_the_order_of_the_leaves_of_its_observations():
+    space = Dict(OrderedDict(b=Box(-1, 1, (2,)), a=Tuple([Box(-1, 1, (3,)), Discrete(2)])))
+    assert [leaf.shape for leaf in observation_leaves(space)] == [np.shape(leaf) for leaf in tree_leaves(space.sample())]
+
+
+def test_storage_keeps_bytes_and_integers_and_holds_reals_in_single_precision():
+    stored = allocate(SPACES["tree"], 6, 2)
+    assert stored["camera"].shape == (6, 2, 8, 8, 1)
+    assert stored["body"][0].shape == (6, 2, 3)
+    assert stored["body"][1]["mode"].shape == (6, 2)
+    dtypes = [leaf.dtype for leaf in (stored["camera"], *stored["body"][:1], stored["body"][1]["mode"], stored["body"][1]["bits"])]
+    assert dtypes == [np.uint8, np.float32, np.int64, np.float32]
+    assert allocate(SPACES["double"], 1).dtype == np.float32
+    assert allocate(SPACES["integers"]).dtype == np.int16
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_batch_has_one_more_dimension_than_an_observation(name):
+    space = SPACES[name]
+    assert not is_batch_of(space, space.sample())
+    assert is_batch_of(space, allocate(space, 3))
