@@ -43,7 +43,7 @@ class TreeEncoder(nn.Module):
         super().__init__()
         check_choice("encoder", encoder, ENCODERS)
         self.leaves = nn.ModuleList([_leaf_encoder(leaf, encoder, features) for leaf in observation_leaves(space)])
-        self.num_features = sum(int(leaf.num_features) for leaf in self.leaves)  # type: ignore[arg-type]
+        self.num_features = sum(int(leaf.num_features) for leaf in self.leaves)  # type: ignore[arg-type, misc]
 
     def forward(self, obs: Tree) -> Tensor:
         encoded = [encoder(leaf) for encoder, leaf in zip(self.leaves, tree_leaves(obs), strict=True)]
