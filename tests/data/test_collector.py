@@ -48,6 +48,9 @@ class Clock(nn.Module):
         log_prob, entropy = self.distribution.evaluate(torch.zeros(*action.shape, 3), action)
         return log_prob, entropy, self.value(obs)
 
+    def log_prob(self, obs, action, memory=(), episode_start=None):
+        return self.evaluate(obs, action)[0]
+
     def value(self, obs, memory=(), episode_start=None):
         return self.of(obs).unsqueeze(-1)
 
@@ -74,25 +77,25 @@ def batch_of(rollout: Rollout, gae_lambda: float = 0.95):
 
 
 def test_rollouts_go_on_where_the_last_one_ended():
-    both = collector([Scripted, lambda: Scripted(period=2, first_episode=1)], Clock(), 4)
+    both = collector([lambda: Scripted(period=2, first_episode=1), Scripted], Clock(), 4)
     first, second = copied(both.collect()), both.collect()
     rows = [torch.cat(pair) for pair in zip(first[:-2], second[:-2], strict=True)]
     obs, action, _, reward, value, next_value, terminated, truncated, valid, start = rows
 
-    assert obs[:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0], [2, 1]]
-    assert obs[:, 1].tolist() == [[1, 0], [1, 1], [2, 0], [2, 1], [3, 0], [3, 1], [4, 0], [4, 1]]
-    assert action[:, 0].tolist() == [0, 1, 2, 1, 2, 0, 2, 0]
-    assert reward[:, 0, 0].tolist() == pytest.approx([0, 1.1, 2.2, 10.1, 11.2, 12, 20.2, 21])
-    assert start.int().T.tolist() == [[1, 0, 0, 1, 0, 0, 1, 0], [1, 0, 1, 0, 1, 0, 1, 0]]
-    # episodes end by termination, truncation, both, and again
-    assert terminated.int().T.tolist() == [[0, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 1, 0, 0]]
-    assert truncated.int().T.tolist() == [[0, 0, 0, 0, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0, 1]]
+    assert obs[:, 0].tolist() == [[1, 0], [1, 1], [2, 0], [2, 1], [3, 0], [3, 1], [4, 0], [4, 1]]
+    assert obs[:, 1].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0], [2, 1]]
+    assert action[:, 1].tolist() == [0, 1, 2, 1, 2, 0, 2, 0]
+    assert reward[:, 1, 0].tolist() == pytest.approx([0, 1.1, 2.2, 10.1, 11.2, 12, 20.2, 21])
+    assert start.int().T.tolist() == [[1, 0, 1, 0, 1, 0, 1, 0], [1, 0, 0, 1, 0, 0, 1, 0]]
+    # episodes end by termination, truncation, both, and again; at row 5 one by termination and the other by truncation
+    assert terminated.int().T.tolist() == [[0, 0, 0, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0]]
+    assert truncated.int().T.tolist() == [[0, 1, 0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1, 0, 0]]
     assert valid.all()
-    assert value[:, 0, 0].tolist() == [0, 1, 2, 100, 101, 102, 200, 201]
-    # the successor's value: within an episode, at the end of a rollout (101, 202), and V(final_obs) where truncated (103; 102, 402)
+    assert value[:, 1, 0].tolist() == [0, 1, 2, 100, 101, 102, 200, 201]
+    # the successor's value: within an episode, at the end of a rollout (101, 202), and V(final_obs) where truncated (102, 402; 103)
     alive = ~terminated
-    assert next_value[:, 0, 0][alive[:, 0]].tolist() == [1, 2, 101, 102, 103, 201, 202]
-    assert next_value[:, 1, 0][alive[:, 1]].tolist() == [101, 102, 201, 301, 401, 402]
+    assert next_value[:, 0, 0][alive[:, 0]].tolist() == [101, 102, 201, 301, 401, 402]
+    assert next_value[:, 1, 0][alive[:, 1]].tolist() == [1, 2, 101, 102, 103, 201, 202]
 
 
 def test_log_probabilities_are_those_of_the_policy_that_acted():
