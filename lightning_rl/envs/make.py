@@ -120,7 +120,8 @@ def _guarded(config: EnvConfig, build: Callable[[], Any]) -> Any:
                 raise missing_extra(package, extra, config.id) from error
         raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}") from error
     except Exception as error:  # a constructor of others may raise anything
-        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}") from error
+        given = f"; given were env.kwargs {config.kwargs}" if config.kwargs else ""
+        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{given}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -156,7 +157,7 @@ def _atari(env: gym.Env) -> gym.Env:
 
 def _wrap(env: gym.Env, wrapper: Any) -> gym.Env:
     """Apply a wrapper given as a class path or as `{class_path, init_args}`."""
-    setting = {"class_path": wrapper} if isinstance(wrapper, str) else wrapper
+    setting: Any = {"class_path": wrapper} if isinstance(wrapper, str) else wrapper
     if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
         raise SettingError(f"env.wrappers takes class paths or {{class_path, init_args}}, got {wrapper!r}")
     module, _, name = setting["class_path"].rpartition(".")
