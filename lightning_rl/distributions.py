@@ -52,7 +52,15 @@ class Categorical(Distribution):
         self.num_inputs, self.num_parts, self.start = int(space.n), 1, int(space.start)
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return _gumbel_max(_masked(x, mask), generator)
+        return self.draw(_masked(x, mask), self.noise(x, generator))
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Gumbel noise of the shape of x."""
+        return _gumbel(x, generator)
+
+    def draw(self, x: Any, noise: Any) -> Any:
+        """The action for logits and noise, arrays or tensors alike."""
+        return (x + noise).argmax(-1)
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return _masked(x, mask).argmax(-1)
@@ -87,7 +95,8 @@ class MultiCategorical(Distribution):
         return _masked(_masked(x, mask)[..., self.branch], self.inside)
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return _gumbel_max(self._logits(x, mask), generator)
+        logits = self._logits(x, mask)
+        return (logits + _gumbel(logits, generator)).argmax(-1)
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return self._logits(x, mask).argmax(-1)
@@ -135,8 +144,15 @@ class DiagonalGaussian(Distribution):
         self.log_std = nn.Parameter(torch.full((self.num_inputs,), float(log_std_init)))
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        noise = torch.empty_like(x).normal_(generator=generator)
-        return torch.addcmul(x, self.log_std.exp(), noise)
+        return self.draw(x, self.noise(x, generator))
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Noise of the shape of x with the policy's σ."""
+        return self.log_std.exp() * torch.empty_like(x).normal_(generator=generator)
+
+    def draw(self, x: Any, noise: Any) -> Any:
+        """The action for means and noise, arrays or tensors alike."""
+        return x + noise
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return x
@@ -257,7 +273,6 @@ def _masked(logits: Tensor, mask: Tree) -> Tensor:
     return logits if isinstance(mask, tuple) else logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
 
 
-def _gumbel_max(logits: Tensor, generator: Generator | None) -> Tensor:
-    """Sample from softmax(logits): argmax of logits + Gumbel noise, −log of exponential noise."""
-    noise = torch.empty_like(logits).exponential_(generator=generator)
-    return (logits - noise.log_()).argmax(-1)
+def _gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
+    """Gumbel noise, −log of exponential noise: the argmax of logits + noise is a sample of their softmax."""
+    return torch.empty_like(logits).exponential_(generator=generator).log_().neg_()

@@ -11,10 +11,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import yaml
-from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.loading import check_fits
 from lightning_rl.algorithms.settings import plain
 from lightning_rl.callbacks.checkpoints import BestModel, SaveCheckpoints
 from lightning_rl.callbacks.csv_logger import CSVLogger, read_rows, write_rows
@@ -22,7 +23,7 @@ from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, check_range
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ class CheckpointConfig:
     keep: int = 0
 
 
+OURS = {
+    "gradient_clip_val": "model.max_grad_norm",
+    "gradient_clip_algorithm": "model.max_grad_norm",
+    "accumulate_grad_batches": "a larger model.batch_size",
+}
+"""Flags of Lightning's Trainer that are the algorithm's business here."""
+
+
 class Trainer(pl.Trainer):
     """Lightning's Trainer, bringing a run folder, loggers, evaluation, best and last checkpoints, a progress bar and stopping.
 
@@ -79,11 +88,15 @@ class Trainer(pl.Trainer):
         max_epochs: runs end at the algorithm's `max_env_steps`; -1 sets no other end.
     """
 
+    config: dict[str, Any]
+    callbacks: list[pl.Callback]
+    fast_dev_run: int | bool
+
     def __init__(
         self,
         *,
-        evaluation: EvaluationConfig | None = EvaluationConfig(),  # noqa: B008 (frozen)
-        checkpoint: CheckpointConfig | None = CheckpointConfig(),  # noqa: B008 (frozen)
+        evaluation: EvaluationConfig | None = EvaluationConfig(),
+        checkpoint: CheckpointConfig | None = CheckpointConfig(),
         default_root_dir: str | Path = "runs",
         torch_threads: int | None = None,
         max_epochs: int | None = -1,
@@ -95,8 +108,13 @@ class Trainer(pl.Trainer):
         fast_dev_run: int | bool = False,
         **kwargs: Any,
     ) -> None:
+        for flag, instead in OURS.items():
+            if kwargs.get(flag) not in (None, 1):
+                raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: algorithms make their own gradient steps; use {instead}")
+        if torch_threads is not None:
+            check_range("trainer.torch_threads", torch_threads, 1, whole=True)
         self.torch_threads = torch_threads
-        self.config: dict[str, Any] = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
+        self.config = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
         self.default_loggers = logger is None or logger is True
         callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or [])
         if not any(isinstance(callback, RolloutEvaluator) for callback in callbacks) and evaluation is not None:
@@ -123,7 +141,15 @@ class Trainer(pl.Trainer):
         )
         self.run_folder: Path | None = None
 
-    def fit(self, model: Any, *args: Any, ckpt_path: str | Path | None = None, **kwargs: Any) -> None:
+    def fit(
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: pl.LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
         """Train. `ckpt_path` continues from a checkpoint; `last` from the newest run of this algorithm and environment, in its folder."""
         if isinstance(model, Algorithm):
             folder = self.default_root_dir_path / type(model).__name__ / environment_name(model)
@@ -132,7 +158,7 @@ class Trainer(pl.Trainer):
         threads = torch.get_num_threads()
         torch.set_num_threads(self.torch_threads or (threads if has_convolutions(model) else 1))
         try:
-            super().fit(model, *args, ckpt_path=ckpt_path, **kwargs)
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         finally:
             torch.set_num_threads(threads)
         if self.run_folder is not None and not self.fast_dev_run:
@@ -157,14 +183,13 @@ class Trainer(pl.Trainer):
                 return saved[-1], saved[-1] / "checkpoints" / "last.ckpt"
             self.say(f"no last.ckpt below {folder}: starting afresh")
             ckpt_path = None
-        if ckpt_path is not None and not Path(ckpt_path).is_file():
-            raise SettingError(f"ckpt_path {str(ckpt_path)!r} is not a file")
         number = int(runs[-1].name.partition("_")[2]) + 1 if runs else 0
         return folder / f"version_{number}", ckpt_path
 
     def _equip(self, model: Algorithm, ckpt_path: str | Path | None) -> None:
-        """Tell loggers and callbacks where the run lies."""
+        """Check the checkpoint, and tell loggers and callbacks where the run lies."""
         assert self.run_folder is not None
+        env_steps = None if ckpt_path is None else check_fits(model, ckpt_path)
         for callback in self.callbacks:
             if isinstance(callback, BestModel | SaveCheckpoints) and callback.folder is None:
                 callback.folder = self.run_folder / "checkpoints"
@@ -176,24 +201,28 @@ class Trainer(pl.Trainer):
         metrics = CSVLogger(self.run_folder)
         board = TensorBoardLogger(self.run_folder, name="", version="") if self.default_loggers else None
         self.loggers = [metrics, *([board] if board else []), *self.loggers]
-        if ckpt_path is not None and self.run_folder in Path(ckpt_path).parents:
-            self._cut_back(metrics, ckpt_path)
+        if env_steps is not None and self.run_folder in Path(str(ckpt_path)).parents:
+            self._cut_back(metrics, env_steps)
         for logger in self.loggers:
             use_env_steps(logger)
 
     @rank_zero_only
     def _write_config(self, model: Algorithm) -> None:
         assert self.run_folder is not None
-        self.run_folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.run_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(
+                f"trainer.default_root_dir {self.default_root_dir!r}: {error.strerror}; name a folder to write to"
+            ) from error
         model_settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
         text = yaml.safe_dump({"model": model_settings, **self.config}, sort_keys=False)
         (self.run_folder / "config.yaml").write_text(text)
 
     @rank_zero_only
-    def _cut_back(self, metrics: CSVLogger, ckpt_path: str | Path) -> None:
+    def _cut_back(self, metrics: CSVLogger, env_steps: int) -> None:
         """Rows written after the checkpoint will be written again."""
         assert self.run_folder is not None
-        env_steps = torch.load(ckpt_path, weights_only=True, map_location="cpu", mmap=True)["lightning_rl"]["env_steps"]
         metrics.cut_back(env_steps)
         evaluations = self.run_folder / "evaluations.csv"
         rows = read_rows(evaluations)
@@ -237,8 +266,9 @@ def has_convolutions(model: Any) -> bool:
     return any(isinstance(module, torch.nn.Conv2d) for module in model.modules())
 
 
+@rank_zero_only
 def use_env_steps(logger: Any) -> None:
     """Weights & Biases draws over `env_steps`, as the others do."""
-    if type(logger).__name__ == "WandbLogger" and rank_zero_only.rank == 0:
+    if isinstance(logger, WandbLogger):
         logger.experiment.define_metric("env_steps")
         logger.experiment.define_metric("*", step_metric="env_steps", step_sync=True)

@@ -30,7 +30,8 @@ class Step(NamedTuple):
 class Rollout(NamedTuple):
     """Experience of N environments over T steps, time-major. Empty slots are `()`.
 
-    obs: `[T, N, ...]` tree.  action: `[T, N, ...]` tree as sampled.  log_prob: `[T, N]` of the joint action.
+    obs: `[T, N, ...]` tree.  action: `[T, N, ...]` tree as sampled.  log_prob: `[T, N, D]`, part by part,
+    empty where an algorithm does not need it.
     reward, value, next_value: `[T, N, S]`; next_value is the value of the true successor (the final observation at a truncation).
     terminated, truncated, valid, episode_start: bool `[T, N]`; `truncated` excludes `terminated`.
     action_mask: `[T, N, ...]` tree.  memory: the policy's memory before the first row.
@@ -38,7 +39,7 @@ class Rollout(NamedTuple):
 
     obs: Tree
     action: Tree
-    log_prob: Tensor
+    log_prob: Tree
     reward: Tensor
     value: Tensor
     next_value: Tensor

@@ -14,6 +14,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import check_range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.types import Rollout
@@ -72,12 +73,12 @@ class A2C(Algorithm):
         )
 
     def experience(self) -> RolloutDataset:
-        return self.collect(self.n_steps)
+        return self.collect(self.n_steps, log_probs=False)
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
         batch = make_batch(*self.prepare(rollout), self.gae_lambda)
-        self.record(explained_variance=explained_variance(batch.value, batch.returns))
+        self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns))
         if self.normalize_advantage:
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
         loss = self.loss(batch)
@@ -97,5 +98,5 @@ class A2C(Algorithm):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.use_rms_prop:
-            return torch.optim.RMSprop(self.network.parameters(), alpha=0.99, eps=self.rms_prop_eps)
-        return torch.optim.Adam(self.network.parameters(), eps=1e-5, fused=True)
+            return torch.optim.RMSprop([FlatParameters(self.network)], alpha=0.99, eps=self.rms_prop_eps)
+        return torch.optim.Adam([FlatParameters(self.network)], eps=1e-5, fused=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,6 +20,7 @@ from lightning_rl.envs.config import EnvConfig, as_config, one_of
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.rewards.extrinsic import Extrinsic
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.spaces import Spaces, single_spaces
@@ -47,7 +48,7 @@ class Algorithm(pl.LightningModule):
         normalize_reward: divide rewards by the running standard deviation of the discounted return.
         clip_reward: cut rewards to [-clip_reward, clip_reward] for learning; null leaves them.
         reward_scale: factor on rewards for learning.
-        log_interval: environment steps between two rows in the loggers; 0.5 % of the run unless given.
+        log_interval: environment steps between two rows in the loggers; 1 % of the run unless given.
         spaces: observation and action space; probed from one environment unless given.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
@@ -87,7 +88,7 @@ class Algorithm(pl.LightningModule):
         self.max_env_steps = max_env_steps
         self.learning_rate = make_schedule("learning_rate", learning_rate)
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
-        self.log_interval = log_interval or max(1, max_env_steps // 200)
+        self.log_interval = log_interval or max(1, max_env_steps // 100)
         self.normalize_obs, self.normalize_obs_steps = normalize_obs, normalize_obs_steps
         self.network_settings: dict[str, Any] = {
             "net_arch": [64, 64] if net_arch is None else net_arch,
@@ -101,7 +102,7 @@ class Algorithm(pl.LightningModule):
         self.env_steps = self.updates = self.episodes = 0
         self.progress = 0.0
         self.collector: Collector | None = None
-        self.metrics: dict[str, list[Tensor]] = {}
+        self.metrics: dict[str, list[Tensor | Callable[[], Tensor]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -110,13 +111,13 @@ class Algorithm(pl.LightningModule):
 
     # ---------------------------------------------------------------- for algorithms
 
-    network: torch.nn.Module
+    network: Any
 
     def experience(self) -> RolloutDataset:
         """Which experience: the dataset whose items are iterations."""
         raise NotImplementedError
 
-    def collect(self, n_steps: int) -> RolloutDataset:
+    def collect(self, n_steps: int, log_probs: bool = True) -> RolloutDataset:
         """Rollouts of `n_steps` steps from the environments, with the newest weights."""
         if self.env is None:
             raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
@@ -126,8 +127,10 @@ class Algorithm(pl.LightningModule):
             stepper = make_stepper(make_vector_env(self.env), self.env if isinstance(self.env, EnvConfig) else None)
             if single_spaces(stepper.envs) != self.spaces:
                 stepper.close()
-                raise SettingError(f"the environment's spaces {single_spaces(stepper.envs)} are not those of the model, {self.spaces}"[:200])
-            self.collector = Collector(stepper, self.spaces, self.network, n_steps, self.seed)
+                raise SettingError(
+                    f"the environment's spaces {single_spaces(stepper.envs)} are not those of the model, {self.spaces}"[:200]
+                )
+            self.collector = Collector(stepper, self.spaces, self.network, n_steps, self.seed, log_probs)
         steps = n_steps * self.collector.stepper.num_envs * self.trainer.world_size
         return RolloutDataset(self.collector, -(-self.max_env_steps // steps))
 
@@ -150,13 +153,17 @@ class Algorithm(pl.LightningModule):
 
     def step(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """One gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping."""
-        optimizer.zero_grad(set_to_none=True)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        flat = [parameter for parameter in parameters if isinstance(parameter, FlatParameters)]
+        for parameter in parameters + [part for vector in flat for part in vector.parts]:
+            parameter.grad = None
         self._scaler.scale(loss).backward()
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if self.trainer.world_size > 1:
-            _average_gradients(parameters)
+        for vector in flat:
+            vector.gather_gradient()
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        average_over_ranks(gradients, self.trainer.world_size)
         self._scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+        norm = clip(gradients, self.max_grad_norm)
         self._scaler.step(optimizer)
         self._scaler.update()
         return norm
@@ -167,10 +174,13 @@ class Algorithm(pl.LightningModule):
         for callback in self._followers:
             callback.on_update_end(self.trainer, self)
 
-    def record(self, **values: Tensor) -> None:
-        """Keep metrics of this iteration, logged as `train/<name>`: the mean of all values recorded under a name."""
+    def record(self, **values: Tensor | Callable[[], Tensor]) -> None:
+        """Keep metrics of this iteration, logged as `train/<name>`: the mean of all values recorded under a name.
+
+        A function is called only if this iteration is logged.
+        """
         for name, value in values.items():
-            self.metrics.setdefault(name, []).append(value.detach())
+            self.metrics.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
 
     def mean_over_ranks(self, value: Tensor) -> float:
         """The mean of a number over all ranks, so that they decide alike."""
@@ -189,7 +199,8 @@ class Algorithm(pl.LightningModule):
     def on_train_start(self) -> None:
         assert self.collector is not None
         self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
-        self._followers = [callback for callback in self.trainer.callbacks if hasattr(callback, "on_update_end")]
+        trainer: Any = self.trainer
+        self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         if self.env_steps and self.global_rank == 0:  # continued: one rank brings what all ranks had
             self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
         if self.normalize_obs == "frozen" and not self.env_steps:
@@ -293,11 +304,11 @@ class Algorithm(pl.LightningModule):
         metrics["rollout/episodes"] = self.episodes
         metrics["train/n_updates"] = self.updates
         metrics["train/learning_rate"] = self.learning_rate(self.progress)
-        metrics |= {f"train/{name}": float(torch.stack(values).float().mean()) for name, values in self.metrics.items()}
+        for name, values in self.metrics.items():
+            metrics[f"train/{name}"] = float(torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean())
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.env_steps)
-        if "rollout/ep_rew_mean" in metrics:
-            self.log("rollout/ep_rew_mean", metrics["rollout/ep_rew_mean"], logger=False)
+        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         self._logged_at, self._logged_env_steps = now, self.env_steps
 
 
@@ -308,11 +319,20 @@ class CloseEnvironments(pl.Callback):
         pl_module.teardown("fit")
 
 
-def _average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """The mean over ranks, in one collective."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
+    """Replace gradients by their mean over ranks, in one collective."""
+    if world_size == 1:
+        return
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     torch.distributed.all_reduce(flat)
-    flat /= torch.distributed.get_world_size()
     for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+        gradient.copy_(part.view_as(gradient) / world_size)
+
+
+def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
+    """Scale gradients to a Euclidean norm of at most `max_norm`. Returns the norm before."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale)
+    return norm

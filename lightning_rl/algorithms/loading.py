@@ -44,14 +44,41 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         SettingError: no such file, or not one of our checkpoints.
     """
     if not Path(path).is_file():
-        raise SettingError(f"ckpt_path {str(path)!r} is not a file")
+        beside = [each.name for each in Path(path).parent.glob("*.ckpt")]
+        raise SettingError(f"ckpt_path {str(path)!r} is not a file; checkpoints lie in RUN/checkpoints{nearest(Path(path).name, beside)}")
     try:
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
         if {"state_dict", "hyper_parameters", "lightning_rl"} <= checkpoint.keys():
             return checkpoint
     except Exception as error:  # torch raises what its unpickler meets: EOFError, RuntimeError, UnpicklingError, KeyError, …
-        raise SettingError(f"ckpt_path {str(path)!r} cannot be read as a checkpoint ({type(error).__name__}); is it damaged?") from error
-    raise SettingError(f"ckpt_path {str(path)!r} is not a checkpoint of lightning_rl")
+        raise SettingError(
+            f"ckpt_path {str(path)!r} cannot be read as a checkpoint ({type(error).__name__}); it is damaged or of another kind"
+        ) from error
+    raise SettingError(
+        f"ckpt_path {str(path)!r} is not a checkpoint of lightning_rl; those have a state_dict, hyper_parameters, lightning_rl"
+    )
+
+
+def check_fits(algorithm: Any, path: str | Path) -> int:
+    """The environment steps at which a checkpoint stands.
+
+    Raises:
+        SettingError: it cannot be read, or it holds another algorithm or other weights than this one.
+    """
+    checkpoint = read_checkpoint(path)
+    stored, name = checkpoint["lightning_rl"]["algorithm"], type(algorithm).__name__
+    if stored != name:
+        raise SettingError(f"ckpt_path {str(path)!r} holds {stored}, not {name}; continue it with --model {stored}")
+    shapes, weights = (
+        {key: tuple(value.shape) for key, value in each.items()} for each in (checkpoint["state_dict"], algorithm.state_dict())
+    )
+    for key in sorted(shapes.keys() | weights.keys()):
+        if shapes.get(key) != weights.get(key):
+            raise SettingError(
+                f"ckpt_path {str(path)!r} does not fit the model: {key} is {shapes.get(key)} there and {weights.get(key)} here; "
+                "use the same settings"
+            )
+    return checkpoint["lightning_rl"]["env_steps"]
 
 
 def algorithm_class(name: str, base: type) -> type:
@@ -65,7 +92,7 @@ def algorithm_class(name: str, base: type) -> type:
     imported = {cls.__name__: cls for cls in _subclasses(base)}
     if name not in imported:
         names = {*ALGORITHMS, *imported}
-        raise SettingError(f"there is no algorithm {name!r}{nearest(name, names)}; one of your own needs --import its_module")
+        raise SettingError(f"there is no algorithm {name!r} (one of your own needs --import its_module){nearest(name, names)}")
     return imported[name]
 
 

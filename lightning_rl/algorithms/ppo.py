@@ -14,6 +14,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.types import Rollout
@@ -90,7 +91,7 @@ class PPO(Algorithm):
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
         batch = make_batch(*self.prepare(rollout), self.gae_lambda)
-        self.record(explained_variance=explained_variance(batch.value, batch.returns))
+        self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns))
         for _ in range(self.n_epochs):
             for minibatch in minibatches(batch, self.batch_size, self.normalize_advantage, self.generator):
                 loss, kl = self.loss(minibatch)
@@ -127,7 +128,7 @@ class PPO(Algorithm):
         return actor_learns * actor_loss + self.vf_coef * value_loss, kl
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.network.parameters(), eps=1e-5, fused=True)
+        return torch.optim.Adam([FlatParameters(self.network)], eps=1e-5, fused=True)
 
 
 def check_batch_size(batch_size: int, n_steps: int, num_envs: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,8 +12,9 @@ from torch import Generator, Tensor
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
+from lightning_rl.networks.acting import make_actor
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_numpy, tree_to_torch
 
 
 class ActingNetwork(Protocol):
@@ -21,13 +23,13 @@ class ActingNetwork(Protocol):
     distribution: Distribution
     memory: Any
 
+    def parameters(self) -> Iterator[Tensor]: ...
+
     def sample(
         self, obs: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree, *, generator: Generator
     ) -> tuple[Tree, Tree]: ...
 
-    def evaluate(
-        self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def log_prob(self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None) -> Tensor: ...
 
     def value(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> Tensor: ...
 
@@ -61,7 +63,7 @@ class EpisodeStatistics:
 
     def metrics(self) -> dict[str, float]:
         """Means over the window, under Stable-Baselines3's names; empty before the first episode ends."""
-        windows = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths, "success_rate": self.successes}
+        windows: dict[str, Any] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths, "success_rate": self.successes}
         return {f"rollout/{name}": float(np.mean(window)) for name, window in windows.items() if window}
 
 
@@ -76,18 +78,20 @@ class Collector:
         network: the policy, asked with its newest weights at every step.
         n_steps: T.
         seed: of the environments and of the policy's draws.
+        log_probs: whether rollouts need log-probabilities; else that slot stays empty.
     """
 
-    def __init__(self, stepper: Stepper, spaces: Spaces, network: ActingNetwork, n_steps: int, seed: int) -> None:
-        self.stepper, self.network, self.n_steps, self.seed = stepper, network, n_steps, seed
+    def __init__(self, stepper: Stepper, spaces: Spaces, network: ActingNetwork, n_steps: int, seed: int, log_probs: bool = True) -> None:
+        self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
         num_envs = stepper.num_envs
         self.statistics = EpisodeStatistics(num_envs)
         self.env_steps = 0
         self._space = spaces.observation
         self._obs = allocate(self._space, n_steps + 1, num_envs)
         self._obs_tensor = tree_to_torch(self._obs)
+        self._obs_rows = [tree_index(self._obs, t) for t in range(n_steps + 1)]
         self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
-        self._flags = {name: np.zeros((n_steps, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
+        self._flags = {name: np.zeros((n_steps + 1, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
         self._memory: Tree = ()
         self._start = np.ones(num_envs, dtype=bool)
         self._generator: Generator | None = None
@@ -102,37 +106,33 @@ class Collector:
     @torch.no_grad()
     def collect(self) -> Rollout:
         """Step `n_steps` times from where the last rollout ended. The first call resets the environments."""
-        network, device = self.network, next(self.network.parameters()).device  # type: ignore[attr-defined]
-        if self._generator is None:
-            self._generator = Generator(device).manual_seed(self.seed)
         if self._current is None:
             self.reset()
-        memory = self._memory
-        actions, truncations = [], []
+        if self._generator is None:
+            self._generator = Generator(next(self.network.parameters()).device).manual_seed(self.seed)
+        memory, ends = self._memory, []
+        actor = make_actor(self.network, tree_index(self._obs, slice(self.n_steps)), self._generator)
         for t in range(self.n_steps):
-            self._flags["start"][t] = self._start
-            obs = self._observe(t, self._current, device)
-            start = torch.as_tensor(self._start, device=device)
-            action, after = network.sample(obs, self._memory, start, (), generator=self._generator)
-            step = self.stepper.step(network.distribution.to_env(tree_to_numpy(action)))
-            self._record(t, step)
-            actions.append(action)
-            truncated = np.flatnonzero(step.truncated)
-            if len(truncated):
-                rows = np.searchsorted(step.ended, truncated)
-                truncations.append((t, truncated, tree_index(step.final_obs, rows), tree_index(after, truncated)))
+            self._write_obs(t)
+            action, after = actor.act(t, self._memory, self._start)
+            step = self.stepper.step(action)
+            self._write_step(t, step)
+            if len(step.ended) and step.truncated.any():
+                cut = np.flatnonzero(step.truncated)
+                ends.append((t, cut, tree_index(step.final_obs, np.searchsorted(step.ended, cut)), tree_index(after, cut)))
             self._memory = after
-        return self._rollout(tree_stack(actions), memory, truncations, device)
+        self._write_obs(self.n_steps)
+        return self._judge(actor.actions(), memory, ends)
 
     def random_steps(self, count: int) -> Tree:
         """Observations `[>= count, ...]` of a policy that knows nothing; the next rollout starts new episodes."""
         generator = Generator().manual_seed(self.seed)
         x = torch.zeros(self.stepper.num_envs, self.network.distribution.num_inputs)
         distribution = self.network.distribution
-        device = next(self.network.parameters()).device  # type: ignore[attr-defined]
+        device = next(self.network.parameters()).device
         current, rows, end = self.stepper.reset(self.seed), [], self.env_steps + count
         while self.env_steps < end:
-            row = self._observe(0, current, torch.device("cpu"))
+            row = tree_to_torch(tree_map(_assign, allocate(self._space, self.stepper.num_envs), current))
             action = distribution.sample(x.to(device), (), None if device.type != "cpu" else generator)
             step = self.stepper.step(distribution.to_env(tree_to_numpy(action)))
             rows.append(tree_index(row, torch.from_numpy(step.valid)))
@@ -145,45 +145,41 @@ class Collector:
         """Close the environments."""
         self.stepper.close()
 
-    def _observe(self, t: int, obs: Tree, device: torch.device) -> Tree:
-        """Write observations into row t, and return that row as tensors."""
-        tree_map(_assign, tree_index(self._obs, t), obs)
-        row = tree_index(self._obs_tensor, t)
-        return row if device.type == "cpu" else tree_map(lambda leaf: leaf.to(device), row)
+    def _write_obs(self, t: int) -> None:
+        tree_map(_assign, self._obs_rows[t], self._current)
+        self._flags["start"][t] = self._start
 
-    def _record(self, t: int, step: EnvStep) -> None:
+    def _write_step(self, t: int, step: EnvStep) -> None:
+        flags = self._flags
         self._reward[t] = step.reward
-        self._flags["terminated"][t], self._flags["truncated"][t], self._flags["valid"][t] = step.terminated, step.truncated, step.valid
-        self._start = step.episode_start
-        self._current = step.obs
-        self.env_steps += int(step.valid.sum())
+        flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
+        self._start, self._current = step.episode_start, step.obs
+        self.env_steps += int(np.count_nonzero(step.valid))
         self.statistics.update(step)
 
-    def _rollout(self, action: Tree, memory: Tree, truncations: list[Any], device: torch.device) -> Rollout:
-        """Judge the rollout: log-probabilities and values of all rows at once, with the weights that acted."""
-        network = self.network
-        last = self._observe(self.n_steps, self._current, device)
-        obs = tree_map(lambda leaf: leaf[:-1], self._obs_tensor)
-        start = torch.from_numpy(self._flags["start"])
-        log_prob, _, value = network.evaluate(
-            tree_map(lambda leaf: leaf.to(device), obs), action, memory, start.to(device), ()
-        )
-        last_value = network.value(last, self._memory, torch.as_tensor(self._start, device=device))
-        next_value = torch.cat([value[1:], last_value.unsqueeze(0)])
-        for t, envs, final_obs, after in truncations:
-            final = tree_map(_assign, allocate(self._space, len(envs)), final_obs)
-            next_value[t, envs] = network.value(tree_to_torch(final, device), after, torch.zeros(len(envs), dtype=torch.bool))
-        return Rollout(
-            obs,
-            action,
-            log_prob,
-            torch.from_numpy(self._reward).unsqueeze(-1),
-            value,
-            next_value,
-            *(torch.from_numpy(self._flags[name]) for name in ("terminated", "truncated", "valid", "start")),
-            action_mask=(),
-            memory=memory,
-        )
+    def _judge(self, action: Tree, memory: Tree, ends: list[Any]) -> Rollout:
+        """Values and log-probabilities of all rows at once, with the weights that acted.
+
+        `ends` lists, for each step t where episodes were cut: t, the environments, their final observations, and the memory after them.
+        """
+        network, device = self.network, next(self.network.parameters()).device
+        obs = tree_map(lambda leaf: leaf.to(device), self._obs_tensor)
+        start = torch.from_numpy(self._flags["start"]).to(device)
+        value = network.value(obs, memory, start)
+        obs, start = tree_index(obs, slice(-1)), start[:-1]
+        next_value = value[1:]
+        if ends:
+            steps, envs, finals, after = zip(*ends, strict=True)
+            rows = np.repeat(steps, [len(each) for each in envs]), np.concatenate(envs)
+            final = tree_map(_assign, allocate(self._space, len(rows[0])), tree_map(lambda *leaves: np.concatenate(leaves), *finals))
+            memory_then = tree_map(lambda *leaves: torch.cat(leaves), *after)
+            none = torch.zeros(len(rows[0]), dtype=torch.bool, device=device)
+            next_value = next_value.clone()
+            next_value[rows] = network.value(tree_to_torch(final, device), memory_then, none)
+        log_prob = network.log_prob(obs, action, memory, start) if self.log_probs else ()
+        terminated, truncated, valid = (torch.from_numpy(self._flags[name][:-1]) for name in ("terminated", "truncated", "valid"))
+        reward = torch.from_numpy(self._reward).unsqueeze(-1)
+        return Rollout(obs, action, log_prob, reward, value[:-1], next_value, terminated, truncated, valid, start, memory=memory)
 
 
 def _assign(target: np.ndarray, source: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ class EpisodePlayer:
         self.max_episode_steps = max_episode_steps
 
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool) -> list[Episode]:
-        """Episodes with the seeds seed, seed + 1, …; environment i plays numbers i, i + num_envs, …  Leaves the network's mode as it was."""
+        """Episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leaves the network's mode as it was."""
         was_training = network.training
         network.eval()
         try:

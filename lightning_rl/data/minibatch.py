@@ -15,13 +15,13 @@ from lightning_rl.types import Rollout, Tree, flatten_time, tree_map
 class Batch(NamedTuple):
     """Rows of on-policy experience, `[B, ...]`.
 
-    log_prob: `[B]`, of the policy that acted, or `[B, D]` part by part.  value, returns: `[B, S]`.  advantage: `[B]`, summed over S.
+    log_prob: `[B, D]`, of the policy that acted, part by part.  value, returns: `[B, S]`.  advantage: `[B]`, summed over S.
     weight: `[B]`, the same for all rows that are experience, 0 for the others; sums to 1 over a minibatch.
     """
 
     obs: Tree
     action: Tree
-    log_prob: Tensor
+    log_prob: Tree
     value: Tensor
     advantage: Tensor
     returns: Tensor
@@ -42,9 +42,7 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float) -> Batch:
     returns = advantage + rollout.value
     valid = rollout.valid.to(advantage.dtype)
     weight = valid / valid.sum().clamp(min=1)
-    rows = Batch(
-        rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage.sum(-1), returns, weight, rollout.action_mask
-    )
+    rows = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage.sum(-1), returns, weight, rollout.action_mask)
     return flatten_time(rows)
 
 

@@ -22,7 +22,9 @@ from lightning_rl.types import Tree, tree_index, tree_leaves, tree_stack
 class EnvStep(NamedTuple):
     """One step of N environments.
 
-    obs: what to act on next, `[N, ...]`.    ended: the indices of the K environments whose episode ended.  final_obs: their true last observations, `[K, ...]`, or None if K = 0.
+    obs: what to act on next, `[N, ...]`.  reward, terminated, truncated, valid: `[N]`; truncated excludes terminated.
+    episode_start: whether `obs` is the first of an episode, `[N]`.  ended: the indices of the K environments whose episode ended.
+    final_obs: their true last observations, `[K, ...]`, or None if K = 0.
     info: the environment's, of the row that ended where one did.
     """
 

@@ -91,6 +91,11 @@ class ActorCritic(nn.Module):
             return self.distribution.mode(x, action_mask), memory
         return self.distribution.sample(x, action_mask, generator), memory
 
+    def log_prob(self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()) -> Tensor:
+        """Log-probability of an action `[..., D]`."""
+        x, _ = self._policy(obs, memory, episode_start)
+        return self.distribution.evaluate(x, action, action_mask)[0]
+
     def evaluate(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,8 +76,12 @@ class ObservationNormalizer(nn.Module):
     def _normalize(self, leaf: Tensor, statistics: nn.Module) -> Tensor:
         if not isinstance(statistics, RunningMeanStd):
             return leaf
-        mean, scale = statistics.mean.float(), (statistics.var + self.epsilon).rsqrt().float()
-        return ((leaf - mean) * scale).clamp(-self.clip, self.clip)
+        shift, scale = self.shift_and_scale(statistics)
+        return ((leaf - shift) * scale).clamp(-self.clip, self.clip)
+
+    def shift_and_scale(self, statistics: RunningMeanStd) -> tuple[Tensor, Tensor]:
+        """The mean and the inverse deviation, in float32."""
+        return statistics.mean.float(), (statistics.var + self.epsilon).rsqrt().float()
 
     def update(self, obs: Tree) -> None:
         """Merge the rows of an observation batch `[B, ...]`."""

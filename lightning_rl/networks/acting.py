@@ -1,0 +1,114 @@
+"""Asking a policy for actions, step by step of a rollout, as cheaply as the network allows.
+
+A small perceptron costs more in calls than in arithmetic, so on a CPU it is evaluated in numpy on live views of its parameters: half the
+time of a torch forward for 8 environments. The noise of all steps is drawn at once, and log-probabilities and values are left to one
+batched pass at the end of the rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, nn
+
+from lightning_rl.distributions import Categorical, DiagonalGaussian
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.encoders import VectorEncoder
+from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
+from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+
+NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray]] = {nn.Tanh: np.tanh, nn.ReLU: lambda x: np.maximum(x, 0)}
+NUMPY_MAX_WIDTH = 256
+
+
+class TorchActor:
+    """Asks any network.
+
+    Args:
+        network: the policy.
+        obs: `[T, ...]` arrays; row t is filled before `act(t)`.
+        generator: of the draws, on the network's device.
+    """
+
+    def __init__(self, network: Any, obs: Tree, generator: Generator) -> None:
+        self.network, self.generator = network, generator
+        self.obs = tree_to_torch(obs)
+        self.taken: list[Tree] = []
+
+    def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
+        """The environments' actions for the observations of row t, and the new memory."""
+        device = self.generator.device
+        obs = tree_map(lambda leaf: leaf[t].to(device), self.obs)
+        start = torch.as_tensor(episode_start, device=device)
+        action, memory = self.network.sample(obs, memory, start, (), generator=self.generator)
+        self.taken.append(action)
+        return self.network.distribution.to_env(tree_to_numpy(action)), memory
+
+    def actions(self) -> Tree:
+        """All actions as sampled, `[T, N, ...]`."""
+        return tree_stack(self.taken)
+
+
+class NumpyActor:
+    """Asks an `ActorCritic` with a vector observation, without memory, on the CPU. Arguments as `TorchActor`."""
+
+    def __init__(self, network: ActorCritic, obs: np.ndarray, generator: Generator) -> None:
+        self.obs = obs
+        self.taken: list[np.ndarray] = []
+        self.normalize = _numpy_normalizer(network.normalizer)
+        self.layers: list[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray] | None]] = []
+        self.distribution: Any = network.distribution
+        modules: list[Any] = [*network.actor, nn.Identity()]
+        for layer, after in zip(modules[::2], modules[1::2], strict=True):
+            activation = NUMPY_ACTIVATIONS.get(type(after))
+            self.layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy(), activation))
+        self.noise = self.distribution.noise(torch.empty(*obs.shape[:2], self.distribution.num_inputs), generator).numpy()
+
+    def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
+        """The environments' actions for the observations of row t, and the new memory."""
+        x = self.normalize(self.obs[t])
+        for weight, bias, activation in self.layers:
+            x = x @ weight
+            x += bias
+            if activation is not None:
+                x = activation(x)
+        action = self.distribution.draw(x, self.noise[t])
+        self.taken.append(action)
+        return self.distribution.to_env(action), memory
+
+    def actions(self) -> torch.Tensor:
+        """All actions as sampled, `[T, N, ...]`."""
+        return torch.from_numpy(np.stack(self.taken))
+
+
+def make_actor(network: Any, obs: Tree, generator: Generator) -> TorchActor | NumpyActor:
+    """The cheapest actor that a network allows."""
+    return NumpyActor(network, obs, generator) if _fits_numpy(network, generator) else TorchActor(network, obs, generator)
+
+
+def _fits_numpy(network: Any, generator: Generator) -> bool:
+    if type(network) is not ActorCritic or generator.device.type != "cpu" or not isinstance(network.memory, NoMemory):
+        return False
+    leaves: list[Any] = list(network.actor_encoder.leaves)
+    layers: list[Any] = list(network.actor)
+    return (
+        len(leaves) == 1
+        and isinstance(leaves[0], VectorEncoder)
+        and leaves[0].dims == 1
+        and leaves[0].scale == 1
+        and isinstance(network.distribution, Categorical | DiagonalGaussian)
+        and all(type(layer) in NUMPY_ACTIVATIONS for layer in layers[1::2])
+        and all(layer.weight.dtype == torch.float32 and layer.in_features <= NUMPY_MAX_WIDTH for layer in layers[::2])
+    )
+
+
+def _numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callable[[np.ndarray], np.ndarray]:
+    if isinstance(normalizer, NoNormalizer):
+        return lambda x: x
+    statistics: Any = normalizer.statistics[0]
+    mean, scale = (moment.numpy() for moment in normalizer.shift_and_scale(statistics))
+    return lambda x: np.clip((x - mean) * scale, -normalizer.clip, normalizer.clip)
