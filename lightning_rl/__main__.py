@@ -65,8 +65,9 @@ def run(arguments: list[str], debug: bool = False) -> int:
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise SettingError(f"--import {module}: {error}") from error
+        except Exception as error:  # the module of a user may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
     from lightning_rl import cli  # torch and Lightning are loaded only now
 
     return cli.SUBCOMMANDS[subcommand](arguments)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import logging
+import os
 import sys
 from argparse import ArgumentError, Namespace
 from collections.abc import Callable, Iterator
@@ -20,7 +21,8 @@ from rich.console import Console
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.evaluation import make_player
-from lightning_rl.cli_settings import explain, model_settings, read_arguments
+from lightning_rl.cli_messages import explain, explain_flag
+from lightning_rl.cli_settings import read_arguments
 from lightning_rl.data.episodes import summarize
 from lightning_rl.errors import SettingError, check_range, nearest
 from lightning_rl.trainer import CheckpointConfig, EvaluationConfig, Trainer
@@ -70,13 +72,25 @@ class CLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip=set(SECTIONS))
-        parser.add_lightning_class_args(Algorithm, "model", subclass_mode=True)
+        parser.add_subclass_arguments(Algorithm, "model", skip={"spaces"}, fail_untyped=False, required=True)
         for name, kind in SECTIONS.items():
             parser.add_argument(f"--{name}", type=kind | None, default=kind())
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        seed = self.config["fit"]["seed_everything"]
+        if not isinstance(seed, bool):
+            check_range("seed_everything", seed, 0, 2**32 - 1, whole=True)
+
+    def _parse_ckpt_path(self) -> None:
+        """A checkpoint brings weights and counters; settings are those that the user gives."""
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         sections = {name: self._get(self.config_init, name) for name in SECTIONS}
-        return super().instantiate_trainer(**sections, **kwargs)  # type: ignore[return-value]
+        try:
+            return super().instantiate_trainer(**sections, **kwargs)  # type: ignore[return-value]
+        except (MisconfigurationException, ValueError, TypeError) as error:
+            raise SettingError(explain_flag(str(error), vars(self.config["fit"]["trainer"]))) from error
 
     def instantiate_classes(self) -> None:
         with one_line_errors(Exception):  # whatever refuses its settings here
@@ -84,7 +98,8 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         config = yaml.safe_load(self._parser("fit").dump(self.config["fit"], skip_none=False))
-        self.trainer.config = {name: config[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
+        trainer: Any = self.trainer
+        trainer.config = {name: config[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
 
 
 def fit(arguments: list[str]) -> int:
@@ -94,13 +109,14 @@ def fit(arguments: list[str]) -> int:
         return 0
     quieten()
     options = ["--help"] if "--help_all" in arguments else read_arguments(arguments)
-    with one_line_errors():
+    with one_line_errors(ArgumentError, MisconfigurationException):
         CLI(["fit", *options])
     return 0
 
 
 def quieten() -> None:
-    """Lightning's notices belong on stdout, without its advertisements: stderr carries only errors."""
+    """Notices of Lightning belong on stdout, without its advertisements; those of Weights & Biases nowhere: stderr carries only errors."""
+    os.environ.setdefault("WANDB_SILENT", "true")
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
         handler = logging.StreamHandler(sys.stdout)
         handler.addFilter(lambda record: not record.getMessage().startswith(ADVERTISEMENTS))
@@ -110,10 +126,10 @@ def quieten() -> None:
 
 @contextlib.contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """What a parser, Lightning or another library says of wrong input, as a `SettingError`."""
+    """What the parser and others say of wrong input, as a `SettingError`."""
     try:
         yield
-    except (SettingError, ArgumentError, MisconfigurationException, *kinds) as error:
+    except (SettingError, *kinds) as error:
         raise SettingError(reason(error)) from error
 
 
@@ -131,9 +147,9 @@ class Parser(argparse.ArgumentParser):
     """Raises instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
-        names = [option for action in self._actions for option in action.option_strings]
-        unknown = message.rpartition("unrecognized arguments: ")[2].split()[0]
-        raise SettingError(message + (nearest(unknown, names) if unknown.startswith("--") and unknown not in names else ""))
+        names = [option for action in self._actions for option in action.option_strings if option.startswith("--") and option != "--help"]
+        other, _, unknown = message.partition("unrecognized arguments: ")
+        raise SettingError(other or message + nearest(unknown.split()[0], names))
 
 
 def evaluate(arguments: list[str]) -> int:

@@ -1,128 +1,49 @@
-"""Reading what a user wrote: configs and command-line options, checked against the names that exist.
+"""Reading what a user wrote: the command line's options and configs, checked against the names that exist.
 
 jsonargparse checks types and builds objects; before it sees anything, this file turns `env: CartPole-v1` into a mapping, reads `1e6` as
-an integer, finds packaged configs, and names a misspelt key with its nearest valid name and its file.
+an integer, and names a misspelt key with its nearest valid name and its file.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import yaml
 
-from lightning_rl.__main__ import config_folder
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.loading import algorithm_class
 from lightning_rl.algorithms.settings import settings_of
+from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, spell_out
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.trainer import CheckpointConfig, EvaluationConfig, Trainer
 
-WHOLE_FLOAT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
 TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only")
+OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
+ENV_SETTINGS = [field.name for field in fields(EnvConfig)]
 
 
-class Loader(yaml.SafeLoader):
-    """YAML 1.1 without its surprise that `1e6` is a string: here it is 1000000, and `3e-4` a float. Refuses a key given twice."""
-
-
-def _number(loader: Loader, node: yaml.ScalarNode) -> int | float:
-    return number(str(node.value))
-
-
-def _mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
-    return dict(loader.construct_pairs(node, deep=True))
-
-
-Loader.add_constructor("!number", _number)
-Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-Loader.add_implicit_resolver("!number", re.compile(rf"^{WHOLE_FLOAT.pattern}$"), list("-+0123456789"))
-Loader.yaml_implicit_resolvers = {  # exponents are ours before they are YAML's
-    first: sorted(resolvers, key=lambda pair: pair[0] != "!number") for first, resolvers in Loader.yaml_implicit_resolvers.items()
-}
-
-
-def number(text: str) -> int | float:
-    """A number with an exponent: an integer where it is whole."""
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) < 2**63 else value
-
-
-def read_config(name: str) -> dict[str, Any]:
-    """A config file, or a packaged one by its name such as `ppo/cartpole`, with its keys checked.
-
-    Raises:
-        SettingError: no such file, not UTF-8, not YAML, not a mapping, or a key that does not exist.
-    """
-    path = find_config(name)
-    try:
-        config = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except UnicodeDecodeError as error:
-        raise SettingError(f"{name} is not a text file in UTF-8") from error
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}" if error.problem_mark else "somewhere"
-        raise SettingError(f"{name} is not valid YAML, {line}: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise SettingError(f"{name} is not valid YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise SettingError(f"{name} must be a mapping of settings such as `model: {{class_path: PPO}}`, got {type(config).__name__}")
-    model = config.get("model")
-    if isinstance(model, str):
-        config["model"] = model = {"class_path": model}
-    if isinstance(model, dict) and isinstance(model.get("init_args"), dict):
-        env = model["init_args"].get("env")
-        if isinstance(env, str):
-            model["init_args"]["env"] = {"id": env}
-    check_keys(config, name)
-    return config
-
-
-def find_config(name: str) -> Path:
-    """The file of that name, or the packaged config."""
-    packaged = config_folder() / Path(name.removeprefix("configs/")).with_suffix(".yaml")
-    for path in (Path(name), packaged):
-        if path.is_file():
-            return path
-    folder = config_folder()
-    known = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
-    raise SettingError(f"--config {name}: there is no such file or packaged config{nearest(name, known)}")
-
-
-def check_keys(config: Mapping[str, Any], file: str) -> None:
-    """Raise `SettingError` for a key that does not exist, at any depth that is ours."""
-    where = f" in {file}"
+def check_keys(config: Mapping[str, Any], where: str) -> None:
+    """Raise `SettingError` for a key that does not exist, except below an algorithm that is not known yet."""
     check_names("", config, TOP_LEVEL, where)
     for section, names in sections().items():
-        if isinstance(config.get(section), Mapping):
-            check_names(f"{section}.", config[section], names, where)
-        elif config.get(section) is not None and section in ("trainer", "checkpoint"):
-            raise SettingError(f"{section}{where} must be a mapping, got {config[section]!r}")
-    model = config.get("model")
-    if model is None:
-        return
-    if not isinstance(model, Mapping):
-        raise SettingError(f"model{where} must be a mapping with class_path and init_args, got {model!r}")
+        check_names(f"{section}.", mapping(section, config.get(section), where), names, where)
+    model = mapping("model", config.get("model"), where)
     check_names("model.", model, ("class_path", "init_args"), where)
-    algorithm = known_algorithm(model["class_path"]) if "class_path" in model else Algorithm
-    arguments = model.get("init_args") or {}
-    if not isinstance(arguments, Mapping):
-        raise SettingError(f"model.init_args{where} must be a mapping, got {arguments!r}")
-    check_names("model.", arguments, model_settings(algorithm), where)
-    env = arguments.get("env")
-    if isinstance(env, Mapping):
-        check_names("model.env.", env, [field.name for field in fields(EnvConfig)], where)
-    elif "env" in arguments:
-        raise SettingError(f"model.env{where} must be an id such as CartPole-v1 or a mapping, got {env!r}")
+    arguments = mapping("model.init_args", model.get("init_args"), where)
+    if "env" in arguments and arguments["env"] is None:
+        raise SettingError(f"model.env{where} must be an id such as CartPole-v1 or a mapping, got nothing")
+    check_names("model.env.", mapping("model.env", arguments.get("env"), where), ENV_SETTINGS, where)
+
+
+def init_args(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The algorithm's settings in a config."""
+    return (config.get("model") or {}).get("init_args") or {}
 
 
 def check_names(prefix: str, given: Iterable[Any], names: Iterable[str], where: str = "") -> None:
@@ -130,7 +51,15 @@ def check_names(prefix: str, given: Iterable[Any], names: Iterable[str], where: 
     names = list(names)
     for key in given:
         if key not in names:
-            raise SettingError(f"{prefix}{key}{where} is not a setting{nearest(str(key), names)}")
+            way_out = nearest(str(key), names) or "; see lightning-rl fit --help"
+            raise SettingError(f"{prefix}{key}{where} is not a setting{way_out}")
+
+
+def mapping(key: str, value: Any, where: str = "") -> Mapping[str, Any]:
+    """A part of a config that must be a mapping; an empty one where it is null."""
+    if value is not None and not isinstance(value, Mapping):
+        raise SettingError(f"{key}{where} must be a mapping of settings, got {value!r}")
+    return value or {}
 
 
 def sections() -> dict[str, list[str]]:
@@ -149,85 +78,97 @@ def model_settings(algorithm: type) -> list[str]:
 
 
 def known_algorithm(class_path: Any) -> type:
-    """The class of `PPO`, `lightning_rl.PPO` or `my_module.MyAlgorithm`."""
+    """The class of `PPO`, `lightning_rl.PPO` or `my_module.MyAlgorithm`.
+
+    Raises:
+        SettingError: there is no such class, or it is not an algorithm.
+    """
     if not isinstance(class_path, str):
-        raise SettingError(f"model.class_path must be the name of an algorithm, got {class_path!r}")
+        raise SettingError(f"model must be the name of an algorithm such as PPO, got {class_path!r}")
     module, _, name = class_path.rpartition(".")
-    if module and module.partition(".")[0] != "lightning_rl":
-        return Algorithm  # jsonargparse imports it
-    return algorithm_class(name, Algorithm)
+    if not module:
+        return algorithm_class(name, Algorithm)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise SettingError(f"model {class_path!r}: {error}; a module lies in the current folder or is installed") from error
+    except AttributeError as error:
+        raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, vars(sys.modules[module]))}") from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise SettingError(f"model {class_path!r} is not an algorithm: it must be a subclass of lightning_rl.Algorithm")
+    return found
 
 
 def read_arguments(arguments: list[str]) -> list[str]:
-    """Command-line options for jsonargparse: configs read and checked, short forms spelt out, names checked."""
-    result: list[str] = []
-    algorithm: type = Algorithm
-    env_id = False
-    remaining = list(arguments)
-    while remaining:
-        option, equals, value = remaining.pop(0).partition("=")
-        if not option.startswith("--"):
-            raise SettingError(f"{option!r} is not an option; options start with --")
-        if not equals and remaining and not remaining[0].startswith("--"):
-            equals, value = "=", remaining.pop(0)
-        if option == "--config":
-            if not value:
-                raise SettingError("--config needs a file")
-            config = read_config(value)
-            algorithm = known_algorithm((config.get("model") or {}).get("class_path", "Algorithm")) if config.get("model") else algorithm
-            env_id |= bool(((config.get("model") or {}).get("init_args") or {}).get("env", {}).get("id"))
+    """Command-line options for jsonargparse: configs read, short forms spelt out, names checked.
+
+    The algorithm is the one that is named last; every setting, wherever it stands, must be one of its own.
+    """
+    options = [(option, value, config_of(option, value)) for option, value in split_options(arguments)]
+    for option, value, _ in options:
+        if option == "--model.help":
+            known_algorithm(value)
+            return [f"{option}={value}"]
+    models = [config["model"] for _, _, config in options if config and config.get("model")]
+    algorithms = [(model["class_path"], known_algorithm(model["class_path"])) for model in models if "class_path" in model]
+    if not algorithms:
+        raise SettingError("model is missing: name a config (--config ppo/cartpole) or an algorithm (--model PPO)")
+    class_path, algorithm = algorithms[-1]
+    for model in models:
+        model["class_path"] = class_path
+    result, env_id = [f"--model={class_path}"], None
+    for option, value, config in options:
+        if config is not None:
+            check_names("model.", init_args(config), model_settings(algorithm), f" in {value}" if option == "--config" else "")
+            env_id = init_args(config).get("env", {}).get("id", env_id)
             result.append(f"--config={json.dumps(config)}")
-            continue
-        if option in ("--model", "--model.help"):
-            algorithm = known_algorithm(value)
-        option = {"--model.env": "--model.env.id"}.get(option, option).replace(".init_args.", ".")
-        check_option(option.removeprefix("--"), algorithm)
-        if equals and value == "":
-            raise SettingError(f"{option} needs a value")
-        value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
-        env_id |= option == "--model.env.id"
-        result.append(f"{option}={value}" if equals else option)
-    if not any(option.startswith("--model.help") for option in result):
-        if algorithm is Algorithm and not any(option.startswith("--model") for option in result):
-            raise SettingError("model is missing: name a config (--config ppo/cartpole) or an algorithm (--model PPO)")
-        if not env_id:
-            raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
+        else:
+            check_option(option.removeprefix("--"), algorithm)
+            env_id = value if option == "--model.env.id" else env_id
+            value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
+            result.append(f"{option}={value}" if value else option)
+    if not env_id:
+        raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
     return result
 
 
+def config_of(option: str, value: str) -> dict[str, Any] | None:
+    """The config that an option stands for: a file, or a part of one such as `--model PPO`, `--model.env CartPole-v1`."""
+    if option == "--config":
+        config, where = read_config(value), f" in {value}"
+    elif option == "--model.env":
+        config, where = spell_out({"model": {"init_args": {"env": parse(value, option)}}}), ""
+    elif option == "--model.class_path":
+        config, where = spell_out({"model": value}), ""
+    elif (name := option.removeprefix("--")) in ("model", *sections()):
+        config, where = spell_out({name: parse(value, option)}), ""
+    else:
+        return None
+    check_keys(config, where)
+    return config
+
+
+def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    """Each option with its value."""
+    remaining = list(arguments)
+    while remaining:
+        option, equals, value = remaining.pop(0).partition("=")
+        if not option.removeprefix("--") or not option.startswith("--"):
+            raise SettingError(f"{option!r} is not an option; options start with -- and a name")
+        check_names("--", [option.removeprefix("--").partition(".")[0]], OPTIONS)
+        if not equals and remaining and not remaining[0].startswith("--"):
+            value = remaining.pop(0)
+        if not value and option != "--print_config":
+            raise SettingError(f"{option} needs a value")
+        yield option.replace(".init_args.", "."), value
+
+
 def check_option(name: str, algorithm: type) -> None:
-    """Raise `SettingError` for an option that does not exist."""
-    if name in ("print_config", "model.help"):
-        return
-    section, _, rest = name.partition(".")
-    key = rest.partition(".")[0].rstrip("+")
-    if section not in TOP_LEVEL:
-        raise SettingError(f"--{name} is not an option{nearest(section, [*TOP_LEVEL, 'config', 'print_config', 'help'])}")
-    if section == "model" and rest and key != "class_path":
-        if algorithm is not Algorithm:
-            check_names("--model.", [key], model_settings(algorithm))
-        if key == "env" and "." in rest:
-            check_names("--model.env.", [rest.split(".")[1].rstrip("+")], [field.name for field in fields(EnvConfig)])
-    elif section in sections() and rest:
-        check_names(f"--{section}.", [key], sections()[section])
-
-
-def explain(message: str) -> str:
-    """One sentence from a message of jsonargparse: the key, what it must be, and its value."""
-    keys = re.findall(r'[Kk]ey "([^"]+)"', message)
-    nested = re.search(r"NestedArg\(key='([^']+)'", message)
-    key = ".".join(dict.fromkeys(part for full in keys for part in full.split(".") if part not in ("init_args", "fit")))
-    if nested and not key.endswith(nested[1]):
-        key = f"{key}.{nested[1]}"
-    expected = [text.strip(" .") for text in re.findall(r"Expected (?:an? )?(.+?)(?:\. Got value|\n|$)", message)]
-    kinds = [kind for kind in dict.fromkeys(map(_kind, expected)) if kind not in ("null", "NoneType")]
-    value = re.search(r"Got value: (.+)", message) or re.search(r"Given value: (?:NestedArg\(key='[^']*', val='?)?(.+?)'?\)?$", message, re.M)
-    if key and kinds:
-        return f"{key} must be {' or '.join(kinds[:2])}" + (f", got {value[1].strip()}" if value else "")
-    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
-    return f"{key}: {lines[-1]}" if key and lines else " ".join(lines)
-
-
-def _kind(text: str) -> str:
-    """`<class 'int'>` as a word."""
-    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).replace("typing.", "")
+    """Raise `SettingError` for an option below the sections that does not exist."""
+    section, key, inner = (*name.split(".", 2), "", "")[:3]
+    if section == "model":
+        check_names("--model.", [key.rstrip("+")], model_settings(algorithm))
+        if key == "env":
+            check_names("--model.env.", [inner.partition(".")[0].rstrip("+")], ENV_SETTINGS)
+    elif section in sections():
+        check_names(f"--{section}.", [key.rstrip("+")], sections()[section])

@@ -14,13 +14,17 @@ class SettingError(Exception):
     """
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """`; did you mean X?` for the closest of `names`, or the names themselves when none is close and they are few."""
+def closest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean X?` for the closest of `names`, or one that starts like it; nothing when there is none."""
     names = sorted(set(names))
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; choose from {', '.join(names)}" if 0 < len(names) <= 8 else ""
+    close = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and each.startswith(name)]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The closest of `names`, or all of them when none is close and they are few."""
+    names = sorted(set(names))
+    return closest(name, names) or (f"; choose from {', '.join(names)}" if 0 < len(names) <= 8 else "")
 
 
 def check_range(
@@ -39,7 +43,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise `SettingError` unless value is one of the choices."""
     choices = list(choices)
     if value not in choices:
-        raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}")
+        raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{closest(str(value), choices)}")
 
 
 def missing_extra(package: str, extra: str, needed_by: str) -> SettingError:

@@ -120,14 +120,20 @@ def _guarded(config: EnvConfig, build: Callable[[], Any]) -> Any:
                 raise missing_extra(package, extra, config.id) from error
         raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}") from error
     except Exception as error:  # a constructor of others may raise anything
-        given = f"; given were env.kwargs {config.kwargs}" if config.kwargs else ""
-        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{given}") from error
+        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{_way_out(config)}") from error
 
 
 def _reason(error: Exception) -> str:
     """What an error says, in one line; gymnasium appends where it was raised, which we have said."""
     said = str(error).partition(" was raised from the environment creator")[0].strip()
-    return shorten(said.splitlines()[0], 140, placeholder=" …") if said else type(error).__name__
+    return shorten(said.splitlines()[0].rstrip("."), 140, placeholder=" …") if said else type(error).__name__
+
+
+def _way_out(config: EnvConfig) -> str:
+    """What to look at when an environment cannot be built."""
+    if config.kwargs:
+        return f"; given were env.kwargs {config.kwargs}"
+    return "; try vectorization sync" if config.vectorization == "native" else ""
 
 
 def _make_envpool(config: EnvConfig) -> VectorEnv:

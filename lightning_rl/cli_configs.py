@@ -1,0 +1,96 @@
+"""Configs: YAML with exponents that are numbers, by path or by the name of a packaged one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_rl.__main__ import config_folder
+from lightning_rl.errors import SettingError, nearest
+
+WHOLE_FLOAT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
+
+
+class Loader(yaml.SafeLoader):
+    """YAML 1.1 without its surprise that `1e6` is a string: here it is 1000000, and `3e-4` a float. Refuses a key given twice."""
+
+
+def _number(loader: Loader, node: yaml.ScalarNode) -> int | float:
+    return number(str(node.value))
+
+
+def _mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: list[Any] = []
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if not isinstance(key, str | int):
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not a word", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+        seen.append(key)
+    return dict(loader.construct_pairs(node, deep=True))
+
+
+Loader.add_constructor("!number", _number)
+Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+Loader.add_implicit_resolver("!number", re.compile(rf"^{WHOLE_FLOAT.pattern}$"), list("-+0123456789"))
+Loader.yaml_implicit_resolvers = {  # exponents are ours before they are YAML's
+    first: sorted(resolvers, key=lambda pair: pair[0] != "!number") for first, resolvers in Loader.yaml_implicit_resolvers.items()
+}
+
+
+def number(text: str) -> int | float:
+    """A number with an exponent: an integer where it is whole."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**63 else value
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """A config file, or a packaged one by its name such as `ppo/cartpole`.
+
+    Raises:
+        SettingError: no such file, not UTF-8, not YAML, or not a mapping.
+    """
+    try:
+        config = parse(find_config(name).read_text(encoding="utf-8"), name)
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{name} is not a text file in UTF-8; save it as one") from error
+    if not isinstance(config, dict):
+        got = "nothing" if config is None else repr(config)
+        raise SettingError(f"{name} must be a mapping of settings such as `model: {{class_path: PPO}}`, got {got}")
+    return spell_out(config)
+
+
+def find_config(name: str) -> Path:
+    """The file of that name, or the packaged config."""
+    folder = config_folder()
+    for path in (Path(name), folder / f"{name.removeprefix('configs/').removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    known = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
+    raise SettingError(f"--config {name}: there is no such file or packaged config (see lightning-rl list){nearest(name, known)}")
+
+
+def parse(text: str, source: str) -> Any:
+    """YAML as plain data."""
+    try:
+        return yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}" if error.problem_mark else "somewhere"
+        raise SettingError(f"{source} is not valid YAML, {line}: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise SettingError(f"{source} is not valid YAML: {error}") from error
+
+
+def spell_out(config: dict[str, Any]) -> dict[str, Any]:
+    """The same with `model: PPO` and `env: CartPole-v1` as mappings."""
+    if isinstance(config.get("model"), str):
+        config["model"] = {"class_path": config["model"]}
+    model = config.get("model")
+    arguments = model.get("init_args") if isinstance(model, dict) else None
+    if isinstance(arguments, dict) and isinstance(arguments.get("env"), str):
+        arguments["env"] = {"id": arguments["env"]}
+    return config

@@ -1,0 +1,54 @@
+"""What jsonargparse and Lightning say of wrong settings, in one sentence: the key, what it must be, its value, the way out."""
+
+from __future__ import annotations
+
+import re
+from ast import literal_eval
+from collections.abc import Mapping
+from textwrap import shorten
+from typing import Any
+
+from lightning_rl.errors import closest
+
+WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "dict": "a mapping", "list": "a list"}
+WORDS |= {"Iterable": "a list", "null": "", "NoneType": ""}
+
+
+def explain(message: str) -> str:
+    """One sentence from a message of jsonargparse."""
+    keys = re.findall(r'[Kk]ey "([^"]+)"', message)
+    nested = re.search(r"NestedArg\(key='([^']+)'", message)
+    key = ".".join(dict.fromkeys(part for full in keys for part in full.split(".") if part not in ("init_args", "fit")))
+    if nested and not key.endswith(nested[1]):
+        key = f"{key}.{nested[1]}"
+    problem = re.search(r"(?:Problem with given class_path '(.+)':\s+)(Option .+|the following .+|'.+)", message)
+    values = re.findall(r"(?:Got value: |Given value: (?:NestedArg\(key='[^']*', val=)?)(.+?)\)?$", message, re.M)
+    value = values[0].strip("'") if values else ""
+    if problem:
+        return f"{key}: {problem[1].rpartition('.')[2]}: {problem[2]}"
+    unknown = re.search(r"import path string: (\S+)", message)
+    if unknown:
+        return f"{key}: there is no class {unknown[1]}; give its full path, such as my_module.MyClass"
+    expected = re.findall(r"Expected (?:an? )?(.+?)(?:\. Got value|\.?$)", message, re.M)
+    choices = [choice for text in expected if "Literal" in text for choice in map(str, literal_eval(text.partition("Literal")[2]))]
+    kinds = [f"one of {', '.join(dict.fromkeys(choices))}"] if choices else []
+    kinds += [word for text in expected if "Literal" not in text and (word := _word(text))]
+    if key and kinds:
+        return f"{key} must be {shorten(' or '.join(dict.fromkeys(kinds)), 120, placeholder=' …')}, got {value}{closest(value, choices)}"
+    return f"{key}: {' '.join(message.split())}"
+
+
+def _word(text: str) -> str:
+    """`<class 'int'>` in words."""
+    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).partition(" but ")[0]
+    return WORDS.get(name, name)
+
+
+def explain_flag(message: str, given: Mapping[str, Any]) -> str:
+    """What Lightning says of one of the Trainer's flags, with the flag and its value in front."""
+    said = shorten(message, 110, placeholder=" …")
+    by_value = [name for name, value in given.items() if isinstance(value, str) and repr(value) in message]
+    for name in [*by_value, *given]:
+        if name in by_value or re.search(rf"\b{name}\b", message):
+            return f"trainer.{name} {given[name]!r}: {said} See lightning-rl fit --help_all"
+    return message
