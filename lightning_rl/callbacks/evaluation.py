@@ -138,7 +138,7 @@ def make_player(env: Any, num_envs: int, max_episode_steps: int | None) -> Episo
     return player
 
 
-def report(trainer: pl.Trainer, algorithm: Any, episodes: list[Episode], file: Path | None) -> None:
+def report(trainer: Any, algorithm: Any, episodes: list[Episode], file: Path | None) -> None:
     """Log an evaluation, append it to the file, and call `on_evaluation_end` of the callbacks."""
     returns = [episode.return_ for episode in episodes]
     metrics = {

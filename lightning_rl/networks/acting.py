@@ -59,7 +59,7 @@ class NumpyActor:
     def __init__(self, network: ActorCritic, obs: np.ndarray, generator: Generator) -> None:
         self.obs = obs
         self.taken: list[np.ndarray] = []
-        self.normalize = _numpy_normalizer(network.normalizer)
+        self.normalize: Any = _numpy_normalizer(network.normalizer)
         self.layers: list[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray] | None]] = []
         self.distribution: Any = network.distribution
         modules: list[Any] = [*network.actor, nn.Identity()]
