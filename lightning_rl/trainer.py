@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -270,5 +271,6 @@ def has_convolutions(model: Any) -> bool:
 def use_env_steps(logger: Any) -> None:
     """Weights & Biases draws over `env_steps`, as the others do."""
     if isinstance(logger, WandbLogger):
+        importlib.import_module("wandb").setup()  # reads WANDB_SILENT before Lightning's first call warns
         logger.experiment.define_metric("env_steps")
         logger.experiment.define_metric("*", step_metric="env_steps", step_sync=True)

@@ -67,7 +67,10 @@ class MyPPO(PPO):
 def run(arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of a run in this process."""
     capfd.readouterr()
-    status = main(shlex.split(arguments))
+    try:
+        status = main(shlex.split(arguments))
+    except SystemExit as end:  # --print_config and help
+        status = end.code
     return status, *capfd.readouterr()
 
 

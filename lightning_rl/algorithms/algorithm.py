@@ -297,7 +297,7 @@ class Algorithm(pl.LightningModule):
         """One row in the loggers, at x = env_steps."""
         assert self.collector is not None
         now = time.monotonic()
-        metrics = self.collector.statistics.metrics()
+        metrics = {"env_steps": self.env_steps, **self.collector.statistics.metrics()}
         metrics["time/fps"] = (self.env_steps - self._logged_env_steps) / max(now - self._logged_at, 1e-9)
         metrics["time/time_elapsed"] = now - self._started
         metrics["time/iterations"] = self.trainer.global_step

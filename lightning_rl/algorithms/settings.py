@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rl.envs.config import EnvConfig
+
 
 def settings_of(cls: type) -> dict[str, inspect.Parameter]:
     """All settings of a class, with those that `**common` passes on to its bases."""
@@ -26,6 +28,8 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
 
 def remember_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """An `__init__` that keeps what it was given, so that Python and the command line store the same settings."""
+
+    init.__annotations__.setdefault("env", EnvConfig)  # the command line builds it from its type
 
     @wraps(init)
     def remembering(self: Any, *args: Any, **kwargs: Any) -> None:

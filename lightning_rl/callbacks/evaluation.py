@@ -151,7 +151,7 @@ def report(trainer: Any, algorithm: Any, episodes: list[Episode], file: Path | N
         metrics["eval/success_rate"] = float(np.mean(successes))
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
     for logger in trainer.loggers:
-        logger.log_metrics(metrics, step=algorithm.env_steps)
+        logger.log_metrics({"env_steps": algorithm.env_steps, **metrics}, step=algorithm.env_steps)
     if file is not None and trainer.is_global_zero:
         write_episodes(file, algorithm.env_steps, episodes)
     for callback in trainer.callbacks:

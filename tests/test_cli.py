@@ -1,0 +1,268 @@
+"""What a user types, and what comes of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+
+import pytest
+import torch
+import yaml
+
+from tests.command_line import MODULE, TINY, run, run_apart
+
+RUN = "runs/PPO/CartPole-v1/version_"
+CARTPOLE = "fit --model.env.id CartPole-v1 " + TINY
+
+
+def config_of(folder, number=0):
+    return yaml.safe_load((folder / f"{RUN}{number}" / "config.yaml").read_text())
+
+
+def weights_of(folder, number=0):
+    return torch.load(folder / f"{RUN}{number}" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def rows_of(file):
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def wandb_records(data):
+    """The records of a `.wandb` file: a LevelDB log, in blocks of 32 KiB, of protocol buffers."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    records, position, whole = [], 7, b""
+    while position + 7 <= len(data):
+        if 2**15 - position % 2**15 < 7:
+            position += 2**15 - position % 2**15
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a full record or the last part of one
+            records.append(Record.FromString(whole))
+            whole = b""
+    return records
+
+
+def printed(arguments, capfd):
+    """The settings that a command line leads to."""
+    status, out, err = run(arguments + " --print_config", capfd)
+    assert (status, err) == (0, "")
+    return yaml.safe_load(out)
+
+
+@pytest.fixture
+def fit(folder, capfd):
+    """Run a command that must end well, and return what it said."""
+
+    def fit(arguments):
+        status, out, err = run(arguments, capfd)
+        assert (status, err) == (0, ""), err
+        return out
+
+    return fit
+
+
+def test_a_run_says_where_it_lies_and_nothing_on_stderr(fit, folder):
+    out = fit(CARTPOLE)
+    assert f"run: {RUN}0" in out and f"lightning-rl evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt" in out
+    assert (folder / f"{RUN}0/checkpoints/best.ckpt").is_file()
+
+
+def test_the_subcommand_stands_before_or_after_the_config(fit, folder):
+    options = CARTPOLE.removeprefix("fit ")
+    for arguments in (
+        f"fit --config ppo/cartpole {options}",
+        f"--config ppo/cartpole fit {options}",
+        f"--config=ppo/cartpole fit {options}",
+    ):
+        fit(arguments)
+    assert same(weights_of(folder, 0), weights_of(folder, 1)) and same(weights_of(folder, 0), weights_of(folder, 2))
+
+
+def test_an_algorithm_and_an_environment_are_a_complete_run(folder, capfd):
+    config = printed("fit --model PPO --model.env.id CartPole-v1", capfd)
+    assert config["model"]["init_args"]["env"]["id"] == "CartPole-v1" and config["model"]["init_args"]["n_steps"] == 128
+    assert config["seed_everything"] == 0 and config["evaluation"]["episodes"] == 10
+
+
+def test_later_configs_win_and_options_win_over_those_before(folder, capfd):
+    (folder / "a.yaml").write_text(
+        "model: {class_path: PPO, init_args: {env: Acrobot-v1, n_steps: 32, gamma: 0.9}}\nevaluation: {episodes: 3}"
+    )
+    (folder / "b.yaml").write_text("model: {init_args: {env: {num_envs: 4}, n_steps: 64, vf_coef: 0.1}}\nevaluation: {seed: 7}")
+    config = printed("fit --config a.yaml --config b.yaml --model.vf_coef 0.3 --model.env.frame_stack 2", capfd)
+    model, env = config["model"]["init_args"], config["model"]["init_args"]["env"]
+    assert (model["n_steps"], model["gamma"], model["vf_coef"]) == (64, 0.9, 0.3)
+    assert (env["id"], env["num_envs"], env["frame_stack"]) == ("Acrobot-v1", 4, 2)
+    assert (config["evaluation"]["episodes"], config["evaluation"]["seed"]) == (3, 7)
+    turned = printed("fit --config b.yaml --config a.yaml", capfd)["model"]["init_args"]
+    assert turned["n_steps"] == 32 and turned["env"]["num_envs"] == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--config a.yaml --model.env.num_envs 3",
+        "--model.env.num_envs 3 --config a.yaml",
+        "--model PPO --model.env Acrobot-v1 --model.env.num_envs 3",
+        "--model.env.num_envs 3 --model PPO --model.env.id Acrobot-v1",
+        "--model PPO --model.env '{id: Acrobot-v1, num_envs: 3}'",
+        "--model.env.init_args.num_envs=3 --model=lightning_rl.PPO --model.env=Acrobot-v1",
+    ],
+)
+def test_an_environment_and_its_settings_meet_wherever_they_stand(options, folder, capfd):
+    (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: Acrobot-v1}}")
+    env = printed(f"fit {options}", capfd)["model"]["init_args"]["env"]
+    assert (env["id"], env["num_envs"]) == ("Acrobot-v1", 3)
+
+
+def test_whole_numbers_may_be_written_with_an_exponent(folder, capfd):
+    (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: Acrobot-v1, max_env_steps: 1e6, learning_rate: 3e-4}}")
+    (folder / "b.yaml").write_text("model: {init_args: {max_env_steps: 5.0e4, learning_rate: 1.e-3}}\nevaluation: {every_n_env_steps: 1E3}")
+    first = printed("fit --config a.yaml", capfd)["model"]["init_args"]
+    assert (first["max_env_steps"], first["learning_rate"]) == (1_000_000, 3e-4) and isinstance(first["max_env_steps"], int)
+    both = printed("fit --config a.yaml --config b.yaml --model.n_steps 2e2 --checkpoint.every_n_env_steps=5.0e4", capfd)
+    assert (both["model"]["init_args"]["max_env_steps"], both["model"]["init_args"]["learning_rate"]) == (50_000, 1e-3)
+    assert both["model"]["init_args"]["n_steps"] == 200 and both["checkpoint"]["every_n_env_steps"] == 50_000
+    assert both["evaluation"]["every_n_env_steps"] == 1_000
+
+
+def test_what_was_printed_and_what_a_run_wrote_give_the_same_weights(fit, folder, capfd):
+    fit(CARTPOLE + "--seed_everything 3")
+    (folder / "printed.yaml").write_text(yaml.safe_dump(printed(CARTPOLE + "--seed_everything 3", capfd)))
+    fit(f"fit --config {RUN}0/config.yaml")
+    fit("fit --config printed.yaml")
+    fit(CARTPOLE + "--seed_everything 4")
+    assert same(weights_of(folder, 0), weights_of(folder, 1)) and same(weights_of(folder, 0), weights_of(folder, 2))
+    assert not same(weights_of(folder, 0), weights_of(folder, 3))
+    assert config_of(folder, 0) == config_of(folder, 1) == config_of(folder, 2)
+
+
+def test_sections_may_be_off(fit, folder):
+    fit(
+        CARTPOLE.replace(
+            "--evaluation.episodes 2 --evaluation.num_envs 2 --evaluation.max_episode_steps 20", "--evaluation null --checkpoint null"
+        )
+    )
+    left = {path.name for path in (folder / f"{RUN}0").iterdir()}
+    assert {"config.yaml", "metrics.csv"} <= left and not left & {"evaluations.csv", "checkpoints"}
+
+
+def test_a_module_beside_the_config_brings_environments_and_algorithms(fit, folder):
+    (folder / "mine.py").write_text(MODULE)
+    fit("fit --import mine --model.env.id Mine-v0 " + TINY)
+    fit("fit --model.env.id mine:Mine-v0 " + TINY)
+    fit("fit --model.env.id mine:Mine-v0 " + TINY + "--model mine.MyPPO --model.factor 2.0")
+    fit("fit --import=mine --model.env.id Mine-v0 " + TINY + "--model MyPPO")
+    assert (folder / "runs/PPO/Mine-v0/version_1/checkpoints/best.ckpt").is_file()
+    factors = [
+        yaml.safe_load((folder / f"runs/MyPPO/Mine-v0/version_{n}/config.yaml").read_text())["model"]["init_args"]["factor"] for n in (0, 1)
+    ]
+    assert factors == [2.0, 1.0]
+
+
+def test_a_checkpoint_with_modules_of_ones_own_is_evaluated_if_they_are_named(folder):
+    (folder / "mine.py").write_text(MODULE)
+    assert run_apart("fit --model.env.id mine:Mine-v0 " + TINY + "--model mine.MyPPO", folder)[::2] == (0, "")
+    best = "runs/MyPPO/Mine-v0/version_0/checkpoints/best.ckpt"
+    status, _, err = run_apart(f"evaluate --ckpt_path {best} --episodes 3 --json", folder)
+    assert status == 2 and "--import" in err and err.count("\n") == 1
+    status, out, err = run_apart(f"evaluate --import mine --ckpt_path {best} --episodes 3 --json", folder)
+    assert (status, err) == (0, "") and json.loads(out)["return_mean"] == 5.0
+
+
+def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, capfd):
+    fit(CARTPOLE + "--evaluation.every_n_env_steps 32 --evaluation.episodes 5 --evaluation.seed 40")
+    logged = {int(row["env_steps"]): row["eval/mean_reward"] for row in rows_of(folder / f"{RUN}0/metrics.csv") if row["eval/mean_reward"]}
+    assert list(logged) == [32, 64]
+    options = "--episodes 5 --seed 40 --num_envs 2 --max_episode_steps 20"
+    result = json.loads(fit(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt {options} --json"))
+    assert float(logged[result["env_steps"]]) == result["return_mean"] == max(map(float, logged.values()))
+    own = [float(row["return"]) for row in rows_of(folder / f"{RUN}0/evaluations.csv") if int(row["env_steps"]) == result["env_steps"]]
+    assert (result["return_min"], result["return_max"], sum(own) / 5) == (min(own), max(own), result["return_mean"])
+    keys = "return_mean return_std return_min return_max return_median iqm ci_low ci_high length_mean episodes env_steps seed"
+    assert list(result) == keys.split() and (result["episodes"], result["seed"]) == (5, 40)
+    text = fit(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt {options}")
+    assert text.startswith(f"return {result['return_mean']} ±") and text.count("\n") == 1
+    drawn = json.loads(fit(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt {options} --stochastic --json"))
+    assert drawn["return_mean"] != result["return_mean"]
+
+
+def test_a_run_continues_from_a_checkpoint_by_its_path_and_from_the_last(fit, folder):
+    fit(CARTPOLE)
+    fit(CARTPOLE + f"--model.max_env_steps 128 --ckpt_path {RUN}0/checkpoints/last.ckpt")
+    fit(CARTPOLE + "--model.max_env_steps 192 --ckpt_path last")
+    steps = [
+        [int(row["env_steps"]) for row in rows_of(folder / f"{RUN}{number}/metrics.csv") if row["time/iterations"]] for number in (0, 1)
+    ]
+    assert steps == [[32, 64], [96, 128, 160, 192]]
+
+
+def test_version_and_list_start_without_torch(tmp_path):
+    check = "assert not {'torch', 'pytorch_lightning', 'gymnasium'} & set(sys.modules)"
+    program = f"import sys; from lightning_rl.__main__ import main; main(sys.argv[1:]); {check}"
+    status, out, err = run_apart("--version", tmp_path, ("-c", program))
+    assert (status, out, err) == (0, "lightning_rl 0.1.0\n", "")
+    status, out, err = run_apart("list", tmp_path, ("-c", program))
+    assert (status, err) == (0, "")
+    assert "PPO        Proximal Policy Optimization" in out and "ppo/cartpole" in out and "logger/wandb" in out
+
+
+def test_the_module_runs_as_the_program_does(tmp_path):
+    status, out, err = run_apart("fit --model.env.id CartPole-v1 " + TINY, tmp_path)
+    assert (status, err) == (0, "") and f"run: {RUN}0" in out
+    result = run_apart(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt --episodes 2", tmp_path)
+    assert result[0] == 0 and result[1].startswith("return ") and result[2] == ""
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ("", ["fit", "evaluate", "list", "--import"]),
+        ("--help", ["fit", "evaluate", "list", "--import"]),
+        ("fit --help", ["--config FILE", "--model.max_env_steps", "--ckpt_path", "--evaluation.SETTING", "--model.help PPO"]),
+        ("evaluate --help", ["--ckpt_path", "--episodes", "--json", "--stochastic"]),
+        ("fit --model.help PPO", ["--model.clip_range", "surrogate", "--model.gamma", "discount"]),
+    ],
+)
+def test_help_is_readable(arguments, words, folder, capfd):
+    status, out, err = run(arguments, capfd)
+    assert (status, err) == (0, "") and all(word in out for word in words)
+    assert len(out.splitlines()) < 250 and "Traceback" not in out
+
+
+def test_every_packaged_config_names_its_kind_in_a_comment_and_parses(folder, capfd):
+    from lightning_rl.__main__ import config_folder
+
+    files = sorted(config_folder().rglob("*.yaml"))
+    assert len(files) >= 5
+    for file in files:
+        assert file.read_text().startswith("# "), file
+        name = file.relative_to(config_folder()).with_suffix("").as_posix()
+        printed(f"fit --model PPO --model.env.id CartPole-v1 --config {name}", capfd)
+
+
+def test_weights_and_biases_keeps_settings_and_metrics_over_environment_steps(fit, folder, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    fit(CARTPOLE + "--config logger/wandb")
+    wandb.finish()
+    (file,) = (folder / "runs/wandb").glob("offline-run-*/run-*.wandb")
+    records = wandb_records(file.read_bytes())
+    history = [record.history.item for record in records if record.HasField("history")]
+    rows = [{".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items} for items in history]
+    assert {32, 64} == {row["env_steps"] for row in rows if "train/value_loss" in row}
+    assert {32, 64} == {row["env_steps"] for row in rows if "eval/mean_reward" in row}
+    axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in records if r.HasField("metric")}
+    assert axes["*"] == "env_steps"
+    settings = {".".join(u.nested_key) or u.key: u.value_json for r in records for u in [*r.config.update, *r.run.config.update]}
+    assert json.loads(settings["n_steps"]) == 16 and "CartPole-v1" in settings["env"]
