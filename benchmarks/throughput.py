@@ -1,7 +1,7 @@
 """Environment steps per second of ours and of Stable-Baselines3, side by side in one run.
 
     pip install -r benchmarks/requirements.txt
-    python benchmarks/throughput.py [--cases ppo_cartpole a2c_cartpole ppo_cheetah8] [--repeats 5]
+    python benchmarks/throughput.py [--cases ppo_cartpole a2c_cartpole ppo_cheetah8 ppo_pong] [--repeats 5] [--device cuda]
 
 Same hyper-parameters, network, environments and threads; repeats alternate, each in a process of its own; medians. The clock runs over
 training alone: all environment steps over the wall time of `fit` or `learn`, first update and saving included, imports and construction
@@ -12,6 +12,7 @@ Stable-Baselines3 runs with its defaults, which log and save nothing.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -38,11 +40,18 @@ CASES: dict[str, dict[str, Any]] = {
         "settings": {"n_steps": 2048, "batch_size": 512, "n_epochs": 10, "learning_rate": 3e-4},
         "normalize": True,
     },
+    "ppo_pong": {
+        "algorithm": "PPO",
+        "env": "ALE/Pong-v5",
+        "steps": 16_384,
+        "settings": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 2.5e-4},
+        "atari": True,
+    },
 }
 NUM_ENVS = 8
 
 
-def ours(case: dict[str, Any], threads: int) -> float:
+def ours(case: dict[str, Any], threads: int, device: str) -> float:
     """Seconds of `Trainer.fit`."""
     import pytorch_lightning as pl
 
@@ -50,38 +59,55 @@ def ours(case: dict[str, Any], threads: int) -> float:
 
     pl.seed_everything(1)
     normalize = {"normalize_obs": "running", "normalize_reward": True} if case.get("normalize") else {}
-    env = lrl.EnvConfig(case["env"], num_envs=NUM_ENVS)
+    atari = case.get("atari", False)
+    env = lrl.EnvConfig(case["env"], num_envs=NUM_ENVS, atari=atari, vectorization="async" if atari else "sync")
+    normalize |= {"net_arch": [], "clip_reward": 1} if atari else {}
     algorithm = getattr(lrl, case["algorithm"])(env=env, max_env_steps=case["steps"], **case["settings"], **normalize)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = lrl.Trainer(default_root_dir=folder, evaluation=None, torch_threads=threads, accelerator="cpu")
+        trainer = lrl.Trainer(default_root_dir=folder, evaluation=None, torch_threads=threads, accelerator=device)
         start = time.perf_counter()
         trainer.fit(algorithm)
         return time.perf_counter() - start
 
 
-def sb3(case: dict[str, Any], threads: int) -> float:
+def sb3(case: dict[str, Any], threads: int, device: str) -> float:
     """Seconds of `learn`."""
     import stable_baselines3
     import torch
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
 
     torch.set_num_threads(threads)
-    envs = make_vec_env(case["env"], n_envs=NUM_ENVS, seed=1)
+    if case.get("atari"):
+        envs = make_atari_env(
+            partial(make_atari_game, case["env"]), NUM_ENVS, seed=1, vec_env_cls=SubprocVecEnv, env_kwargs={"frameskip": 1}
+        )
+        envs = VecFrameStack(envs, 4)
+    else:
+        envs = make_vec_env(case["env"], n_envs=NUM_ENVS, seed=1)
     if case.get("normalize"):
         envs = VecNormalize(envs)
-    model = getattr(stable_baselines3, case["algorithm"])("MlpPolicy", envs, seed=1, device="cpu", **case["settings"])
+    policy = "CnnPolicy" if case.get("atari") else "MlpPolicy"
+    model = getattr(stable_baselines3, case["algorithm"])(policy, envs, seed=1, device=device, **case["settings"])
     start = time.perf_counter()
     model.learn(case["steps"])
     return time.perf_counter() - start
 
 
+def make_atari_game(env_id: str, **settings: Any) -> Any:
+    """A game in a worker process of the peer, which knows only what it imports."""
+    import gymnasium
+
+    gymnasium.register_envs(importlib.import_module("ale_py"))
+    return gymnasium.make(env_id, **settings)
+
+
 PEERS = {"ours": ours, "sb3": sb3}
 
 
-def measure(peer: str, case: str, threads: int) -> float:
+def measure(peer: str, case: str, threads: int, device: str) -> float:
     """Environment steps per second, in a fresh process."""
-    command = [sys.executable, __file__, "--worker", peer, "--cases", case, "--threads", str(threads)]
+    command = [sys.executable, __file__, "--worker", peer, "--cases", case, "--threads", str(threads), "--device", device]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return CASES[case]["steps"] / float(result.stdout.strip().splitlines()[-1])
@@ -90,18 +116,18 @@ def measure(peer: str, case: str, threads: int) -> float:
 def main() -> None:
     """Measure and print a table, then the same as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["ppo_cartpole", "a2c_cartpole", "ppo_cheetah8"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--worker", choices=PEERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print(PEERS[options.worker](CASES[options.cases[0]], options.threads))
+        print(PEERS[options.worker](CASES[options.cases[0]], options.threads, options.device))
         return
     packages = ("torch", "pytorch-lightning", "gymnasium", "stable-baselines3")
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {options.threads} thread(s), Python {platform.python_version()}"
-    )
+    cores = f"{os.cpu_count()} cores, {options.threads} thread(s), {options.device}"
+    print(f"{platform.processor() or platform.machine()}, {cores}, Python {platform.python_version()}")
     print(", ".join(f"{name} {version(name)}" for name in packages))
     print("\n| case | ours, steps/s | SB3, steps/s | ratio of medians | ours, all | SB3, all |\n|---|---|---|---|---|---|")
     rows = {}
@@ -109,7 +135,7 @@ def main() -> None:
         rates: dict[str, list[float]] = {peer: [] for peer in PEERS}
         for _ in range(options.repeats):
             for peer, values in rates.items():
-                values.append(measure(peer, case, options.threads))
+                values.append(measure(peer, case, options.threads, options.device))
         medians = {peer: statistics.median(values) for peer, values in rates.items()}
         rows[case] = {"rates": rates, "ratio": medians["ours"] / medians["sb3"]}
         every = " | ".join(" ".join(f"{rate:,.0f}" for rate in rates[peer]) for peer in PEERS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,22 @@ ScheduleSetting = float | dict[str, Any]
 
 def constant(value: float) -> Schedule:
     """The same value all along."""
-    return lambda progress: value
+    return piecewise([[0.0, value]])
 
 
 def linear(start: float, end: float = 0.0) -> Schedule:
     """From start to end over the run, then end."""
-    return lambda progress: end + (start - end) * (1.0 - min(max(progress, 0.0), 1.0))
+    return piecewise([[0.0, start], [1.0, end]])
 
 
 def piecewise(points: list[list[float]]) -> Schedule:
     """Straight lines through `[progress, value]` points; the first and last value before and after them."""
     at, value = zip(*points, strict=True)
-    return lambda progress: float(np.interp(progress, at, value))
+    return partial(_interpolate, at, value)
+
+
+def _interpolate(at: Sequence[float], value: Sequence[float], progress: float) -> float:
+    return float(np.interp(progress, at, value))
 
 
 def make_schedule(name: str, setting: ScheduleSetting, low: float = 0.0, high: float = float("inf")) -> Schedule:

@@ -27,7 +27,7 @@ def tiny(algorithm: type[Algorithm], env_id: str = "tests.environments:Scripted-
 def fit(model: Algorithm, ckpt_path: Any = None, **arguments: Any) -> pl.Trainer:
     """Train, and return the trainer."""
     plain = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(accelerator="cpu", log_every_n_steps=1, **(plain | {"max_epochs": -1} | arguments))
+    trainer = pl.Trainer(**(plain | {"accelerator": "cpu", "log_every_n_steps": 1, "max_epochs": -1} | arguments))
     trainer.fit(model, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
     return trainer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import pytorch_lightning as pl
@@ -25,9 +26,20 @@ class EnvStepsProgressBar(ProgressBar):
     def __init__(self) -> None:
         super().__init__()
         self.enabled = True
-        self.console = Console(highlight=False, soft_wrap=True)
-        self.live = self.console.is_terminal or self.console.is_jupyter
         self.bar: Progress | None = None
+
+    @cached_property
+    def console(self) -> Console:
+        """Where to write."""
+        return Console(highlight=False, soft_wrap=True)
+
+    @property
+    def live(self) -> bool:
+        """Whether a bar can move there."""
+        return self.console.is_terminal or self.console.is_jupyter
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "console"}  # it has locks: a spawned rank makes its own
 
     def disable(self) -> None:
         self.enabled = False
