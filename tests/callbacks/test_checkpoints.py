@@ -1,0 +1,81 @@
+"""Which weights a run keeps."""
+
+from __future__ import annotations
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_rl import PPO, BestModel, SaveCheckpoints
+from lightning_rl.errors import SettingError
+from tests.callbacks.evaluations import Scores
+from tests.fitting import fit, tiny, weights
+
+
+def stored(path):
+    """A checkpoint's environment steps and its weights."""
+    checkpoint = torch.load(path, weights_only=True)
+    model = tiny(PPO)
+    model.load_state_dict(checkpoint["state_dict"])
+    return checkpoint["lightning_rl"]["env_steps"], weights(model)
+
+
+class Watch(pl.Callback):
+    """The weights after each iteration and what `best.ckpt` holds then."""
+
+    def __init__(self, folder):
+        self.folder, self.weights, self.best = folder, {}, []
+
+    def on_train_batch_end(self, trainer, model, *_):
+        self.weights[model.env_steps] = weights(model)
+        self.best.append(stored(self.folder / "best.ckpt"))
+
+
+def test_best_is_saved_after_each_evaluation_that_beats_all_before_and_not_after_a_tie(tmp_path):
+    watch = Watch(tmp_path)
+    fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([1, 3, 2, 3, 4]), BestModel(tmp_path), watch])
+    assert [env_steps for env_steps, _ in watch.best] == [16, 32, 32, 32, 80]
+    for env_steps, kept in watch.best:
+        assert torch.equal(kept, watch.weights[env_steps])
+    different = torch.stack(list(watch.weights.values())).unique(dim=0)
+    assert len(different) == 5  # the weights moved, so that the right ones can be told from the others
+
+
+def test_a_run_that_continues_keeps_a_better_model_from_before(tmp_path):
+    callbacks = [Scores([1, 3, 2]), BestModel(tmp_path)]
+    fit(tiny(PPO, max_env_steps=48), enable_checkpointing=True, callbacks=callbacks).save_checkpoint(tmp_path / "a.ckpt")
+    fit(tiny(PPO, max_env_steps=96), tmp_path / "a.ckpt", enable_checkpointing=True, callbacks=[Scores([3, 2, 1]), BestModel(tmp_path)])
+    assert stored(tmp_path / "best.ckpt")[0] == 32
+    fit(tiny(PPO, max_env_steps=96), tmp_path / "a.ckpt", enable_checkpointing=True, callbacks=[Scores([3, 4, 1]), BestModel(tmp_path)])
+    assert stored(tmp_path / "best.ckpt")[0] == 80
+
+
+def test_last_is_saved_on_the_way_and_at_the_end(tmp_path):
+    seen = []
+
+    class Look(pl.Callback):
+        def on_train_batch_end(self, trainer, model, *_):
+            file = tmp_path / "last.ckpt"
+            seen.append(stored(file)[0] if file.exists() else None)
+
+    model = tiny(PPO, max_env_steps=80)
+    fit(model, enable_checkpointing=True, callbacks=[SaveCheckpoints(32, folder=tmp_path), Look()])
+    assert seen == [None, None, 32, 32, 64]  # Lightning calls those that save last
+    env_steps, kept = stored(tmp_path / "last.ckpt")
+    assert env_steps == 80 and torch.equal(kept, weights(model))
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("keep, kept", [(0, []), (2, [64, 80]), (-1, [16, 32, 48, 64, 80])])
+def test_the_newest_copies_are_kept(keep, kept, tmp_path):
+    fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[SaveCheckpoints(16, keep, tmp_path)])
+    copies = {f"env_steps={env_steps}.ckpt": env_steps for env_steps in kept}
+    assert {file.name for file in tmp_path.iterdir()} == {"last.ckpt", *copies}
+    assert all(stored(tmp_path / name)[0] == env_steps for name, env_steps in copies.items())
+
+
+def test_wrong_intervals_are_named():
+    with pytest.raises(SettingError, match=r"checkpoint.every_n_env_steps must be >= 1, got 0"):
+        SaveCheckpoints(0)
+    with pytest.raises(SettingError, match=r"checkpoint.keep must be >= -1, got -2"):
+        SaveCheckpoints(keep=-2)

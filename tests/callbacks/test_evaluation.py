@@ -1,0 +1,199 @@
+"""Judging a policy: the right episodes, the same each time, and without a trace in learning."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_rl import PPO, EnvConfig, MultiEvaluator, RolloutEvaluator, StopOnEvaluation
+from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.data.episodes import Episode, summarize
+from lightning_rl.errors import SettingError
+from tests.environments import Endless, Scripted
+from tests.fitting import Rows, fit, tiny, weights
+
+
+class Episodes(pl.Callback):
+    """Hears of evaluations."""
+
+    def __init__(self):
+        self.heard = []
+
+    def on_evaluation_end(self, trainer, model, metrics):
+        self.heard.append((model.env_steps, metrics))
+
+
+def play(model, **settings):
+    evaluator = RolloutEvaluator(**settings)
+    try:
+        return evaluator.play(model)
+    finally:
+        evaluator.teardown(None, model, "fit")
+
+
+def test_each_environment_plays_its_own_share_however_short_its_episodes_are():
+    periods = iter([2, 10])
+    model = tiny(PPO)
+    player = make_player(lambda: Scripted(period=next(periods), endings=("termination",)), 2, None)
+    assert sorted(episode.length for episode in player.play(model.network, 2, 0, True)) == [2, 10]
+    episodes = player.play(model.network, 5, 0, True)
+    assert [(episode.seed, episode.length) for episode in episodes] == [(0, 2), (1, 10), (2, 2), (3, 10), (4, 2)]
+    player.close()
+
+
+def test_returns_lengths_and_successes_are_those_of_the_environment():
+    model = tiny(PPO)
+    with torch.no_grad():
+        model.network.actor[-1].bias.copy_(torch.tensor([0.0, 0.0, 50.0]))  # always action 2: 0.2 a step
+    env = EnvConfig("tests.environments:Scripted-v0", kwargs={"period": 3})
+    episodes = play(model, env=env, episodes=3, num_envs=1, seed=7)
+    # 10 · episode + t + action / 10 over t = 0, 1, 2; ends in termination, truncation, both
+    assert episodes == [
+        Episode(7, pytest.approx(3.6), 3, 1.0),
+        Episode(8, pytest.approx(33.6), 3, 0.0),
+        Episode(9, pytest.approx(63.6), 3, 1.0),
+    ]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_network_keeps_its_mode(training):
+    model = tiny(PPO, normalize_obs="running")
+    model.network.train(training)
+    play(model, episodes=2)
+    assert {module.training for module in model.network.modules()} == {training}
+
+
+def test_the_global_random_generators_keep_their_state():
+    model = tiny(PPO, "CartPole-v1")
+
+    def draws():
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        yield
+        yield random.random(), np.random.rand(), torch.rand(1).item()
+
+    undisturbed, disturbed = draws(), draws()
+    next(undisturbed)
+    expected = next(undisturbed)
+    next(disturbed)
+    play(model, episodes=3, deterministic=False)
+    assert next(disturbed) == expected
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "tests.environments:ScriptedBox-v0"])
+def test_learning_is_the_same_with_and_without_evaluation(env_id):
+    settings = {"normalize_obs": "running", "normalize_reward": True}
+    without, judged = tiny(PPO, env_id, **settings), tiny(PPO, env_id, **settings)
+    fit(without)
+    fit(judged, callbacks=[RolloutEvaluator(16, episodes=3, deterministic=False, max_episode_steps=20)])
+    assert torch.equal(weights(without), weights(judged))
+    first, second = (model.network.normalizer.state_dict() for model in (without, judged))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_evaluations_are_reproducible_and_drawn_actions_differ_from_the_likeliest():
+    model = tiny(PPO, "CartPole-v1")
+    likeliest, drawn = ([play(model, episodes=6, num_envs=3, deterministic=kind) for _ in range(2)] for kind in (True, False))
+    assert likeliest[0] == likeliest[1] and drawn[0] == drawn[1] and likeliest[0] != drawn[0]
+    assert play(model, episodes=6, num_envs=3, seed=3) != likeliest[0]
+    assert play(model, episodes=6, num_envs=5) == likeliest[0]  # how many act together does not matter
+
+
+def test_an_environment_without_a_limit_is_cut_off_and_the_cut_counts_as_an_end():
+    model = tiny(PPO, "CliffWalking-v1", env={"num_envs": 1}, n_steps=16)
+    with torch.no_grad():
+        model.network.actor[-1].bias.copy_(torch.tensor([50.0, 0.0, 0.0, 0.0]))  # upwards for ever
+    assert play(model, episodes=2, max_episode_steps=30) == [Episode(10_000, -30.0, 30, None), Episode(10_001, -30.0, 30, None)]
+    player = make_player(model.env, 1, None)
+    assert player.max_episode_steps == 10_000
+    player.close()
+
+
+@pytest.mark.parametrize("settings, given, limit", [({}, None, 500), ({"max_episode_steps": 20}, None, 20), ({}, 7, 7)])
+def test_episodes_end_at_the_limit_given_or_the_environments_own(settings, given, limit):
+    player = make_player(EnvConfig("CartPole-v1", **settings), 1, given)
+    assert player.max_episode_steps == limit
+    player.close()
+
+
+@pytest.mark.parametrize("every, at", [(16, [16, 32, 48, 64, 80, 96]), (40, [48, 80, 96]), (1_000, [96]), (None, [16, 32, 48, 64, 80, 96])])
+def test_evaluations_come_every_so_many_steps_and_at_the_end(every, at):
+    heard = Episodes()
+    fit(tiny(PPO), callbacks=[RolloutEvaluator(every, episodes=1), heard])
+    assert [env_steps for env_steps, _ in heard.heard] == at
+
+
+@pytest.mark.parametrize("arguments", [{"max_steps": 4}, {"limit_train_batches": 4, "max_epochs": 1}])
+def test_a_run_that_is_stopped_early_is_judged_at_its_end(arguments):
+    heard = Episodes()
+    fit(tiny(PPO), callbacks=[RolloutEvaluator(48, episodes=1), heard], **arguments)
+    assert [env_steps for env_steps, _ in heard.heard] == [48, 64]
+
+
+def test_a_run_stopped_by_an_evaluation_is_not_judged_twice():
+    heard = Episodes()
+    fit(tiny(PPO), callbacks=[RolloutEvaluator(32, episodes=1), StopOnEvaluation(stop_at=-1e9), heard])
+    assert [env_steps for env_steps, _ in heard.heard] == [32]
+
+
+def test_metrics_rows_and_the_file_say_the_same(tmp_path):
+    logger, heard, file = Rows(), Episodes(), tmp_path / "evaluations.csv"
+    model = tiny(PPO, log_interval=1_000)
+    trainer = fit(model, logger=logger, callbacks=[RolloutEvaluator(48, episodes=3, num_envs=1, seed=5, file=file), heard])
+    rows = read_rows(file)
+    assert [(row["env_steps"], row["seed"]) for row in rows] == [(str(n), str(seed)) for n in (48, 96) for seed in (5, 6, 7)]
+    assert list(rows[0]) == ["env_steps", "seed", "return", "length", "success"]
+    logged = {step: metrics for step, metrics in logger.rows if "eval/mean_reward" in metrics}
+    for env_steps, metrics in heard.heard:
+        own = [row for row in rows if int(row["env_steps"]) == env_steps]
+        assert metrics["eval/mean_reward"] == pytest.approx(np.mean([float(row["return"]) for row in own]))
+        assert metrics["eval/std_reward"] == pytest.approx(np.std([float(row["return"]) for row in own]))
+        assert metrics["eval/mean_ep_length"] == 3 and metrics["eval/success_rate"] == pytest.approx(2 / 3)
+        assert logged[env_steps] == {"env_steps": env_steps, **metrics}
+    assert trainer.callback_metrics["eval/mean_reward"] == pytest.approx(heard.heard[-1][1]["eval/mean_reward"])
+
+
+def test_several_evaluators_are_judged_together():
+    heard, model = Episodes(), tiny(PPO)
+    short, long = (RolloutEvaluator(48, 2, env=lambda period=period: Scripted(period, ("truncation",))) for period in (2, 10))
+    fit(model, callbacks=[MultiEvaluator([short, long]), heard])
+    assert [(env_steps, metrics["eval/mean_ep_length"]) for env_steps, metrics in heard.heard] == [(48, 6.0), (96, 6.0)]
+    assert short.player is None and long.player is None  # closed
+    with pytest.raises(SettingError, match="at least one"):
+        MultiEvaluator([])
+
+
+def test_a_ready_vector_environment_cannot_be_copied_but_another_may_be_given():
+    import gymnasium as gym
+
+    def ready():
+        return gym.vector.SyncVectorEnv([Endless] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+    with pytest.raises(SettingError, match="an evaluator with env="):
+        fit(PPO(ready(), n_steps=8, batch_size=16, max_env_steps=16), callbacks=[RolloutEvaluator()])
+    heard = Episodes()
+    fit(PPO(ready(), n_steps=8, batch_size=16, max_env_steps=16), callbacks=[RolloutEvaluator(episodes=2, env=Endless), heard])
+    assert heard.heard[0][1]["eval/mean_reward"] == 8
+
+
+def test_environments_are_closed_after_an_exception():
+    evaluator = RolloutEvaluator(16, episodes=1)
+
+    class Break(pl.Callback):
+        def on_evaluation_end(self, trainer, model, metrics):
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fit(tiny(PPO), callbacks=[evaluator, Break()])
+    assert evaluator.player is None
+
+
+def test_statistics_of_returns_worked_by_hand():
+    statistics = summarize([Episode(i, float(value), 2 * i, None) for i, value in enumerate([0, 1, 2, 3, 4, 5, 6, 100])])
+    assert statistics["return_mean"] == 121 / 8 and statistics["return_median"] == 3.5
+    assert statistics["iqm"] == (2 + 3 + 4 + 5) / 4 and (statistics["return_min"], statistics["return_max"]) == (0, 100)
+    assert statistics["length_mean"] == 7 and 1 < statistics["ci_low"] < 121 / 8 < statistics["ci_high"] < 60
