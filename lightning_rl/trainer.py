@@ -45,7 +45,7 @@ class EvaluationConfig:
     every_n_env_steps: int | None = None
     episodes: int = 10
     seed: int = 10_000
-    num_envs: int = 5
+    num_envs: int = 10
     deterministic: bool = True
     max_episode_steps: int | None = None
     stop_at: float | None = None
@@ -87,6 +87,7 @@ class Trainer(pl.Trainer):
         default_root_dir: where runs lie.
         torch_threads: CPU threads for torch; unless given, 1 for small networks (more cost time) and torch's own choice for images.
         max_epochs: runs end at the algorithm's `max_env_steps`; -1 sets no other end.
+        log_every_n_steps: iterations between rows of what others log through Lightning; ours follow the algorithm's `log_interval`.
     """
 
     config: dict[str, Any]
@@ -106,6 +107,7 @@ class Trainer(pl.Trainer):
         enable_checkpointing: bool | None = None,
         enable_progress_bar: bool | None = None,
         enable_model_summary: bool | None = False,
+        log_every_n_steps: int | None = 1,
         fast_dev_run: int | bool = False,
         **kwargs: Any,
     ) -> None:
@@ -137,6 +139,7 @@ class Trainer(pl.Trainer):
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
+            log_every_n_steps=log_every_n_steps,
             fast_dev_run=fast_dev_run,
             **kwargs,
         )
@@ -162,7 +165,7 @@ class Trainer(pl.Trainer):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         finally:
             torch.set_num_threads(threads)
-        if self.run_folder is not None and not self.fast_dev_run:
+        if self.run_folder is not None and self.run_folder.is_dir():
             self._say_goodbye()
 
     @property

@@ -45,7 +45,7 @@ class RolloutEvaluator(pl.Callback):
         every_n_env_steps: int | None = None,
         episodes: int = 10,
         seed: int = 10_000,
-        num_envs: int = 5,
+        num_envs: int = 10,
         deterministic: bool = True,
         max_episode_steps: int | None = None,
         env: EnvConfig | Callable[[], gym.Env] | None = None,
@@ -162,6 +162,7 @@ def report(trainer: Any, algorithm: Any, episodes: list[Episode], file: Path | N
 def write_episodes(file: Path, env_steps: int, episodes: list[Episode]) -> None:
     """Append one row an episode: env_steps, seed, return, length, success."""
     new = not file.exists()
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", newline="") as stream:
         writer = csv.writer(stream)
         if new:

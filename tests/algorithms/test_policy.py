@@ -1,0 +1,159 @@
+"""Using a trained policy: from a file alone, on one observation or many."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import A2C, PPO, EvaluationConfig, Policy, Trainer, load_policy
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.errors import SettingError
+from lightning_rl.types import tree_map, tree_to_torch
+from tests.environments import Endless, Scripted
+from tests.fitting import fit, tiny, weights
+
+SPACES = ["Scripted-v0", "ScriptedBox-v0", "ScriptedDict-v0", "Image-v0"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A trained model and its checkpoint."""
+
+    def saved(env_id="Scripted-v0", algorithm=PPO, **settings):
+        model = tiny(algorithm, f"tests.environments:{env_id}", **({"normalize_obs": "running", "encoder_features": 8} | settings))
+        fit(model).save_checkpoint(tmp_path / "a.ckpt")
+        return model, tmp_path / "a.ckpt"
+
+    return saved
+
+
+@pytest.fixture
+def no_environments(monkeypatch):
+    """Building an environment is an error."""
+
+    def refuse(*arguments, **keywords):
+        raise AssertionError("an environment was built")
+
+    monkeypatch.setattr(gym, "make", refuse)
+    monkeypatch.setattr(gym, "make_vec", refuse)
+
+
+def observations(model, count):
+    space = model.spaces.observation
+    space.seed(0)
+    rows = [space.sample() for _ in range(count)]
+    return rows, tree_map(lambda *leaves: np.stack(leaves), *rows)
+
+
+@pytest.mark.parametrize("env_id", SPACES)
+def test_a_policy_acts_as_the_network_it_was_saved_from(env_id, saved):
+    model, path = saved(env_id)
+    policy = load_policy(path)
+    rows, batch = observations(model, 5)
+    model.network.eval()
+    step = model.network.act(tree_to_torch(batch), deterministic=True)
+    expected = model.network.distribution.to_env(tree_map(lambda leaf: leaf.numpy(), step.action))
+    actions, memory = policy.act(batch)
+    np.testing.assert_array_equal(actions, expected)
+    assert memory == ()
+    for row, action in zip(rows, actions, strict=True):
+        one, _ = policy.act(row)
+        np.testing.assert_allclose(one, action, rtol=1e-5)
+        assert model.spaces.action.contains(one if isinstance(model.spaces.action, gym.spaces.Box) else int(one))
+
+
+@pytest.mark.parametrize("env_id", SPACES)
+def test_loading_builds_no_environment(env_id, saved, request):
+    model, path = saved(env_id)
+    request.getfixturevalue("no_environments")
+    loaded = Algorithm.load_from_checkpoint(path)
+    assert type(loaded) is PPO and loaded.spaces == model.spaces and loaded.collector is None
+    assert torch.equal(weights(loaded), weights(model)) and loaded.env_steps == 96
+    load_policy(path).act(model.spaces.observation.sample())
+
+
+def test_settings_given_when_loading_win_over_those_stored(saved):
+    _, path = saved()
+    loaded = PPO.load_from_checkpoint(path, gamma=0.5, max_env_steps=112)
+    assert (loaded.hparams["gamma"], loaded.max_env_steps, loaded.n_steps) == (0.5, 112, 8)
+    fit(loaded)
+    assert loaded.env_steps >= 112
+
+
+def test_the_normalizer_is_inside(saved):
+    model, path = saved()
+    policy = load_policy(path)
+    stored, own = policy.network.normalizer.statistics[0], model.network.normalizer.statistics[0]
+    assert torch.equal(stored.mean, own.mean) and stored.count == pytest.approx(96, abs=1e-3) and stored.mean.abs().sum() > 0
+    _, batch = observations(model, 20)
+    policy.act(batch)
+    assert torch.equal(policy.network.normalizer.statistics[0].mean, own.mean)  # acting moves nothing
+    with torch.no_grad():
+        before = policy.network.act(tree_to_torch(batch)).value
+        stored.mean += 10
+        assert not torch.allclose(policy.network.act(tree_to_torch(batch)).value, before)
+
+
+def test_actions_that_a_mask_rules_out_are_not_taken(saved):
+    model, path = saved()
+    policy = load_policy(path)
+    _, batch = observations(model, 6)
+    masks = np.eye(3, dtype=bool)[[0, 1, 2, 0, 1, 2]]
+    for deterministic in (True, False):
+        actions, _ = policy.act(batch, action_mask=masks, deterministic=deterministic)
+        assert actions.tolist() == [0, 1, 2, 0, 1, 2]
+    one, _ = policy.act(batch[0], action_mask=np.array([False, False, True]))
+    assert int(one) == 2
+
+
+def test_drawn_actions_differ_and_a_seed_brings_them_back(saved):
+    model, path = saved()
+    algorithm = Algorithm.load_from_checkpoint(path)
+    _, batch = observations(model, 64)
+
+    def draws(seed):
+        policy = Policy(algorithm.network, algorithm.spaces, seed)
+        return [policy.act(batch, deterministic=False)[0].tolist() for _ in range(2)]
+
+    first = draws(0)
+    assert first == draws(0) and first != draws(1) and first[0] != first[1]
+    likeliest = load_policy(path).act(batch)[0].tolist()
+    assert likeliest == load_policy(path).act(batch)[0].tolist() != first[0]
+
+
+def test_a_policy_plays_its_environment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=EvaluationConfig(episodes=2, max_episode_steps=20))
+    trainer.fit(tiny(A2C, "CartPole-v1"))
+    policy, env = load_policy(trainer.run_folder / "checkpoints/best.ckpt"), gym.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    ended, memory, steps = False, None, 0
+    while not ended:
+        action, memory = policy.act(obs, memory)
+        obs, _, terminated, truncated, _ = env.step(action)
+        ended, steps = terminated or truncated, steps + 1
+    assert steps >= 8
+    env.close()
+
+
+def ready():
+    return gym.vector.SyncVectorEnv([Scripted] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize("env, again", [(lambda: Endless, Endless), (ready, Scripted)], ids=["function", "ready"])
+def test_environments_that_a_file_cannot_name_train_and_are_not_stored(env, again, tmp_path):
+    model = PPO(env(), n_steps=8, batch_size=16, net_arch=[8], max_env_steps=64)
+    fit(model).save_checkpoint(tmp_path / "a.ckpt")
+    assert model.env_steps == 64
+    checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["env"] is None
+    loaded = PPO.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert loaded.env is None and torch.equal(weights(loaded), weights(model))
+    load_policy(tmp_path / "a.ckpt").act(np.zeros(model.spaces.observation.shape, np.float32))
+    with pytest.raises(SettingError, match="pass env= to train it"):
+        fit(loaded)
+    trained_on = PPO.load_from_checkpoint(tmp_path / "a.ckpt", env=again, max_env_steps=128)
+    fit(trained_on)
+    assert trained_on.env_steps >= 128

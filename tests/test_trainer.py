@@ -1,0 +1,226 @@
+"""What a run leaves, and how it goes on."""
+
+from __future__ import annotations
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+
+from lightning_rl import A2C, PPO, CheckpointConfig, EvaluationConfig, RolloutEvaluator, Trainer
+from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.errors import SettingError
+from tests.environments import Endless
+from tests.fitting import tiny, weights
+
+SHORT = EvaluationConfig(episodes=2, num_envs=2, max_episode_steps=20)
+
+
+@pytest.fixture
+def fit(folder):
+    """Train a tiny model on CartPole in the current folder: 6 iterations of 16 environment steps."""
+
+    def fit(algorithm=PPO, env="CartPole-v1", ckpt_path=None, max_env_steps=96, **arguments):
+        model = tiny(algorithm, env, max_env_steps=max_env_steps) if isinstance(env, str) else env
+        trainer = Trainer(**({"accelerator": "cpu", "enable_progress_bar": False, "evaluation": SHORT} | arguments))
+        trainer.fit(model, ckpt_path=ckpt_path)
+        return trainer
+
+    return fit
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_lies_in_a_folder_of_its_own(fit, folder):
+    trainer = fit()
+    run = folder / "runs/PPO/CartPole-v1/version_0"
+    assert trainer.run_folder.resolve() == run and trainer.log_dir == "runs/PPO/CartPole-v1/version_0"
+    left = {name for name in files(run) if "tfevents" not in name and name != "hparams.yaml"}
+    assert left == {"config.yaml", "metrics.csv", "evaluations.csv", "checkpoints/best.ckpt", "checkpoints/last.ckpt"}
+    assert any("tfevents" in name for name in files(run)) and {path.name for path in folder.iterdir()} == {"runs"}
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["class_path"] == "PPO" and config["model"]["init_args"]["env"]["id"] == "CartPole-v1"
+    assert config["evaluation"]["episodes"] == 2 and config["checkpoint"] == {"every_n_env_steps": None, "keep": 0}
+
+
+def test_rows_begin_with_environment_steps_and_episodes_have_theirs(fit, folder):
+    run = fit().run_folder
+    metrics, episodes = read_rows(run / "metrics.csv"), read_rows(run / "evaluations.csv")
+    assert next(iter(metrics[0])) == "env_steps"
+    assert [int(row["env_steps"]) for row in metrics if row["train/loss"]] == [16, 32, 48, 64, 80, 96]
+    assert [int(row["env_steps"]) for row in metrics if row["eval/mean_reward"]] == [16, 32, 48, 64, 80, 96]  # 5 % of the run is less
+    assert len(episodes) == 12 and list(episodes[0]) == ["env_steps", "seed", "return", "length", "success"]
+    assert {row["seed"] for row in episodes} == {"10000", "10001"}
+
+
+def test_versions_count_up_for_each_algorithm_and_environment(fit, folder):
+    runs = [fit().run_folder, fit().run_folder, fit(A2C).run_folder, fit(env="tests.environments:Scripted-v0").run_folder]
+    (folder / "runs/PPO/CartPole-v1/version_10").mkdir()
+    runs.append(fit().run_folder)
+    names = ["PPO/CartPole-v1/version_0", "PPO/CartPole-v1/version_1", "A2C/CartPole-v1/version_0", "PPO/Scripted-v0/version_0"]
+    assert [str(run) for run in runs] == [f"runs/{name}" for name in [*names, "PPO/CartPole-v1/version_11"]]
+
+
+def test_runs_lie_where_one_wants_them(fit, folder):
+    assert str(fit(default_root_dir=folder / "elsewhere").run_folder) == str(folder / "elsewhere/PPO/CartPole-v1/version_0")
+
+
+def test_last_continues_in_its_folder_with_counters_and_without_rows_beyond_the_checkpoint(fit, folder):
+    run = fit(checkpoint=CheckpointConfig(every_n_env_steps=64), max_env_steps=96).run_folder
+    first = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    (run / "checkpoints/last.ckpt").unlink()
+    fit(checkpoint=CheckpointConfig(every_n_env_steps=64), max_env_steps=96, limit_train_batches=4, max_epochs=1)
+    (folder / "runs/PPO/CartPole-v1/version_1/checkpoints/last.ckpt").rename(run / "checkpoints/last.ckpt")  # as if it broke after 80
+    before = read_rows(run / "metrics.csv")
+    assert int(before[-1]["env_steps"]) == 96
+    trainer = fit(ckpt_path="last", max_env_steps=160)
+    assert trainer.run_folder == run and trainer.global_step == 10 and trainer.model.env_steps == 160
+    for name in ("metrics.csv", "evaluations.csv"):
+        steps = [int(row["env_steps"]) for row in read_rows(run / name)]
+        assert steps == sorted(steps) and set(steps) == set(range(16, 161, 16))
+    kept = [row for row in read_rows(run / "metrics.csv") if int(row["env_steps"]) <= 64]
+    assert kept == [row for row in before if int(row["env_steps"]) <= 64]
+    last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert (last["lightning_rl"]["env_steps"], last["lightning_rl"]["updates"]) == (160, 10 * 2 * 2)
+    assert first["lightning_rl"]["updates"] == 6 * 2 * 2
+
+
+def test_the_weights_of_the_checkpoint_are_where_learning_goes_on(fit):
+    run = fit().run_folder
+    stored = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    model = tiny(PPO, "CartPole-v1", seed=9, max_env_steps=112)
+    seen = []
+    model.training_step, training_step = lambda *batch: seen.append(weights(model)) or training_step(*batch), model.training_step
+    fit(env=model, ckpt_path="last")
+    other = tiny(PPO, "CartPole-v1")
+    other.load_state_dict(stored)
+    assert len(seen) == 1 and torch.equal(seen[0], weights(other))
+
+
+def test_last_is_the_newest_run_of_that_algorithm_and_environment(fit, folder):
+    first, second, _ = fit().run_folder, fit().run_folder, fit(A2C).run_folder
+    (folder / "runs/PPO/CartPole-v1/version_2").mkdir()  # nothing was saved there
+    assert fit(ckpt_path="last", max_env_steps=112).run_folder == second
+    assert int(read_rows(first / "metrics.csv")[-1]["env_steps"]) == 96
+
+
+def test_a_checkpoint_by_its_path_continues_in_a_new_folder(fit):
+    old = fit().run_folder
+    trainer = fit(ckpt_path=old / "checkpoints/last.ckpt", max_env_steps=128)
+    assert trainer.run_folder.name == "version_1" and trainer.global_step == 8
+    assert [int(row["env_steps"]) for row in read_rows(trainer.run_folder / "metrics.csv") if row["train/loss"]] == [112, 128]
+    assert int(read_rows(old / "metrics.csv")[-1]["env_steps"]) == 96
+
+
+def test_last_with_nothing_saved_starts_afresh_and_says_so(fit, capsys):
+    trainer = fit(ckpt_path="last", enable_progress_bar=True)
+    assert capsys.readouterr().out.splitlines()[0] == "no last.ckpt below runs/PPO/CartPole-v1: starting afresh"
+    assert trainer.run_folder.name == "version_0" and trainer.global_step == 6
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(fit, folder):
+    path = fit(A2C).run_folder / "checkpoints/last.ckpt"
+    before = files(folder)
+    with pytest.raises(SettingError, match="holds A2C, not PPO"):
+        fit(ckpt_path=path)
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"logger": False, "enable_checkpointing": False, "evaluation": None},
+        {"fast_dev_run": True},
+        {"fast_dev_run": True, "evaluation": EvaluationConfig(episodes=1, max_episode_steps=5)},
+    ],
+)
+def test_what_is_switched_off_leaves_no_files(arguments, fit, folder, capsys):
+    fit(enable_progress_bar=True, **arguments)
+    assert list(folder.iterdir()) == [] and "run:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, missing",
+    [
+        ({"logger": False}, {"metrics.csv", "config.yaml"}),
+        ({"enable_checkpointing": False}, {"checkpoints/best.ckpt", "checkpoints/last.ckpt"}),
+        ({"checkpoint": None}, {"checkpoints/best.ckpt", "checkpoints/last.ckpt"}),
+        ({"evaluation": None}, {"evaluations.csv", "checkpoints/best.ckpt"}),
+    ],
+)
+def test_each_part_is_switched_off_alone(arguments, missing, fit):
+    left = files(fit(**arguments).run_folder)
+    everything = {"config.yaml", "metrics.csv", "evaluations.csv", "checkpoints/best.ckpt", "checkpoints/last.ckpt"}
+    assert everything - left == missing
+
+
+def test_loggers_given_replace_tensorboard_and_the_csv_file_stays(fit, folder):
+    trainer = fit(logger=pl.loggers.CSVLogger(folder / "theirs"))
+    assert "metrics.csv" in files(trainer.run_folder) and not any("tfevents" in name for name in files(folder))
+    (theirs,) = (folder / "theirs").rglob("metrics.csv")
+    assert {int(row["step"]) for row in read_rows(theirs)} == {16, 32, 48, 64, 80, 96}
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")  # after the step is when we mean
+def test_lightnings_model_checkpoint_follows_the_evaluations(fit, folder):
+    best = pl.callbacks.ModelCheckpoint(folder / "theirs", monitor="eval/mean_reward", mode="max", every_n_train_steps=1)
+    trainer = fit(callbacks=[best])
+    means = [float(row["eval/mean_reward"]) for row in read_rows(trainer.run_folder / "metrics.csv") if row["eval/mean_reward"]]
+    assert float(best.best_model_score) == pytest.approx(max(means)) and len(set(means)) > 1
+    env_steps = torch.load(best.best_model_path, weights_only=True)["lightning_rl"]["env_steps"]
+    assert means[env_steps // 16 - 1] == max(means) and "checkpoints/best.ckpt" in files(trainer.run_folder)
+
+
+def test_lightnings_early_stopping_follows_the_evaluations_from_epoch_to_epoch(fit):
+    stop = pl.callbacks.EarlyStopping("eval/mean_reward", mode="max", patience=1)
+    trainer = fit(evaluation=EvaluationConfig(episodes=1, max_episode_steps=5), callbacks=[stop], limit_train_batches=1)
+    assert trainer.global_step == 2 and float(stop.best_score) == 5.0  # always 5: never better
+
+
+def test_an_evaluator_among_the_callbacks_replaces_ours(fit):
+    run = fit(callbacks=[RolloutEvaluator(48, episodes=3, seed=1, max_episode_steps=20)]).run_folder
+    assert [(row["env_steps"], row["seed"]) for row in read_rows(run / "evaluations.csv")] == [(n, s) for n in ("48", "96") for s in "123"]
+
+
+def test_a_run_ends_when_it_reaches_its_goal(fit):
+    assert fit(evaluation=EvaluationConfig(episodes=1, max_episode_steps=5, stop_at=5.0)).global_step == 1
+    assert fit(evaluation=EvaluationConfig(episodes=1, max_episode_steps=5, patience=2)).global_step == 3  # always 5: never better
+
+
+@pytest.mark.parametrize("threads, inside", [(None, 1), (2, 2)])
+def test_threads_are_few_for_small_networks_and_as_before_afterwards(threads, inside, fit):
+    seen, before = [], torch.get_num_threads()
+
+    class Look(pl.Callback):
+        def on_train_start(self, trainer, model):
+            seen.append(torch.get_num_threads())
+
+    class Break(pl.Callback):
+        def on_train_end(self, trainer, model):
+            raise RuntimeError("at the end")
+
+    torch.set_num_threads(3)
+    try:
+        fit(torch_threads=threads, callbacks=[Look()])
+        assert seen == [inside] and torch.get_num_threads() == 3
+        with pytest.raises(RuntimeError, match="at the end"):
+            fit(torch_threads=threads, callbacks=[Break()])
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_function_that_builds_environments_names_the_folder(fit):
+    assert str(fit(env=PPO(Endless, n_steps=8, batch_size=32, max_env_steps=64)).run_folder) == "runs/PPO/Endless/version_0"
+
+
+def test_a_run_says_where_it_lies_unless_told_to_be_quiet(fit, capsys):
+    fit(enable_progress_bar=True)
+    out = capsys.readouterr().out.splitlines()
+    assert out[-2] == "run: runs/PPO/CartPole-v1/version_0"
+    assert out[-1] == "evaluate it: lightning-rl evaluate --ckpt_path runs/PPO/CartPole-v1/version_0/checkpoints/best.ckpt --episodes 100"
+    assert any("steps/s" in line for line in out)
+    fit(enable_progress_bar=False)
+    assert not any("steps/s" in line or "evaluation at" in line for line in capsys.readouterr().out.splitlines())
