@@ -129,7 +129,9 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """What the parser and others say of wrong input, as a `SettingError`."""
     try:
         yield
-    except (SettingError, *kinds) as error:
+    except Exception as error:
+        if not isinstance(error, (SettingError, *kinds)):
+            raise
         raise SettingError(reason(error)) from error
 
 
@@ -158,7 +160,7 @@ def evaluate(arguments: list[str]) -> int:
     parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
     parser.add_argument("--episodes", type=int, default=100, help="how many to play (100)")
     parser.add_argument("--seed", type=int, default=20_000, help="of the first episode, the others count up (20000)")
-    parser.add_argument("--num_envs", type=int, default=5, help="how many environments act together (5)")
+    parser.add_argument("--num_envs", type=int, default=10, help="how many environments act together (10)")
     parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the most likely one")
     parser.add_argument("--max_episode_steps", type=int, help="longest episode (the environment's own limit, or 10000)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

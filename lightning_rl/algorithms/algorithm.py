@@ -13,14 +13,15 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.loading import load
+from lightning_rl.algorithms.optimization import gradient_step
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
+from lightning_rl.callbacks.close import CloseEnvironments
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.envs.config import EnvConfig, as_config, one_of
-from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.envs.config import EnvConfig, as_config
+from lightning_rl.envs.make import make_vector_env, probe_spaces
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.rewards.extrinsic import Extrinsic
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.spaces import Spaces, single_spaces
@@ -84,7 +85,7 @@ class Algorithm(pl.LightningModule):
                 check_range(name, value, 0, open_low=True)
         self.automatic_optimization = False
         self.env = None if env is None and spaces is not None else as_config(env)
-        self.spaces = spaces or self._probe()
+        self.spaces = spaces or probe_spaces(self.env)
         self.max_env_steps = max_env_steps
         self.learning_rate = make_schedule("learning_rate", learning_rate)
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
@@ -127,9 +128,7 @@ class Algorithm(pl.LightningModule):
             stepper = make_stepper(make_vector_env(self.env), self.env if isinstance(self.env, EnvConfig) else None)
             if single_spaces(stepper.envs) != self.spaces:
                 stepper.close()
-                raise SettingError(
-                    f"the environment's spaces {single_spaces(stepper.envs)} are not those of the model, {self.spaces}"[:200]
-                )
+                raise SettingError(f"the environment's spaces are not those of the model, {self.spaces}; load it with its own environment")
             self.collector = Collector(stepper, self.spaces, self.network, n_steps, self.seed, log_probs)
         steps = n_steps * self.collector.stepper.num_envs * self.trainer.world_size
         return RolloutDataset(self.collector, -(-self.max_env_steps // steps))
@@ -153,20 +152,7 @@ class Algorithm(pl.LightningModule):
 
     def step(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """One gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        flat = [parameter for parameter in parameters if isinstance(parameter, FlatParameters)]
-        for parameter in parameters + [part for vector in flat for part in vector.parts]:
-            parameter.grad = None
-        self._scaler.scale(loss).backward()
-        for vector in flat:
-            vector.gather_gradient()
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        average_over_ranks(gradients, self.trainer.world_size)
-        self._scaler.unscale_(optimizer)
-        norm = clip(gradients, self.max_grad_norm)
-        self._scaler.step(optimizer)
-        self._scaler.update()
-        return norm
+        return gradient_step(loss, optimizer, self._scaler, self.max_grad_norm, self.trainer.world_size)
 
     def end_update(self) -> None:
         """Once per joint learning step: count it and tell the callbacks that follow updates."""
@@ -260,7 +246,7 @@ class Algorithm(pl.LightningModule):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, map_location: Any = "cpu", **overrides: Any) -> Any:  # type: ignore[override]
         """The algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
-        return load(checkpoint_path, Algorithm, map_location, **overrides)
+        return load(checkpoint_path, cls, map_location, **overrides)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue counting where the checkpoint stood; the environments start new episodes."""
@@ -268,23 +254,6 @@ class Algorithm(pl.LightningModule):
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
 
     # ---------------------------------------------------------------- inside
-
-    def _probe(self) -> Spaces:
-        """The spaces of one environment."""
-        if isinstance(self.env, EnvConfig):
-            if self.env.vectorization == "native":
-                envs: Any = make_vector_env(self.env)
-                spaces = single_spaces(envs)
-            else:
-                envs = make_env(one_of(self.env))
-                spaces = Spaces(envs.observation_space, envs.action_space)
-            envs.close()
-            return spaces
-        if callable(self.env):
-            envs = self.env()
-            envs.close()
-            return Spaces(envs.observation_space, envs.action_space)
-        return single_spaces(self.env)
 
     def _sum_over_ranks(self, *numbers: int) -> list[int]:
         if self.trainer.world_size == 1:
@@ -310,29 +279,3 @@ class Algorithm(pl.LightningModule):
             logger.log_metrics(metrics, step=self.env_steps)
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         self._logged_at, self._logged_env_steps = now, self.env_steps
-
-
-class CloseEnvironments(pl.Callback):
-    """Lightning tears nothing down after an exception; environments with processes must still be closed."""
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        pl_module.teardown("fit")
-
-
-def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
-    """Replace gradients by their mean over ranks, in one collective."""
-    if world_size == 1:
-        return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    torch.distributed.all_reduce(flat)
-    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient) / world_size)
-
-
-def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
-    """Scale gradients to a Euclidean norm of at most `max_norm`. Returns the norm before."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(scale)
-    return norm

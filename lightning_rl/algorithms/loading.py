@@ -27,7 +27,10 @@ def load(path: str | Path, base: type, map_location: Any = "cpu", **overrides: A
         SettingError: no such file, not one of our checkpoints, or one that names a module which was not imported.
     """
     checkpoint = read_checkpoint(path, map_location)
-    cls = algorithm_class(checkpoint["lightning_rl"]["algorithm"], base)
+    name = checkpoint["lightning_rl"]["algorithm"]
+    cls: Any = algorithm_class(name, base)
+    if not issubclass(cls, base):
+        raise SettingError(f"ckpt_path {str(path)!r} holds {name}, not {base.__name__}; load it with {name}.load_from_checkpoint")
     settings = {**checkpoint["hyper_parameters"], **overrides}
     check_stored_names(settings.get("env"), path)
     spaces = Spaces(*(from_plain(space) for space in checkpoint["lightning_rl"]["spaces"]))
@@ -89,7 +92,7 @@ def algorithm_class(name: str, base: type) -> type:
     """
     if name in ALGORITHMS:
         return getattr(importlib.import_module("lightning_rl"), name)
-    imported = {cls.__name__: cls for cls in _subclasses(base)}
+    imported = {cls.__name__: cls for cls in (base, *_subclasses(base))}
     if name not in imported:
         names = {*ALGORITHMS, *imported}
         raise SettingError(f"there is no algorithm {name!r} (one of your own needs --import its_module){nearest(name, names)}")
@@ -110,4 +113,5 @@ def check_stored_names(env: Any, path: str | Path) -> None:
 
 
 def _subclasses(cls: type) -> list[type]:
-    return [each for child in cls.__subclasses__() for each in (child, *_subclasses(child))]
+    children: list[type] = cls.__subclasses__()
+    return [each for child in children for each in (child, *_subclasses(child))]

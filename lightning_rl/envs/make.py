@@ -13,8 +13,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.errors import SettingError, missing_extra, nearest
+from lightning_rl.spaces import Spaces, single_spaces
 from lightning_rl.types import tree_index
 
 EXTRAS = {"Box2D": "box2d", "box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari", "opencv": "atari"}
@@ -57,6 +58,20 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
         return SyncVectorEnv(builders, autoreset_mode=mode, copy=False)
     make_env(env).close()  # a mistake shows here in one line, not in a worker's traceback
     return AsyncVectorEnv(builders, autoreset_mode=mode, copy=False)
+
+
+def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:
+    """The spaces of one environment, which is built and closed, or those of a ready vector environment."""
+    if isinstance(env, VectorEnv):
+        return single_spaces(env)
+    if isinstance(env, EnvConfig) and env.vectorization == "native":
+        envs = make_vector_env(env)
+        spaces = single_spaces(envs)
+        envs.close()
+        return spaces
+    single = make_env(one_of(env)) if isinstance(env, EnvConfig) else env()
+    single.close()
+    return Spaces(single.observation_space, single.action_space)
 
 
 class EnvPool(VectorWrapper):
