@@ -57,7 +57,8 @@ def test_rows_begin_with_environment_steps_and_episodes_have_theirs(fit, folder)
 
 def test_versions_count_up_for_each_algorithm_and_environment(fit, folder):
     runs = [fit().run_folder, fit().run_folder, fit(A2C).run_folder, fit(env="tests.environments:Scripted-v0").run_folder]
-    (folder / "runs/PPO/CartPole-v1/version_10").mkdir()
+    for number in (9, 10):
+        (folder / f"runs/PPO/CartPole-v1/version_{number}").mkdir()
     runs.append(fit().run_folder)
     names = ["PPO/CartPole-v1/version_0", "PPO/CartPole-v1/version_1", "A2C/CartPole-v1/version_0", "PPO/Scripted-v0/version_0"]
     assert [str(run) for run in runs] == [f"runs/{name}" for name in [*names, "PPO/CartPole-v1/version_11"]]
@@ -171,6 +172,12 @@ def test_lightnings_model_checkpoint_follows_the_evaluations(fit, folder):
     assert float(best.best_model_score) == pytest.approx(max(means)) and len(set(means)) > 1
     env_steps = torch.load(best.best_model_path, weights_only=True)["lightning_rl"]["env_steps"]
     assert means[env_steps // 16 - 1] == max(means) and "checkpoints/best.ckpt" in files(trainer.run_folder)
+
+
+def test_lightnings_model_checkpoint_sees_the_last_evaluation_at_the_end_of_the_epoch(fit, folder):
+    best = pl.callbacks.ModelCheckpoint(folder / "theirs", monitor="eval/mean_reward", mode="max")
+    fit(evaluation=EvaluationConfig(every_n_env_steps=1_000, episodes=1, max_episode_steps=5), callbacks=[best])
+    assert float(best.best_model_score) == 5.0
 
 
 def test_lightnings_early_stopping_follows_the_evaluations_from_epoch_to_epoch(fit):

@@ -60,16 +60,29 @@ def test_returns_lengths_and_successes_are_those_of_the_environment():
     ]
 
 
+class Restless(Scripted):
+    """Draws from the global generators, as an environment should not, and keeps the mode of a network."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.modes = network, set()
+
+    def step(self, action):
+        self.modes |= {module.training for module in self.network.modules()}
+        random.random(), np.random.rand(), torch.rand(1)
+        return super().step(action)
+
+
 @pytest.mark.parametrize("training", [True, False])
-def test_the_network_keeps_its_mode(training):
+def test_the_network_is_in_evaluation_mode_and_then_as_before(training):
     model = tiny(PPO, normalize_obs="running")
-    model.network.train(training)
-    play(model, episodes=2)
-    assert {module.training for module in model.network.modules()} == {training}
+    env = Restless(model.network.train(training))
+    play(model, env=lambda: env, episodes=2, num_envs=1)
+    assert env.modes == {False} and {module.training for module in model.network.modules()} == {training}
 
 
 def test_the_global_random_generators_keep_their_state():
-    model = tiny(PPO, "CartPole-v1")
+    model = tiny(PPO)
 
     def draws():
         random.seed(1), np.random.seed(1), torch.manual_seed(1)
@@ -80,7 +93,7 @@ def test_the_global_random_generators_keep_their_state():
     next(undisturbed)
     expected = next(undisturbed)
     next(disturbed)
-    play(model, episodes=3, deterministic=False)
+    play(model, env=lambda: Restless(model.network), episodes=3, deterministic=False)
     assert next(disturbed) == expected
 
 
