@@ -14,12 +14,10 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.packages import EXTRAS, prepare_package
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import Spaces, single_spaces
 from lightning_rl.types import tree_index
-
-EXTRAS = {"Box2D": "box2d", "box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari", "opencv": "atari"}
-"""Which of our extras brings a missing package."""
 
 
 def make_env(config: EnvConfig) -> gym.Env:
@@ -119,12 +117,8 @@ def _make_arguments(config: EnvConfig) -> dict[str, Any]:
 
 def _guarded(config: EnvConfig, build: Callable[[], Any]) -> Any:
     """Build, and say in one line what went wrong."""
-    if config.id.startswith("ALE/"):
-        try:
-            gym.register_envs(importlib.import_module("ale_py"))
-        except ImportError as error:
-            raise missing_extra("ale_py", "atari", config.id) from error
     try:
+        prepare_package(config.id)
         return build()
     except gym.error.UnregisteredEnv as error:
         name = config.id.rpartition(":")[2]

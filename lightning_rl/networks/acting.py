@@ -8,7 +8,7 @@ batched pass at the end of the rollout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class NumpyActor:
         self.taken: list[np.ndarray] = []
         self.normalize: Any = _numpy_normalizer(network.normalizer)
         self.layers: list[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray] | None]] = []
-        self.distribution: Any = network.distribution
+        self.distribution = cast(Categorical | DiagonalGaussian, network.distribution)
         modules: list[Any] = [*network.actor, nn.Identity()]
         for layer, after in zip(modules[::2], modules[1::2], strict=True):
             activation = NUMPY_ACTIVATIONS.get(type(after))

@@ -190,3 +190,10 @@ def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatc
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     assert refusal(make_env, config).endswith(f'run: pip install "lightning_rl[{extra}]"')
+
+
+@pytest.mark.parametrize(("env_id", "atari"), [("HalfCheetah-v5", False), ("ALE/Pong-v5", True)])
+def test_what_simulators_say_goes_to_the_log_and_not_to_stderr_or_a_file(env_id, atari, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_env(EnvConfig(env_id, atari=atari)).close()
+    assert capfd.readouterr().err == "" and list(tmp_path.iterdir()) == []

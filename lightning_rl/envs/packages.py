@@ -1,0 +1,26 @@
+"""The optional packages behind environments: which extra brings them, and quieting them."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import gymnasium as gym
+
+EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari", "opencv": "atari"}
+"""Which of our extras brings a missing package."""
+
+
+def prepare_package(env_id: str) -> None:
+    """What a package needs before its environment is built. Its notices go to the log, not to stderr and a file in the current folder.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+    if env_id.startswith("ALE/"):
+        ale_py = importlib.import_module("ale_py")
+        gym.register_envs(ale_py)
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    spec = gym.registry.get(env_id)
+    if spec is not None and "mujoco" in str(spec.entry_point):
+        importlib.import_module("mujoco").set_mju_user_warning(logging.getLogger("mujoco").info)
