@@ -66,7 +66,7 @@ class NumpyActor:
         for layer, after in zip(modules[::2], modules[1::2], strict=True):
             activation = NUMPY_ACTIVATIONS.get(type(after))
             self.layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy(), activation))
-        self.noise = self.distribution.noise(torch.empty(*obs.shape[:2], self.distribution.num_inputs), generator).numpy()
+        self.noise = self.distribution.noise(torch.empty(*obs.shape[:2], self.distribution.num_inputs), generator).detach().numpy()
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
         """The environments' actions for the observations of row t, and the new memory."""

@@ -1,0 +1,76 @@
+"""One vector for all parameters changes what a step costs, not what it does."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+
+from lightning_rl.algorithms.optimization import clip, gradient_step
+from lightning_rl.networks.flat import FlatParameters
+
+OFF = GradScaler(enabled=False)
+
+
+def module():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def loss_of(net):
+    return net(torch.tensor([[1.0, -2.0, 0.5]])).square().sum() * 10
+
+
+def test_the_vector_and_the_parameters_share_their_memory():
+    net = module()
+    vector = FlatParameters(net)
+    assert vector.shape == (3 * 4 + 4 + 4 * 2 + 2,)
+    with torch.no_grad():
+        vector.fill_(0.25)
+    assert all((parameter == 0.25).all() for parameter in net.parameters())
+    net.load_state_dict({name: torch.full_like(value, 2.0) for name, value in net.state_dict().items()})
+    assert (vector == 2.0).all()
+
+
+def test_steps_on_the_vector_are_steps_on_the_parameters():
+    plain, flat = module(), module()
+    optimizers = [torch.optim.Adam(plain.parameters(), 0.1), torch.optim.Adam([FlatParameters(flat)], 0.1)]
+    for _ in range(5):
+        norms = [gradient_step(loss_of(net), opt, OFF, 0.5, 1) for net, opt in zip((plain, flat), optimizers, strict=True)]
+        torch.testing.assert_close(norms[0], norms[1])
+    for expected, found in zip(plain.parameters(), flat.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_step_forgets_the_gradient_of_the_one_before_even_if_someone_else_dropped_it():
+    net = module()
+    optimizer = torch.optim.SGD([FlatParameters(net)], 0.0)
+    first = gradient_step(loss_of(net), optimizer, OFF, 1e9, 1)
+    net.zero_grad(set_to_none=True)
+    assert gradient_step(loss_of(net), optimizer, OFF, 1e9, 1) == first
+
+
+def test_a_parameter_without_gradient_stays():
+    net = module()
+    unused = nn.Parameter(torch.ones(2))
+    net.register_parameter("unused", unused)
+    gradient_step(loss_of(net), torch.optim.SGD([FlatParameters(net)], 0.1), OFF, 1.0, 1)
+    assert (unused == 1).all()
+
+
+def test_a_copy_of_the_network_does_not_follow():
+    net = module()
+    vector = FlatParameters(net)
+    target = copy.deepcopy(net)
+    with torch.no_grad():
+        vector.zero_()
+    assert all(parameter.abs().sum() > 0 for parameter in target.parameters())
+
+
+def test_clipping_scales_a_gradient_of_3_4_12_to_the_given_norm():
+    gradients = [torch.tensor([3.0, 4.0]), torch.tensor([12.0])]
+    assert clip(gradients, 1.3).item() == 13.0
+    torch.testing.assert_close(torch.cat(gradients), torch.tensor([0.3, 0.4, 1.2]))
+    assert abs(clip(gradients, 100.0).item() - 1.3) < 1e-6 and abs(gradients[1].item() - 1.2) < 1e-6
