@@ -78,8 +78,12 @@ def discounted_sum(reward: Tensor, decay: Tensor, start: Tensor) -> Tensor:
     return _reverse_scan(first.flip(0), shifted.flip(0)).flip(0)
 
 
-def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
-    """1 − Var(returns − value) / Var(returns): 1 is a perfect critic, 0 no better than a constant."""
+def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
+    """1 − Var(returns − value) / Var(returns) over the valid rows: 1 is a perfect critic, 0 no better than a constant.
+
+    value, returns: `[B, S]`.  valid: bool `[B]`.
+    """
+    value, returns = value[valid], returns[valid]
     return 1 - (returns - value).var(correction=0) / returns.var(correction=0).clamp(min=1e-12)
 
 

@@ -190,11 +190,20 @@ def test_discounted_sum_runs_forwards_and_starts_from_what_went_before():
     assert reward.flatten().tolist() == [1.0, 2.0, 4.0, 8.0]
 
 
+ALL = torch.ones(4, dtype=torch.bool)
+
+
 def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_a_constant():
     returns = torch.tensor([1.0, 2.0, 3.0, 6.0])
-    assert explained_variance(returns, returns).item() == 1
-    assert explained_variance(torch.full((4,), 3.0), returns).item() == 0
+    assert explained_variance(returns, returns, ALL).item() == 1
+    assert explained_variance(torch.full((4,), 3.0), returns, ALL).item() == 0
     # residuals 1, 1, -1, -1: variance 1, against 3.5
     value = returns - torch.tensor([1.0, 1.0, -1.0, -1.0])
-    assert explained_variance(value, returns).item() == pytest.approx(1 - 1 / 3.5)
-    assert torch.isfinite(explained_variance(returns, torch.ones(4)))
+    assert explained_variance(value, returns, ALL).item() == pytest.approx(1 - 1 / 3.5)
+    assert torch.isfinite(explained_variance(returns, torch.ones(4), ALL))
+
+
+def test_explained_variance_looks_at_valid_rows_alone():
+    value, returns = torch.tensor([1.0, 2.0, 99.0]), torch.tensor([1.0, 2.0, -7.0])
+    assert explained_variance(value, returns, torch.tensor([True, True, False])).item() == 1
+    assert explained_variance(value, returns, torch.tensor([True, True, True])).item() < 0

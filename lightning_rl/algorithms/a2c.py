@@ -78,7 +78,7 @@ class A2C(Algorithm):
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
         batch = make_batch(*self.prepare(rollout), self.gae_lambda)
-        self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns))
+        self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         if self.normalize_advantage:
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
         loss = self.loss(batch)

@@ -91,7 +91,7 @@ class PPO(Algorithm):
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
         batch = make_batch(*self.prepare(rollout), self.gae_lambda)
-        self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns))
+        self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         for _ in range(self.n_epochs):
             for minibatch in minibatches(batch, self.batch_size, self.normalize_advantage, self.generator):
                 loss, kl = self.loss(minibatch)
