@@ -11,7 +11,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import yaml
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
@@ -19,12 +18,12 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.loading import check_fits
 from lightning_rl.algorithms.settings import plain
 from lightning_rl.callbacks.checkpoints import BestModel, SaveCheckpoints
-from lightning_rl.callbacks.csv_logger import CSVLogger, read_rows, write_rows
+from lightning_rl.callbacks.csv_logger import CSVLogger
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
-from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, write_config
 
 
 @dataclass(frozen=True)
@@ -119,23 +118,24 @@ class Trainer(pl.Trainer):
         self.torch_threads = torch_threads
         self.config = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
         self.default_loggers = logger is None or logger is True
-        callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or [])
-        if not any(isinstance(callback, RolloutEvaluator) for callback in callbacks) and evaluation is not None:
+        given = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or [])
+        ours: list[pl.Callback] = []
+        if evaluation is not None and not any(isinstance(callback, RolloutEvaluator) for callback in given):
             settings = {name: value for name, value in vars(evaluation).items() if name not in ("stop_at", "patience")}
-            callbacks.append(RolloutEvaluator(**settings))
+            ours.append(RolloutEvaluator(**settings))
         if evaluation is not None and (evaluation.stop_at is not None or evaluation.patience is not None):
-            callbacks.append(StopOnEvaluation(evaluation.stop_at, evaluation.patience))
+            ours.append(StopOnEvaluation(evaluation.stop_at, evaluation.patience))
         if enable_checkpointing is not False and checkpoint is not None and not fast_dev_run:
-            callbacks += [BestModel(), SaveCheckpoints(checkpoint.every_n_env_steps, checkpoint.keep)]
+            ours += [BestModel(), SaveCheckpoints(checkpoint.every_n_env_steps, checkpoint.keep)]
         elif checkpoint is None:
             enable_checkpointing = False
-        if enable_progress_bar is not False and not any(isinstance(c, pl.callbacks.ProgressBar) for c in callbacks):
-            callbacks.append(EnvStepsProgressBar())
+        if enable_progress_bar is not False and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
+            ours.append(EnvStepsProgressBar())
         super().__init__(
             default_root_dir=default_root_dir,
             max_epochs=max_epochs,
             logger=False if self.default_loggers else logger,
-            callbacks=callbacks,
+            callbacks=given + ours,
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
@@ -143,7 +143,10 @@ class Trainer(pl.Trainer):
             fast_dev_run=fast_dev_run,
             **kwargs,
         )
-        self.run_folder: Path | None = None
+        self.given_loggers = self.loggers
+        self.savers = [each for each in given + ours if isinstance(each, BestModel | SaveCheckpoints) and each.folder is None]
+        self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
+        self.run_folder = Path(self.default_root_dir)
 
     def fit(
         self,
@@ -156,8 +159,11 @@ class Trainer(pl.Trainer):
     ) -> None:
         """Train. `ckpt_path` continues from a checkpoint; `last` from the newest run of this algorithm and environment, in its folder."""
         if isinstance(model, Algorithm):
-            folder = self.default_root_dir_path / type(model).__name__ / environment_name(model)
-            self.run_folder, ckpt_path = self._choose_run(folder, ckpt_path)
+            folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
+            self.run_folder, found = choose_run(folder, ckpt_path)
+            if ckpt_path == "last" and found is None:
+                self.say(f"no last.ckpt below {folder}: starting afresh")
+            ckpt_path = found
             self._equip(model, ckpt_path)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.torch_threads or (threads if has_convolutions(model) else 1))
@@ -165,73 +171,34 @@ class Trainer(pl.Trainer):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         finally:
             torch.set_num_threads(threads)
-        if self.run_folder is not None and self.run_folder.is_dir():
+        if isinstance(model, Algorithm) and self.run_folder.is_dir():
             self._say_goodbye()
-
-    @property
-    def default_root_dir_path(self) -> Path:
-        """Where runs lie."""
-        return Path(self.default_root_dir)
 
     @property
     def log_dir(self) -> str | None:
         """The run's folder."""
-        return str(self.run_folder) if self.run_folder is not None else super().log_dir
-
-    def _choose_run(self, folder: Path, ckpt_path: str | Path | None) -> tuple[Path, str | Path | None]:
-        """The run's folder and the checkpoint to continue from."""
-        runs = sorted(folder.glob("version_*"), key=lambda path: int(path.name.partition("_")[2]))
-        if ckpt_path == "last":
-            saved = [run for run in runs if (run / "checkpoints" / "last.ckpt").exists()]
-            if saved:
-                return saved[-1], saved[-1] / "checkpoints" / "last.ckpt"
-            self.say(f"no last.ckpt below {folder}: starting afresh")
-            ckpt_path = None
-        number = int(runs[-1].name.partition("_")[2]) + 1 if runs else 0
-        return folder / f"version_{number}", ckpt_path
+        return str(self.run_folder)
 
     def _equip(self, model: Algorithm, ckpt_path: str | Path | None) -> None:
         """Check the checkpoint, and tell loggers and callbacks where the run lies."""
-        assert self.run_folder is not None
+        run = self.run_folder
         env_steps = None if ckpt_path is None else check_fits(model, ckpt_path)
-        for callback in self.callbacks:
-            if isinstance(callback, BestModel | SaveCheckpoints) and callback.folder is None:
-                callback.folder = self.run_folder / "checkpoints"
-            if isinstance(callback, RolloutEvaluator) and callback.file is None and not self.fast_dev_run:
-                callback.file = self.run_folder / "evaluations.csv"
-        if self.fast_dev_run or (not self.default_loggers and not self.loggers):
+        for saver in self.savers:
+            saver.folder = run / "checkpoints"
+        for evaluator in self.evaluators if not self.fast_dev_run else []:
+            evaluator.file = run / "evaluations.csv"
+        if self.fast_dev_run or not (self.default_loggers or self.given_loggers):
             return
-        self._write_config(model)
-        metrics = CSVLogger(self.run_folder)
-        board = TensorBoardLogger(self.run_folder, name="", version="") if self.default_loggers else None
-        self.loggers = [metrics, *([board] if board else []), *self.loggers]
-        if env_steps is not None and self.run_folder in Path(str(ckpt_path)).parents:
-            self._cut_back(metrics, env_steps)
+        settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
+        write_config(run, {"model": settings, **self.config})
+        metrics = CSVLogger(run)
+        board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
+        self.loggers = [metrics, *board, *self.given_loggers]
+        if env_steps is not None and run in Path(str(ckpt_path)).parents:
+            metrics.cut_back(env_steps)
+            cut_back_evaluations(run, env_steps)
         for logger in self.loggers:
             use_env_steps(logger)
-
-    @rank_zero_only
-    def _write_config(self, model: Algorithm) -> None:
-        assert self.run_folder is not None
-        try:
-            self.run_folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError(
-                f"trainer.default_root_dir {self.default_root_dir!r}: {error.strerror}; name a folder to write to"
-            ) from error
-        model_settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
-        text = yaml.safe_dump({"model": model_settings, **self.config}, sort_keys=False)
-        (self.run_folder / "config.yaml").write_text(text)
-
-    @rank_zero_only
-    def _cut_back(self, metrics: CSVLogger, env_steps: int) -> None:
-        """Rows written after the checkpoint will be written again."""
-        assert self.run_folder is not None
-        metrics.cut_back(env_steps)
-        evaluations = self.run_folder / "evaluations.csv"
-        rows = read_rows(evaluations)
-        if rows:
-            write_rows(evaluations, list(rows[0]), [row for row in rows if int(row["env_steps"]) <= env_steps])
 
     @rank_zero_only
     def _say_goodbye(self) -> None:
@@ -248,15 +215,6 @@ class Trainer(pl.Trainer):
             print(text, flush=True)
         else:
             bar.print(text)
-
-
-def environment_name(model: Algorithm) -> str:
-    """The environment's id as a folder, without its module; the class of a ready environment."""
-    env = model.env
-    if isinstance(env, EnvConfig):
-        return env.id.rpartition(":")[2]
-    spec = getattr(env, "spec", None)
-    return spec.id if spec is not None else getattr(env, "__name__", type(env).__name__).strip("<>")
 
 
 def current_seed() -> int | None:

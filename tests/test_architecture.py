@@ -18,6 +18,7 @@ FLOORS = (
     {"rewards", "demonstrations", "actors"},
     {"callbacks"},
     {"algorithms"},
+    {"run_folder"},
     {"trainer"},
     {"cli"},
 )

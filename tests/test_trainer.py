@@ -231,3 +231,12 @@ def test_a_run_says_where_it_lies_unless_told_to_be_quiet(fit, capsys):
     assert any("steps/s" in line for line in out)
     fit(enable_progress_bar=False)
     assert not any("steps/s" in line or "evaluation at" in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_trainer_that_fits_twice_makes_two_runs(folder):
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False)
+    for number in range(2):
+        trainer.fit(tiny(PPO, "CartPole-v1"))
+        run = folder / f"runs/PPO/CartPole-v1/version_{number}"
+        assert all((run / name).is_file() for name in ("checkpoints/best.ckpt", "checkpoints/last.ckpt", "evaluations.csv"))
+        assert len(trainer.loggers) == 2 and (run / "metrics.csv").is_file()

@@ -21,6 +21,8 @@ class BestModel(Checkpoint):
 
     def __init__(self, folder: Path | None = None, monitor: str = "eval/mean_reward") -> None:
         self.folder, self.monitor = folder, monitor
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.best = -float("inf")
 
     @property

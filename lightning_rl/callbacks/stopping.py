@@ -24,6 +24,8 @@ class StopOnEvaluation(pl.Callback):
         self.stop_at = float("inf") if stop_at is None else stop_at
         self.patience = float("inf") if patience is None else patience
         self.monitor = monitor
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.best, self.since_best = -float("inf"), 0
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
