@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -89,11 +91,16 @@ def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
 
 def _reverse_scan(x: Tensor, decay: Tensor) -> Tensor:
     """y_t = x_t + decay_t y_{t+1} over the first dimension, in ⌈log₂ T⌉ vectorized rounds: the window doubles in each."""
-    y = x.clone()
-    decay = decay.expand_as(x).clone()
-    window = 1
-    while window < x.shape[0]:
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(_doubling(x.numpy(), decay.to(x.dtype).expand_as(x).numpy()))  # small arrays: numpy calls cost less
+    return _doubling(x, decay.expand_as(x))
+
+
+def _doubling(x: Any, decay: Any) -> Any:
+    """For arrays and tensors alike."""
+    y, decay, window = x + 0, decay + 0, 1
+    while window < len(x):
         y[:-window] += decay[:-window] * y[window:]
-        decay[:-window] *= decay[window:].clone()
+        decay[:-window] = decay[:-window] * decay[window:]
         window *= 2
     return y

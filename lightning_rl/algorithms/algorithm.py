@@ -99,6 +99,7 @@ class Algorithm(pl.LightningModule):
             "normalize_obs": normalize_obs,
         }
         self.reward_signals = torch.nn.ModuleDict({"extrinsic": Extrinsic(gamma, reward_scale, clip_reward, normalize_reward)})
+        self.register_buffer("gamma", torch.tensor([signal.gamma for signal in self.reward_signals.values()]), persistent=False)
         self.save_hyperparameters(plain({**complete_settings(self), "env": self.env}))
         self.env_steps = self.updates = self.episodes = 0
         self.progress = 0.0
@@ -113,6 +114,7 @@ class Algorithm(pl.LightningModule):
     # ---------------------------------------------------------------- for algorithms
 
     network: Any
+    gamma: Tensor
 
     def experience(self) -> RolloutDataset:
         """Which experience: the dataset whose items are iterations."""
@@ -140,10 +142,8 @@ class Algorithm(pl.LightningModule):
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, Tensor]:
         """Fill the reward streams. Returns the rollout and its discount, γ · bootstrap, both `[T, N, S]`."""
-        signals = self.reward_signals.values()
-        reward = torch.cat([signal(rollout) for signal in signals], -1)
-        gamma = torch.tensor([signal.gamma for signal in signals], device=reward.device)
-        return rollout._replace(reward=reward), gamma * ~rollout.terminated.unsqueeze(-1)
+        reward = torch.cat([signal(rollout) for signal in self.reward_signals.values()], -1)
+        return rollout._replace(reward=reward), self.gamma * ~rollout.terminated.unsqueeze(-1)
 
     def raw_optimizers(self) -> list[Optimizer]:
         """The optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""

@@ -34,4 +34,9 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 
 def mean(x: Tensor, weight: Tensor) -> Tensor:
     """Weighted mean over the rows of `x [B]` or `[B, D]`, and plain mean over D; `weight [B]` sums to 1."""
-    return (weight @ x).mean()
+    return weight @ x if x.dim() == 1 else (weight @ x).mean()
+
+
+def scaled(coefficient: float, loss: Tensor) -> Tensor | float:
+    """coefficient · loss; where the coefficient is 0 a plain 0, so that nothing is differentiated in vain."""
+    return 0.0 if coefficient == 0 else loss if coefficient == 1 else coefficient * loss

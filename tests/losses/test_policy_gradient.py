@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from lightning_rl.losses.policy_gradient import approximate_kl, clipped_surrogate, clipped_value_loss, mean, policy_gradient, value_loss
+from lightning_rl.losses.policy_gradient import (
+    approximate_kl,
+    clipped_surrogate,
+    clipped_value_loss,
+    mean,
+    policy_gradient,
+    scaled,
+    value_loss,
+)
 
 
 def rows(count):
@@ -79,3 +87,11 @@ def test_mean_leaves_out_rows_without_weight_and_averages_parts():
     weight = torch.tensor([0.5, 0.0, 0.5])
     assert mean(torch.tensor([1.0, 100.0, 3.0]), weight).item() == 2
     assert mean(torch.tensor([[1.0, 3.0], [100.0, 100.0], [3.0, 5.0]]), weight).item() == 3
+
+
+def test_a_loss_with_coefficient_0_leaves_the_graph():
+    x = torch.tensor(3.0, requires_grad=True)
+    assert scaled(0.0, x) == 0.0 and not isinstance(scaled(0.0, x), torch.Tensor)
+    assert scaled(1.0, x) is x
+    scaled(-0.5, x).backward()
+    assert scaled(-0.5, x).item() == -1.5 and x.grad.item() == -0.5
