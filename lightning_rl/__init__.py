@@ -29,6 +29,10 @@ EXPORTS = {
 __all__ = [*EXPORTS, "__version__"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     # imported when first used: `lightning-rl --version` needs no torch
     if name in EXPORTS:

@@ -70,7 +70,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
             raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
     from lightning_rl import cli  # torch and Lightning are loaded only now
 
-    return cli.SUBCOMMANDS[subcommand](arguments)
+    return cli.SUBCOMMANDS[subcommand](arguments, modules)
 
 
 def take_subcommand(arguments: list[str]) -> str | None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
 import sys
 from argparse import ArgumentError, Namespace
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import yaml
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -25,7 +24,7 @@ from lightning_rl.cli_messages import explain, explain_flag
 from lightning_rl.cli_settings import read_arguments
 from lightning_rl.data.episodes import summarize
 from lightning_rl.errors import SettingError, check_range, nearest
-from lightning_rl.trainer import CheckpointConfig, EvaluationConfig, Trainer
+from lightning_rl.trainer import CheckpointConfig, EvaluationConfig, Trainer, threads_for, torch_threads
 
 FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
        lightning-rl fit --model ALGORITHM --model.env.id ENVIRONMENT [options]
@@ -54,7 +53,8 @@ ADVERTISEMENTS = ("💡", "GPU available", "TPU available", "HPU available", "`T
 class CLI(LightningCLI):
     """Lightning's command line with an `Algorithm` as model and our Trainer."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], imports: list[str]) -> None:
+        self.imports = imports
         super().__init__(
             Algorithm,
             trainer_class=Trainer,
@@ -99,18 +99,19 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         config = yaml.safe_load(self._parser("fit").dump(self.config["fit"], skip_none=False))
         trainer: Any = self.trainer
+        trainer.imports = self.imports
         trainer.config = {name: config[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
 
 
-def fit(arguments: list[str]) -> int:
-    """Train."""
+def fit(arguments: list[str], imports: list[str]) -> int:
+    """Train. `imports`: the modules that were imported for it."""
     if "--help" in arguments or "-h" in arguments:
         print(FIT_HELP)
         return 0
     quieten()
     options = ["--help"] if "--help_all" in arguments else read_arguments(arguments)
     with one_line_errors(ArgumentError, MisconfigurationException):
-        CLI(["fit", *options])
+        CLI(["fit", *options], imports)
     return 0
 
 
@@ -124,7 +125,7 @@ def quieten() -> None:
         logging.getLogger(name).propagate = False
 
 
-@contextlib.contextmanager
+@contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """What the parser and others say of wrong input, as a `SettingError`."""
     try:
@@ -154,7 +155,7 @@ class Parser(argparse.ArgumentParser):
         raise SettingError(other or message + nearest(unknown.split()[0], names))
 
 
-def evaluate(arguments: list[str]) -> int:
+def evaluate(arguments: list[str], imports: list[str]) -> int:
     """Play episodes with a checkpoint's policy and print their statistics."""
     parser = Parser("lightning-rl evaluate", description="Play episodes with a checkpoint's policy.", allow_abbrev=False)
     parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
@@ -187,14 +188,11 @@ def evaluate_checkpoint(options: Namespace) -> dict[str, float]:
     algorithm = Algorithm.load_from_checkpoint(options.ckpt_path)
     if algorithm.env is None:
         raise SettingError(f"{options.ckpt_path} was trained on a ready environment, which a file cannot name; evaluate it from Python")
-    torch.set_num_threads(1)
     player = make_player(algorithm.env, min(options.num_envs, options.episodes), options.max_episode_steps)
-    try:
+    with closing(player), torch_threads(threads_for(algorithm)):
         episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
-    finally:
-        player.close()
     counts = {"episodes": options.episodes, "env_steps": algorithm.env_steps, "seed": options.seed}
     return {**summarize(episodes), **counts}
 
 
-SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {"fit": fit, "evaluate": evaluate}
+SUBCOMMANDS: dict[str, Callable[[list[str], list[str]], int]] = {"fit": fit, "evaluate": evaluate}

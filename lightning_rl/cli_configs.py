@@ -37,8 +37,9 @@ def _mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 Loader.add_constructor("!number", _number)
 Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 Loader.add_implicit_resolver("!number", re.compile(rf"^{WHOLE_FLOAT.pattern}$"), list("-+0123456789"))
-Loader.yaml_implicit_resolvers = {  # exponents are ours before they are YAML's
-    first: sorted(resolvers, key=lambda pair: pair[0] != "!number") for first, resolvers in Loader.yaml_implicit_resolvers.items()
+Loader.yaml_implicit_resolvers = {  # exponents are ours before they are YAML's; `off`, `no` and `y` are words
+    first: sorted((tag for tag in tags if tag[0] != "tag:yaml.org,2002:bool" or first in "tTfF"), key=lambda tag: tag[0] != "!number")
+    for first, tags in Loader.yaml_implicit_resolvers.items()
 }
 
 

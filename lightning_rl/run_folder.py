@@ -10,7 +10,6 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.callbacks.csv_logger import read_rows, write_rows
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError
 
 
 def choose_run(folder: Path, ckpt_path: str | Path | None) -> tuple[Path, str | Path | None]:
@@ -18,14 +17,14 @@ def choose_run(folder: Path, ckpt_path: str | Path | None) -> tuple[Path, str | 
 
     `last` is the newest run below `folder` that saved a `last.ckpt`, in its own folder; a new run's folder and None if there is none.
     """
-    runs = sorted(folder.glob("version_*"), key=lambda path: int(path.name.partition("_")[2]))
+    numbers = sorted(int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal())
+    runs = [folder / f"version_{number}" for number in numbers]
     if ckpt_path == "last":
         for run in reversed(runs):
             if (run / "checkpoints" / "last.ckpt").exists():
                 return run, run / "checkpoints" / "last.ckpt"
         ckpt_path = None
-    number = int(runs[-1].name.partition("_")[2]) + 1 if runs else 0
-    return folder / f"version_{number}", ckpt_path
+    return folder / f"version_{numbers[-1] + 1 if numbers else 0}", ckpt_path
 
 
 def environment_name(env: Any) -> str:
@@ -38,16 +37,9 @@ def environment_name(env: Any) -> str:
 
 @rank_zero_only
 def write_config(run: Path, config: dict[str, Any]) -> None:
-    """Make the run's folder and write `config.yaml`: `fit --config` repeats the run.
-
-    Raises:
-        SettingError: the folder cannot be written to.
-    """
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    except OSError as error:
-        raise SettingError(f"trainer.default_root_dir: cannot write to {str(run)!r}, {error.strerror}; name another folder") from error
+    """Make the run's folder and write `config.yaml`: `fit --config` repeats the run."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 
 @rank_zero_only

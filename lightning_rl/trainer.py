@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,8 @@ class Trainer(pl.Trainer):
     """
 
     config: dict[str, Any]
+    imports: list[str]
+    """Modules that the command line imported, and that `evaluate` will need too."""
     callbacks: list[pl.Callback]
     fast_dev_run: int | bool
 
@@ -110,6 +114,8 @@ class Trainer(pl.Trainer):
         fast_dev_run: int | bool = False,
         **kwargs: Any,
     ) -> None:
+        evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
+        checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
         for flag, instead in OURS.items():
             if kwargs.get(flag) not in (None, 1):
                 raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: algorithms make their own gradient steps; use {instead}")
@@ -117,6 +123,7 @@ class Trainer(pl.Trainer):
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
         self.torch_threads = torch_threads
         self.config = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
+        self.imports = []
         self.default_loggers = logger is None or logger is True
         given = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or [])
         ours: list[pl.Callback] = []
@@ -164,25 +171,26 @@ class Trainer(pl.Trainer):
             if ckpt_path == "last" and found is None:
                 self.say(f"no last.ckpt below {folder}: starting afresh")
             ckpt_path = found
-            self._equip(model, ckpt_path)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.torch_threads or (threads if has_convolutions(model) else 1))
-        try:
-            super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
-        finally:
-            torch.set_num_threads(threads)
-        if isinstance(model, Algorithm) and self.run_folder.is_dir():
-            self._say_goodbye()
+            env_steps = model.env_steps if ckpt_path is None else check_fits(model, ckpt_path)
+            if env_steps >= model.max_env_steps:
+                self.say(f"already at {env_steps:,} of {model.max_env_steps:,} environment steps; raise max_env_steps to go on")
+                return
+            self._equip(model, ckpt_path, env_steps)
+        with torch_threads(self.torch_threads or threads_for(model)):
+            try:
+                super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+            finally:
+                if isinstance(model, Algorithm) and self.run_folder.is_dir():
+                    self._say_goodbye(model)
 
     @property
     def log_dir(self) -> str | None:
         """The run's folder."""
         return str(self.run_folder)
 
-    def _equip(self, model: Algorithm, ckpt_path: str | Path | None) -> None:
-        """Check the checkpoint, and tell loggers and callbacks where the run lies."""
+    def _equip(self, model: Algorithm, ckpt_path: str | Path | None, env_steps: int) -> None:
+        """Tell loggers and callbacks where the run lies."""
         run = self.run_folder
-        env_steps = None if ckpt_path is None else check_fits(model, ckpt_path)
         for saver in self.savers:
             saver.folder = run / "checkpoints"
         for evaluator in self.evaluators if not self.fast_dev_run else []:
@@ -190,22 +198,27 @@ class Trainer(pl.Trainer):
         if self.fast_dev_run or not (self.default_loggers or self.given_loggers):
             return
         settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
-        write_config(run, {"model": settings, **self.config})
-        metrics = CSVLogger(run)
+        try:
+            write_config(run, {"model": settings, **self.config})
+        except OSError as error:
+            root = self.default_root_dir
+            raise SettingError(f"trainer.default_root_dir {root!r}: {error.strerror}; name a folder to write to") from error
+        metrics = CSVLogger(run, partial(getattr, model, "env_steps"))
         board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
         self.loggers = [metrics, *board, *self.given_loggers]
-        if env_steps is not None and run in Path(str(ckpt_path)).parents:
+        if run in Path(str(ckpt_path)).parents:
             metrics.cut_back(env_steps)
             cut_back_evaluations(run, env_steps)
         for logger in self.loggers:
-            use_env_steps(logger)
+            introduce(logger, self.config)
 
     @rank_zero_only
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, model: Algorithm) -> None:
         best = next((callback for callback in self.callbacks if isinstance(callback, BestModel)), None)
         self.say(f"run: {self.run_folder}")
-        if best is not None and best.path.exists():
-            self.say(f"evaluate it: lightning-rl evaluate --ckpt_path {best.path} --episodes 100")
+        if best is not None and best.path.exists() and model.hparams["env"] is not None:
+            imports = "".join(f" --import {module}" for module in self.imports)
+            self.say(f"evaluate it: lightning-rl evaluate{imports} --ckpt_path {best.path} --episodes 100")
 
     @rank_zero_only
     def say(self, text: str) -> None:
@@ -223,15 +236,27 @@ def current_seed() -> int | None:
     return None if seed is None else int(seed)
 
 
-def has_convolutions(model: Any) -> bool:
-    """Whether a network is large enough for several threads."""
-    return any(isinstance(module, torch.nn.Conv2d) for module in model.modules())
+def threads_for(model: torch.nn.Module) -> int:
+    """CPU threads that pay: torch's own choice for convolutions, 1 for the small networks without."""
+    return torch.get_num_threads() if any(isinstance(module, torch.nn.Conv2d) for module in model.modules()) else 1
+
+
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """A number of CPU threads for torch, and then the number before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @rank_zero_only
-def use_env_steps(logger: Any) -> None:
-    """Weights & Biases draws over `env_steps`, as the others do."""
+def introduce(logger: Any, config: dict[str, Any]) -> None:
+    """Weights & Biases draws over `env_steps`, as the others do, and knows all settings of the run."""
     if isinstance(logger, WandbLogger):
         importlib.import_module("wandb").setup()  # reads WANDB_SILENT before Lightning's first call warns
         logger.experiment.define_metric("env_steps")
         logger.experiment.define_metric("*", step_metric="env_steps", step_sync=True)
+        logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})

@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.loading import load
+from lightning_rl.algorithms.loading import load, stored_name
 from lightning_rl.algorithms.optimization import gradient_step
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
-from lightning_rl.callbacks.close import CloseEnvironments
+from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig, as_config
@@ -26,7 +27,7 @@ from lightning_rl.rewards.extrinsic import Extrinsic
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.spaces import Spaces, single_spaces
 from lightning_rl.spaces import to_plain as space_to_plain
-from lightning_rl.types import Rollout, Tree, flatten_time, tree_index, tree_map
+from lightning_rl.types import Rollout, Tree, tree_map
 
 
 class Algorithm(pl.LightningModule):
@@ -83,6 +84,7 @@ class Algorithm(pl.LightningModule):
         for name, value in {"max_grad_norm": max_grad_norm, "clip_reward": clip_reward, "log_interval": log_interval}.items():
             if value is not None:
                 check_range(name, value, 0, open_low=True)
+        check_range("reward_scale", reward_scale, -1e9, 1e9)
         self.automatic_optimization = False
         self.env = None if env is None and spaces is not None else as_config(env)
         self.spaces = spaces or probe_spaces(self.env)
@@ -125,13 +127,16 @@ class Algorithm(pl.LightningModule):
         if self.env is None:
             raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
         if self.collector is None:
-            self.seed = int(torch.initial_seed() % 2**31) + 10_007 * self.global_rank
+            entropy = [torch.initial_seed(), self.global_rank, self.env_steps]  # a continued run draws on, it does not repeat
+            self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] // 2)
             self.generator = Generator().manual_seed(self.seed)
             stepper = make_stepper(make_vector_env(self.env), self.env if isinstance(self.env, EnvConfig) else None)
             if single_spaces(stepper.envs) != self.spaces:
                 stepper.close()
                 raise SettingError(f"the environment's spaces are not those of the model, {self.spaces}; load it with its own environment")
-            self.collector = Collector(stepper, self.spaces, self.network, n_steps, self.seed, log_probs)
+            self.collector = Collector(
+                stepper, self.spaces, self.network, n_steps, self.seed, log_probs, self.trainer.precision_plugin.forward_context
+            )
         steps = n_steps * self.collector.stepper.num_envs * self.trainer.world_size
         return RolloutDataset(self.collector, -(-self.max_env_steps // steps))
 
@@ -212,13 +217,14 @@ class Algorithm(pl.LightningModule):
                 group["lr"] = rate
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if isinstance(batch, Rollout) and self.normalize_obs == "running":
-            valid = batch.valid.flatten()
-            self.network.normalizer.update(tree_index(flatten_time(batch.obs), valid))
         if self.env_steps - self._logged_env_steps >= self.log_interval or self.finished:
             self._log()
         if self.finished:
             self.trainer.should_stop = True
+
+    def end_iteration(self, batch: Any) -> None:
+        """After learning from a batch and before any callback: from here on acting, judging and saving see the same statistics."""
+        self.network.normalizer.gather(batch.obs, batch.valid)
 
     def transfer_batch_to_device(self, batch: Tree, device: torch.device, dataloader_idx: int) -> Tree:
         return tree_map(lambda leaf: leaf.to(device, non_blocking=True), batch)
@@ -226,6 +232,10 @@ class Algorithm(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """What learning itself needs, whatever Trainer runs it."""
         return [CloseEnvironments()]
+
+    def setup(self, stage: str) -> None:
+        trainer: Any = self.trainer
+        trainer.callbacks[:] = [EndIteration(), *(each for each in trainer.callbacks if not isinstance(each, EndIteration))]
 
     def teardown(self, stage: str) -> None:
         if self.collector is not None:
@@ -236,7 +246,7 @@ class Algorithm(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["lightning_rl"] = {
-            "algorithm": type(self).__name__,
+            "algorithm": stored_name(type(self)),
             "spaces": [space_to_plain(space) for space in self.spaces],
             "env_steps": self.env_steps,
             "updates": self.updates,
@@ -279,3 +289,6 @@ class Algorithm(pl.LightningModule):
             logger.log_metrics(metrics, step=self.env_steps)
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         self._logged_at, self._logged_env_steps = now, self.env_steps
+
+
+Algorithm.__init__ = remember_arguments(Algorithm.__init__)  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -31,12 +32,16 @@ def load(path: str | Path, base: type, map_location: Any = "cpu", **overrides: A
     cls: Any = algorithm_class(name, base)
     if not issubclass(cls, base):
         raise SettingError(f"ckpt_path {str(path)!r} holds {name}, not {base.__name__}; load it with {name}.load_from_checkpoint")
-    settings = {**checkpoint["hyper_parameters"], **overrides}
-    check_stored_names(settings.get("env"), path)
-    spaces = Spaces(*(from_plain(space) for space in checkpoint["lightning_rl"]["spaces"]))
-    algorithm = cls(**{"spaces": spaces, **settings})
-    algorithm.load_state_dict(checkpoint["state_dict"])
-    algorithm.env_steps = checkpoint["lightning_rl"]["env_steps"]
+    try:
+        if "env" not in overrides:
+            check_stored_names(checkpoint["hyper_parameters"].get("env"), path)
+        spaces = Spaces(*(from_plain(space) for space in checkpoint["lightning_rl"]["spaces"]))
+        algorithm = cls(**{"spaces": spaces, **checkpoint["hyper_parameters"], **overrides})
+        algorithm.load_state_dict(checkpoint["state_dict"])
+        algorithm.on_load_checkpoint(checkpoint)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
+        raise SettingError(f"ckpt_path {str(path)!r} does not hold what a {name} needs ({reason})") from error
     return algorithm
 
 
@@ -51,7 +56,7 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         raise SettingError(f"ckpt_path {str(path)!r} is not a file; checkpoints lie in RUN/checkpoints{nearest(Path(path).name, beside)}")
     try:
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-        if {"state_dict", "hyper_parameters", "lightning_rl"} <= checkpoint.keys():
+        if {"state_dict", "hyper_parameters", "lightning_rl"} <= checkpoint.keys() and "algorithm" in checkpoint["lightning_rl"]:
             return checkpoint
     except Exception as error:  # torch raises what its unpickler meets: EOFError, RuntimeError, UnpicklingError, KeyError, …
         raise SettingError(
@@ -69,7 +74,7 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
         SettingError: it cannot be read, or it holds another algorithm or other weights than this one.
     """
     checkpoint = read_checkpoint(path)
-    stored, name = checkpoint["lightning_rl"]["algorithm"], type(algorithm).__name__
+    stored, name = checkpoint["lightning_rl"]["algorithm"], stored_name(type(algorithm))
     if stored != name:
         raise SettingError(f"ckpt_path {str(path)!r} holds {stored}, not {name}; continue it with --model {stored}")
     shapes, weights = (
@@ -84,17 +89,22 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
     return checkpoint["lightning_rl"]["env_steps"]
 
 
+def stored_name(cls: type) -> str:
+    """How a file names an algorithm: `PPO` for one of this package, `my_module.MyPPO` for others."""
+    return cls.__name__ if cls.__module__ == ALGORITHMS.get(cls.__name__) else f"{cls.__module__}.{cls.__qualname__}"
+
+
 def algorithm_class(name: str, base: type) -> type:
-    """An algorithm of this package, or one that was imported before, by its class name.
+    """An algorithm of this package, or one that was imported before, by its class name or its stored name.
 
     Raises:
         SettingError: there is none.
     """
     if name in ALGORITHMS:
         return getattr(importlib.import_module("lightning_rl"), name)
-    imported = {cls.__name__: cls for cls in (base, *_subclasses(base))}
+    imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
     if name not in imported:
-        names = {*ALGORITHMS, *imported}
+        names = {*ALGORITHMS, *imported} - {"Algorithm", "lightning_rl.algorithms.algorithm.Algorithm"}
         raise SettingError(f"there is no algorithm {name!r} (one of your own needs --import its_module){nearest(name, names)}")
     return imported[name]
 
@@ -108,7 +118,10 @@ def check_stored_names(env: Any, path: str | Path) -> None:
         class_path = wrapper if isinstance(wrapper, str) else wrapper["class_path"]
         modules.append(class_path.rpartition(".")[0] or "gymnasium")
     for module in modules:
-        if module.partition(".")[0] not in ("gymnasium", "lightning_rl") and module not in sys.modules:
+        package = module.partition(".")[0]
+        if package in sys.stdlib_module_names:
+            raise SettingError(f"{str(path)!r} names {module!r} as a module of an environment or wrapper, which it is not: do not trust it")
+        if package not in ("gymnasium", "lightning_rl") and module not in sys.modules:
             raise SettingError(f"{str(path)!r} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
 
 

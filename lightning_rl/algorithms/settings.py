@@ -31,13 +31,23 @@ def remember_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
     init.__annotations__.setdefault("env", EnvConfig)  # the command line builds it from its type
 
+    annotated = inspect.signature(init).parameters.items()
+    integers = {name for name, parameter in annotated if str(parameter.annotation) in ("int", "int | None", "<class 'int'>")}
+
     @wraps(init)
     def remembering(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs = {name: as_integer(value) if name in integers else value for name, value in kwargs.items()}
         if "given_arguments" not in vars(self):
             object.__setattr__(self, "given_arguments", (args, kwargs))
         init(self, *args, **kwargs)
 
     return remembering
+
+
+def as_integer(value: Any) -> Any:
+    """`1e6` as the integer it means; anything but a whole float or numpy integer as it is."""
+    whole = isinstance(value, float) and value.is_integer()
+    return int(value) if whole or isinstance(value, np.integer) else value
 
 
 def complete_settings(instance: Any) -> dict[str, Any]:

@@ -71,6 +71,10 @@ class SaveCheckpoints(Checkpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.save(trainer, pl_module)
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):  # whoever stops a run wants to keep it
+            self.save(trainer, pl_module)
+
     def save(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """Save now, and forget copies beyond `keep`."""
         assert self.folder is not None

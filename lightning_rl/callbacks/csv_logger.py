@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ class CSVLogger(Logger):
 
     Args:
         folder: of the run.
+        env_steps: the environment steps done; Lightning's own rows, which come with the number of iterations, get these instead.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, env_steps: Callable[[], int] | None = None) -> None:
         super().__init__()
+        self.env_steps = env_steps
         self.folder = folder
         self.file = folder / "metrics.csv"
         self.columns: list[str] = []
@@ -51,7 +53,7 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        row = {"env_steps": step, **metrics}
+        row = {"env_steps": step if self.env_steps is None else self.env_steps(), **metrics}
         missing = [name for name in row if name not in self.columns]
         if missing:
             self.columns += missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ class RolloutEvaluator(pl.Callback):
         with isolate_rng():
             return self.player.play(algorithm.network, self.episodes, self.seed, self.deterministic)
 
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.evaluated_at = pl_module.env_steps
 
@@ -125,17 +129,19 @@ def make_player(env: Any, num_envs: int, max_episode_steps: int | None) -> Episo
     Raises:
         SettingError: a ready vector environment, which cannot be built again.
     """
-    if isinstance(env, EnvConfig):
-        single = one_of(env)
-        player = EpisodePlayer(lambda: make_env(single), num_envs, max_episode_steps or MAX_EPISODE_STEPS)
-    elif callable(env):
-        player = EpisodePlayer(env, num_envs, max_episode_steps or MAX_EPISODE_STEPS)
-    else:
-        raise SettingError("evaluation cannot copy a ready vector environment; pass evaluation=None or an evaluator with env=")
+    check_can_be_built(env)
+    make = partial(make_env, one_of(env)) if isinstance(env, EnvConfig) else env
+    player = EpisodePlayer(make, num_envs, max_episode_steps or MAX_EPISODE_STEPS)
     limit = getattr(player.envs[0].spec, "max_episode_steps", None)
     if max_episode_steps is None and limit is not None:
         player.max_episode_steps = limit
     return player
+
+
+def check_can_be_built(env: Any) -> None:
+    """Raise `SettingError` for a ready vector environment, which cannot be built again."""
+    if not (isinstance(env, EnvConfig) or callable(env)):
+        raise SettingError("evaluation cannot copy a ready vector environment; pass evaluation=None or an evaluator with env=")
 
 
 def report(trainer: Any, algorithm: Any, episodes: list[Episode], file: Path | None) -> None:

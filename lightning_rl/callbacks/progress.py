@@ -10,7 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.text import Text
 
 REFRESH = 0.25
@@ -55,9 +55,9 @@ class EnvStepsProgressBar(ProgressBar):
         self.started, self.first = time.monotonic(), pl_module.env_steps
         self.shown_at, self.shown_tenth = 0.0, 0
         if self.enabled and self.live:
-            columns = (TextColumn("{task.description}"), BarColumn(), StepsColumn())
+            columns = (BarColumn(bar_width=12, complete_style="green", finished_style="green"), StepsColumn())
             self.bar = Progress(*columns, console=self.console, auto_refresh=False, transient=False)
-            self.task = self.bar.add_task(type(pl_module).__name__, total=pl_module.max_env_steps, text="")
+            self.task = self.bar.add_task("", total=pl_module.max_env_steps, text="")
             self.bar.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

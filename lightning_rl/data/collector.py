@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,11 +80,22 @@ class Collector:
         n_steps: T.
         seed: of the environments and of the policy's draws.
         log_probs: whether rollouts need log-probabilities; else that slot stays empty.
+        precision: a context in which the network computes, the same as in its losses.
     """
 
-    def __init__(self, stepper: Stepper, spaces: Spaces, network: ActingNetwork, n_steps: int, seed: int, log_probs: bool = True) -> None:
+    def __init__(
+        self,
+        stepper: Stepper,
+        spaces: Spaces,
+        network: ActingNetwork,
+        n_steps: int,
+        seed: int,
+        log_probs: bool = True,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
         num_envs = stepper.num_envs
+        self.precision = precision
         self.statistics = EpisodeStatistics(num_envs)
         self.env_steps = 0
         self._space = spaces.observation
@@ -106,6 +118,10 @@ class Collector:
     @torch.no_grad()
     def collect(self) -> Rollout:
         """Step `n_steps` times from where the last rollout ended. The first call resets the environments."""
+        with self.precision():
+            return self._collect()
+
+    def _collect(self) -> Rollout:
         if self._current is None:
             self.reset()
         if self._generator is None:

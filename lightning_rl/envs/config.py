@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -44,6 +44,9 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise SettingError(f"env.id must be the id of an environment such as CartPole-v1, got {self.id!r}")
+        for name, kind in {"kwargs": dict, "wrappers": list}.items():
+            if not isinstance(getattr(self, name), kind):
+                raise SettingError(f"env.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
         check_range("env.num_envs", self.num_envs, 1, whole=True)
         check_choice("env.vectorization", self.vectorization, VECTORIZATIONS)
         if self.autoreset is not None:
@@ -55,10 +58,6 @@ class EnvConfig:
             for name in ("wrappers", "frame_stack", "atari"):
                 if getattr(self, name):
                     raise SettingError(f"env.{name} does not work with vectorization {self.vectorization}; use sync or async")
-
-    def to_plain(self) -> dict[str, Any]:
-        """The settings as strings, numbers, lists and dicts."""
-        return asdict(self)
 
 
 Env = EnvConfig | str | Mapping[str, Any] | gym.vector.VectorEnv | Callable[[], gym.Env]

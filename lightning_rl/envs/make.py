@@ -181,7 +181,9 @@ def _wrap(env: gym.Env, wrapper: Any) -> gym.Env:
     except (ImportError, AttributeError) as error:
         known = [each for each in dir(gym.wrappers) if each[0].isupper()] if not module else []
         raise SettingError(f"env.wrappers: there is no {setting['class_path']}{nearest(name, known)}") from error
+    if not (isinstance(cls, type) and issubclass(cls, gym.Wrapper)):
+        raise SettingError(f"env.wrappers: {setting['class_path']} is not a gymnasium.Wrapper")
     try:
-        return cls(env, **setting.get("init_args", {}))
-    except (TypeError, ValueError, AssertionError) as error:
+        return cls(env, **(setting.get("init_args") or {}))
+    except Exception as error:  # a constructor of others may raise anything
         raise SettingError(f"env.wrappers: {name} refuses its arguments: {_reason(error)}") from error

@@ -87,11 +87,13 @@ class NumpyActor:
 
 def make_actor(network: Any, obs: Tree, generator: Generator) -> TorchActor | NumpyActor:
     """The cheapest actor that a network allows."""
-    return NumpyActor(network, obs, generator) if _fits_numpy(network, generator) else TorchActor(network, obs, generator)
+    return NumpyActor(network, obs, generator) if _fits_numpy(network, obs, generator) else TorchActor(network, obs, generator)
 
 
-def _fits_numpy(network: Any, generator: Generator) -> bool:
+def _fits_numpy(network: Any, obs: Tree, generator: Generator) -> bool:
     if type(network) is not ActorCritic or generator.device.type != "cpu" or not isinstance(network.memory, NoMemory):
+        return False
+    if not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
         return False
     leaves: list[Any] = list(network.actor_encoder.leaves)
     layers: list[Any] = list(network.actor)
@@ -99,7 +101,6 @@ def _fits_numpy(network: Any, generator: Generator) -> bool:
         len(leaves) == 1
         and isinstance(leaves[0], VectorEncoder)
         and leaves[0].dims == 1
-        and leaves[0].scale == 1
         and isinstance(network.distribution, Categorical | DiagonalGaussian)
         and all(type(layer) in NUMPY_ACTIVATIONS for layer in layers[1::2])
         and all(layer.weight.dtype == torch.float32 and layer.in_features <= NUMPY_MAX_WIDTH for layer in layers[::2])

@@ -8,11 +8,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_distribution
-from lightning_rl.errors import check_choice, check_range
+from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.mlp import ACTIVATIONS, mlp, orthogonal
-from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
+from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Step, Tree
 
@@ -54,9 +54,12 @@ class ActorCritic(nn.Module):
         check_choice("activation", activation, ACTIVATIONS)
         check_choice("normalize_obs", normalize_obs, ("off", "running", "frozen"))
         check_range("encoder_features", encoder_features, 1, whole=True)
+        if not isinstance(net_arch, list | tuple):
+            raise SettingError(f"net_arch must be a list of widths such as [64, 64], got {net_arch!r}")
+        check_range("log_std_init", log_std_init, -20, 20)
         for width in net_arch:
             check_range("net_arch", width, 1, whole=True)
-        self.normalizer = NoNormalizer() if normalize_obs == "off" else ObservationNormalizer(spaces.observation)
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation)
         self.memory = NoMemory()
         self.actor_encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
         self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(spaces.observation, encoder, encoder_features)
@@ -66,13 +69,17 @@ class ActorCritic(nn.Module):
         self.actor = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
         self.critic = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, streams), 1.0))
 
+    def _features(self, encoder: TreeEncoder, obs: Tree, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
+        """Encoded and remembered, in the precision of the layers behind."""
+        return self.memory(encoder(obs).to(self.critic[-1].weight.dtype), memory, episode_start)
+
     def _policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
-        features, memory = self.memory(self.actor_encoder(self.normalizer(obs)), memory, episode_start)
+        features, memory = self._features(self.actor_encoder, self.normalizer(obs), memory, episode_start)
         return self.actor(features).float(), memory
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """V(s) `[..., S]`."""
-        features, _ = self.memory(self.critic_encoder(self.normalizer(obs)), memory, episode_start)
+        features, _ = self._features(self.critic_encoder, self.normalizer(obs), memory, episode_start)
         return self.critic(features).float()
 
     def sample(
@@ -101,10 +108,10 @@ class ActorCritic(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probability of an action and entropy `[..., D]`, value `[..., S]`."""
         obs = self.normalizer(obs)
-        features, _ = self.memory(self.actor_encoder(obs), memory, episode_start)
+        features, _ = self._features(self.actor_encoder, obs, memory, episode_start)
         log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
         if self.critic_encoder is not self.actor_encoder:
-            features, _ = self.memory(self.critic_encoder(obs), memory, episode_start)
+            features, _ = self._features(self.critic_encoder, obs, memory, episode_start)
         return log_prob, entropy, self.critic(features).float()
 
     @torch.no_grad()

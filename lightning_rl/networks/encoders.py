@@ -95,7 +95,7 @@ class ImageEncoder(nn.Module):
         self.body = nn.Sequential(*_resnet(channels) if encoder == "resnet" else _convolutions(channels, encoder), nn.Flatten())
         with torch.no_grad():
             flat = self.body(torch.zeros(1, channels, height, width)).shape[1]
-        self.dense = nn.Sequential(orthogonal(nn.Linear(flat, num_features)), nn.ReLU())
+        self.linear = orthogonal(nn.Linear(flat, num_features))
 
     def forward(self, obs: Tensor) -> Tensor:
         batch = obs.shape[: -self.dims]
@@ -104,7 +104,8 @@ class ImageEncoder(nn.Module):
             image = image.movedim(-1, -3)
         if self.dims == 4:
             image = image.flatten(1, 2)
-        return self.dense(self.body(image.float() * self.scale)).unflatten(0, batch)
+        image = (image.float() * self.scale).to(self.linear.weight.dtype)
+        return self.linear(self.body(image)).relu().unflatten(0, batch)
 
 
 class Residual(nn.Module):

@@ -9,7 +9,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lightning_rl.spaces import observation_leaves
-from lightning_rl.types import Tree, tree_leaves, tree_map
+from lightning_rl.types import Tree, flatten_time, tree_index, tree_leaves, tree_map
 
 
 class RunningMeanStd(nn.Module):
@@ -83,6 +83,10 @@ class ObservationNormalizer(nn.Module):
         """The mean and the inverse deviation, in float32."""
         return statistics.mean.float(), (statistics.var + self.epsilon).rsqrt().float()
 
+    def gather(self, obs: Tree, valid: Tensor) -> None:
+        """After learning from a rollout `[T, N, ...]`: merge its valid rows, each counted once."""
+        self.update(tree_index(flatten_time(obs), valid.flatten()))
+
     def update(self, obs: Tree) -> None:
         """Merge the rows of an observation batch `[B, ...]`."""
         for leaf, statistics in zip(tree_leaves(obs), self.statistics, strict=True):
@@ -90,8 +94,25 @@ class ObservationNormalizer(nn.Module):
                 statistics.update(leaf)
 
 
+class FrozenNormalizer(ObservationNormalizer):
+    """The statistics of random steps before learning; rollouts do not move them."""
+
+    def gather(self, obs: Tree, valid: Tensor) -> None:
+        """Nothing to merge."""
+
+
 class NoNormalizer(nn.Identity):
     """Observations pass as they are."""
 
+    def gather(self, obs: Tree, valid: Tensor) -> None:
+        """Nothing to merge."""
+
     def update(self, obs: Tree) -> None:
-        """Nothing to gather."""
+        """Nothing to merge."""
+
+
+def make_normalizer(normalize_obs: str, space: Space) -> ObservationNormalizer | NoNormalizer:
+    """The normalizer for a setting: `off`, `running` or `frozen`."""
+    if normalize_obs == "off":
+        return NoNormalizer()
+    return FrozenNormalizer(space) if normalize_obs == "frozen" else ObservationNormalizer(space)

@@ -46,17 +46,15 @@ class NoScale(nn.Module):
 class ReturnScale(nn.Module):
     """Divides rewards by the running standard deviation of the discounted return of each environment."""
 
-    running: Tensor
-
     def __init__(self, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         super().__init__()
         self.gamma, self.clip, self.epsilon = gamma, clip, epsilon
         self.statistics = RunningMeanStd()
-        self.register_buffer("running", torch.zeros(0), persistent=False)
+        self.running = torch.zeros(0)
 
     def forward(self, reward: Tensor, rollout: Rollout) -> Tensor:
         flat = reward.squeeze(-1)
-        if not len(self.running):
+        if self.running.shape != flat[0].shape:  # the first rollout of a run
             self.running = torch.zeros_like(flat[0])
         carry = ~(rollout.terminated | rollout.truncated)
         returns = discounted_sum(flat, self.gamma * carry, self.running)

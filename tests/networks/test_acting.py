@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiBinary
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 from torch import Generator
 
 from lightning_rl.networks.acting import NumpyActor, TorchActor, make_actor
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.spaces import Spaces
+from lightning_rl.spaces import Spaces, allocate
+from lightning_rl.types import tree_leaves
 
 VECTOR = Box(-np.inf, np.inf, (5,))
 T, N = 3, 4
@@ -69,16 +70,22 @@ class OwnSample(ActorCritic):
 
 
 @pytest.mark.parametrize(
-    "network",
+    ("network", "space"),
     [
-        network_for(MultiBinary(3)),
-        network_for(Discrete(2), activation="silu"),
-        network_for(Discrete(2), net_arch=[257]),
-        ActorCritic(Spaces(Box(0, 255, (5,), np.uint8), Discrete(2))),
-        ActorCritic(Spaces(Discrete(4), Discrete(2))),
-        OwnSample(Spaces(VECTOR, Discrete(2))),
+        (network_for(MultiBinary(3)), VECTOR),
+        (network_for(Discrete(2), activation="silu"), VECTOR),
+        (network_for(Discrete(2), net_arch=[257]), VECTOR),
+        (ActorCritic(Spaces(Box(0, 255, (5,), np.uint8), Discrete(2))), Box(0, 255, (5,), np.uint8)),
+        (ActorCritic(Spaces(Box(-9, 9, (5,), np.int32), Box(-1, 1, (2,)))), Box(-9, 9, (5,), np.int32)),
+        (ActorCritic(Spaces(Discrete(4), Discrete(2))), Discrete(4)),
+        (ActorCritic(Spaces(Dict({"only": VECTOR}), Discrete(2))), Dict({"only": VECTOR})),
+        (ActorCritic(Spaces(Tuple([VECTOR]), Box(-1, 1, (2,)))), Tuple([VECTOR])),
+        (OwnSample(Spaces(VECTOR, Discrete(2))), VECTOR),
     ],
-    ids=["distribution", "activation", "width", "bytes", "one-hot", "subclass"],
+    ids=["distribution", "activation", "width", "bytes", "integers", "one-hot", "dict", "tuple", "subclass"],
 )
-def test_what_numpy_does_not_know_is_asked_in_torch(network):
-    assert isinstance(make_actor(network, observations(), Generator()), TorchActor)
+def test_what_numpy_does_not_know_is_asked_in_torch(network, space):
+    actor = make_actor(network, allocate(space, T, N), Generator().manual_seed(0))
+    assert isinstance(actor, TorchActor)
+    actor.act(0, (), np.zeros(N, bool))
+    assert all(leaf.shape[:2] == (1, N) for leaf in tree_leaves(actor.actions()))
