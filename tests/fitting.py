@@ -21,7 +21,8 @@ def tiny(algorithm: type[Algorithm], env_id: str = "tests.environments:Scripted-
     """The same small model each time: 6 iterations of 16 environment steps unless told otherwise."""
     env = {"id": env_id, "num_envs": 2} | settings.pop("env", {})
     torch.manual_seed(settings.pop("seed", 0))
-    return algorithm(env, **({"n_steps": 8, "net_arch": [8], "max_env_steps": 96} | TINY[algorithm] | settings))
+    own = next(TINY[cls] for cls in algorithm.__mro__ if cls in TINY)
+    return algorithm(env, **({"n_steps": 8, "net_arch": [8], "max_env_steps": 96} | own | settings))
 
 
 def fit(model: Algorithm, ckpt_path: Any = None, **arguments: Any) -> pl.Trainer:

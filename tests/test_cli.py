@@ -266,3 +266,9 @@ def test_weights_and_biases_keeps_settings_and_metrics_over_environment_steps(fi
     assert axes["*"] == "env_steps"
     settings = {".".join(u.nested_key) or u.key: u.value_json for r in records for u in [*r.config.update, *r.run.config.update]}
     assert json.loads(settings["n_steps"]) == 16 and "CartPole-v1" in settings["env"]
+
+
+def test_off_is_a_word_in_a_config(folder, capfd):
+    (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: CartPole-v1, normalize_obs: off, normalize_reward: true}}")
+    model = printed("fit --config a.yaml", capfd)["model"]["init_args"]
+    assert model["normalize_obs"] == "off" and model["normalize_reward"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -240,3 +241,49 @@ def test_a_trainer_that_fits_twice_makes_two_runs(folder):
         run = folder / f"runs/PPO/CartPole-v1/version_{number}"
         assert all((run / name).is_file() for name in ("checkpoints/best.ckpt", "checkpoints/last.ckpt", "evaluations.csv"))
         assert len(trainer.loggers) == 2 and (run / "metrics.csv").is_file()
+
+
+class Interrupted(Endless):
+    """The user presses Ctrl-C while it steps for the 20th time."""
+
+    steps = 0
+
+    def step(self, action):
+        Interrupted.steps += 1
+        if Interrupted.steps == 20:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+def test_a_run_that_is_interrupted_keeps_its_weights_and_says_where(folder, capfd):
+    model = PPO(Interrupted, n_steps=1, batch_size=8, max_env_steps=10_000)
+    with pytest.raises(SystemExit):
+        Trainer(accelerator="cpu", evaluation=None).fit(model)
+    assert torch.load(folder / "runs/PPO/Interrupted/version_0/checkpoints/last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 16
+    assert "run: runs/PPO/Interrupted/version_0" in capfd.readouterr().out
+
+
+def test_evaluation_of_a_ready_environment_is_refused_before_the_first_step(folder):
+    envs = gym.vector.SyncVectorEnv([Endless] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    model = PPO(envs, n_steps=8, batch_size=8)
+    with pytest.raises(SettingError, match="pass evaluation=None"):
+        Trainer(accelerator="cpu", enable_progress_bar=False).fit(model)
+    assert model.env_steps == 0
+
+
+def test_what_others_log_stands_at_the_environment_steps(folder):
+    class Talking(PPO):
+        def training_step(self, rollout, batch_idx):
+            super().training_step(rollout, batch_idx)
+            self.log("mine", float(self.env_steps))
+
+    trainer = Trainer(accelerator="cpu", evaluation=None, enable_progress_bar=False)
+    trainer.fit(tiny(Talking, "CartPole-v1"))
+    rows = [row for row in read_rows(trainer.run_folder / "metrics.csv") if row["mine"]]
+    assert [row["env_steps"] for row in rows] == ["16", "32", "48", "64", "80", "96"]
+    assert all(float(row["mine"]) == float(row["env_steps"]) for row in rows)
+
+
+def test_settings_may_be_mappings_in_python_too(fit):
+    trainer = fit(evaluation={"episodes": 2, "every_n_env_steps": 48}, checkpoint={"keep": 1})
+    assert len(read_rows(trainer.run_folder / "evaluations.csv")) == 4

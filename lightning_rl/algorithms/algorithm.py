@@ -30,6 +30,9 @@ from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.types import Rollout, Tree, tree_map
 
 
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
 class Algorithm(pl.LightningModule):
     """A reinforcement-learning algorithm: which networks, which experience, which loss. One batch is one iteration.
 
@@ -235,6 +238,8 @@ class Algorithm(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         trainer: Any = self.trainer
+        if trainer.precision not in PRECISIONS:
+            raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
         trainer.callbacks[:] = [EndIteration(), *(each for each in trainer.callbacks if not isinstance(each, EndIteration))]
 
     def teardown(self, stage: str) -> None:
@@ -256,7 +261,7 @@ class Algorithm(pl.LightningModule):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, map_location: Any = "cpu", **overrides: Any) -> Any:  # type: ignore[override]
         """The algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
-        return load(checkpoint_path, cls, map_location, **overrides)
+        return load(checkpoint_path, cls, Algorithm, map_location, **overrides)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue counting where the checkpoint stood; the environments start new episodes."""

@@ -15,12 +15,13 @@ from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces, from_plain
 
 
-def load(path: str | Path, base: type, map_location: Any = "cpu", **overrides: Any) -> Any:
+def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", **overrides: Any) -> Any:
     """An algorithm from a checkpoint alone: no configuration, no environment is built.
 
     Args:
         path: a `.ckpt` file.
-        base: the class whose subclasses may stand in the file.
+        wanted: what the file must hold, this class or a subclass.
+        base: the base of all algorithms.
         map_location: the device to load to.
         overrides: settings that win over the stored ones.
 
@@ -30,8 +31,8 @@ def load(path: str | Path, base: type, map_location: Any = "cpu", **overrides: A
     checkpoint = read_checkpoint(path, map_location)
     name = checkpoint["lightning_rl"]["algorithm"]
     cls: Any = algorithm_class(name, base)
-    if not issubclass(cls, base):
-        raise SettingError(f"ckpt_path {str(path)!r} holds {name}, not {base.__name__}; load it with {name}.load_from_checkpoint")
+    if not issubclass(cls, wanted):
+        raise SettingError(f"ckpt_path {str(path)!r} holds {name}, not {wanted.__name__}; load it with {name}.load_from_checkpoint")
     try:
         if "env" not in overrides:
             check_stored_names(checkpoint["hyper_parameters"].get("env"), path)

@@ -69,17 +69,13 @@ class ActorCritic(nn.Module):
         self.actor = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
         self.critic = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, streams), 1.0))
 
-    def _features(self, encoder: TreeEncoder, obs: Tree, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
-        """Encoded and remembered, in the precision of the layers behind."""
-        return self.memory(encoder(obs).to(self.critic[-1].weight.dtype), memory, episode_start)
-
     def _policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
-        features, memory = self._features(self.actor_encoder, self.normalizer(obs), memory, episode_start)
+        features, memory = self.memory(self.actor_encoder(self.normalizer(obs)), memory, episode_start)
         return self.actor(features).float(), memory
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """V(s) `[..., S]`."""
-        features, _ = self._features(self.critic_encoder, self.normalizer(obs), memory, episode_start)
+        features, _ = self.memory(self.critic_encoder(self.normalizer(obs)), memory, episode_start)
         return self.critic(features).float()
 
     def sample(
@@ -108,10 +104,10 @@ class ActorCritic(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probability of an action and entropy `[..., D]`, value `[..., S]`."""
         obs = self.normalizer(obs)
-        features, _ = self._features(self.actor_encoder, obs, memory, episode_start)
+        features, _ = self.memory(self.actor_encoder(obs), memory, episode_start)
         log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
         if self.critic_encoder is not self.actor_encoder:
-            features, _ = self._features(self.critic_encoder, obs, memory, episode_start)
+            features, _ = self.memory(self.critic_encoder(obs), memory, episode_start)
         return log_prob, entropy, self.critic(features).float()
 
     @torch.no_grad()

@@ -104,8 +104,7 @@ class ImageEncoder(nn.Module):
             image = image.movedim(-1, -3)
         if self.dims == 4:
             image = image.flatten(1, 2)
-        image = (image.float() * self.scale).to(self.linear.weight.dtype)
-        return self.linear(self.body(image)).relu().unflatten(0, batch)
+        return self.linear(self.body(image.float() * self.scale)).relu().unflatten(0, batch)
 
 
 class Residual(nn.Module):

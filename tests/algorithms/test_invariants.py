@@ -8,7 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl import PPO, EnvConfig
+from lightning_rl import PPO, EnvConfig, SettingError
 from lightning_rl.data.collector import Collector
 from tests.environments import Scripted
 from tests.fitting import ON_POLICY, Rows, fit, tiny, weights
@@ -273,3 +273,54 @@ def test_the_critic_alone_learns_while_it_is_burnt_in(algorithm, steps, actor_mo
     fit(model)
     assert all(map(torch.equal, actor, model.network.actor.parameters())) != actor_moves
     assert not all(map(torch.equal, critic, model.network.critic.parameters()))
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])
+def test_a_precision_that_returns_cannot_bear_is_refused(precision):
+    with pytest.raises(SettingError, match=f"precision {precision}.*32-true, bf16-mixed, 16-mixed"):
+        fit(tiny(PPO), precision=precision)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_ratio_is_one_at_every_precision(precision):
+    ratios = []
+
+    class Watching(PPO):
+        def loss(self, minibatch):
+            log_prob = self.network.evaluate(minibatch.obs, minibatch.action)[0]
+            ratios.append((log_prob - minibatch.log_prob).sum(-1).exp().detach())
+            return super().loss(minibatch)
+
+    model = tiny(Watching, "Pendulum-v1", n_epochs=1, batch_size=16, normalize_obs="running")
+    before = weights(model)
+    fit(model, precision=precision)
+    assert len(ratios) == 6 and all((ratio - 1).abs().max() <= 1e-6 for ratio in ratios)
+    assert not torch.equal(before.double(), weights(model).double())
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_a_continued_run_draws_on_instead_of_repeating_its_start(algorithm, tmp_path):
+    first = tiny(algorithm, "CartPole-v1", max_env_steps=16)
+    seen = []
+    original = type(first).training_step
+    for model, path in ((first, None), (tiny(algorithm, "CartPole-v1", max_env_steps=32), tmp_path / "a.ckpt")):
+        model.training_step = lambda batch, batch_idx, model=model: (seen.append(batch.obs.clone()), original(model, batch, batch_idx))[1]
+        trainer = fit(model, ckpt_path=path)
+        trainer.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
+    assert len(seen) == 2 and not torch.equal(seen[0][0], seen[1][0])
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_what_is_judged_and_saved_is_what_acts_next(algorithm):
+    counts = {"judged": [], "acts": []}
+
+    class Judge(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            counts["judged"].append(float(pl_module.network.normalizer.statistics[0].count))
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            counts["acts"].append(float(pl_module.network.normalizer.statistics[0].count))
+
+    fit(tiny(algorithm, "CartPole-v1", normalize_obs="running"), callbacks=[Judge()])
+    assert counts["judged"] == pytest.approx([16, 32, 48, 64, 80, 96], abs=1e-3)
+    assert counts["acts"] == pytest.approx([0, 16, 32, 48, 64, 80], abs=1e-3)

@@ -1,0 +1,98 @@
+"""What a file may and may not do when an algorithm is loaded from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_rl import A2C, PPO, Algorithm, SettingError, Trainer, load_policy
+from lightning_rl.callbacks.evaluation import make_player
+from tests.fitting import fit, tiny
+
+
+class OwnPPO(PPO):
+    """A user's algorithm."""
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save a tiny model; change what is in the file on request."""
+
+    def save(algorithm=PPO, change=lambda checkpoint: None):
+        model = (
+            tiny(PPO) if algorithm is PPO else algorithm({"id": "tests.environments:Scripted-v0", "num_envs": 2}, n_steps=8, batch_size=8)
+        )
+        model.max_env_steps = 16
+        trainer = fit(model)
+        path = tmp_path / "model.ckpt"
+        trainer.save_checkpoint(path, weights_only=False)
+        checkpoint = torch.load(path, weights_only=True)
+        change(checkpoint)
+        torch.save(checkpoint, path)
+        return path
+
+    return save
+
+
+def test_wrappers_stored_in_a_file_cannot_run_code(saved, tmp_path):
+    proof = tmp_path / "code_ran"
+    payload = f"open({str(proof)!r}, 'w')#"
+    chain = ["builtins.repr", {"class_path": "textwrap.indent", "init_args": {"prefix": payload}}, "builtins.eval"]
+    path = saved(change=lambda checkpoint: checkpoint["hyper_parameters"]["env"].update(wrappers=chain))
+    with pytest.raises(SettingError, match="do not trust it"):
+        load_policy(path)
+    assert not proof.exists()
+
+
+def test_a_function_is_no_wrapper_wherever_it_comes_from():
+    with pytest.raises(SettingError, match=r"builtins\.repr is not a gymnasium\.Wrapper"):
+        make_player(PPO("CartPole-v1", n_steps=8, batch_size=8).env.__class__("CartPole-v1", wrappers=["builtins.repr"]), 1, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda checkpoint: checkpoint["lightning_rl"].pop("algorithm"),
+        lambda checkpoint: checkpoint["lightning_rl"].update(algorithm="lightning_rl.os"),
+        lambda checkpoint: checkpoint["hyper_parameters"].update(no_such_setting=1),
+        lambda checkpoint: checkpoint["hyper_parameters"]["env"].update(wrappers=[5]),
+        lambda checkpoint: checkpoint["lightning_rl"].update(spaces=[{}, {}]),
+        lambda checkpoint: checkpoint["state_dict"].pop(next(iter(checkpoint["state_dict"]))),
+    ],
+    ids=["no algorithm", "foreign algorithm", "setting", "wrapper", "spaces", "weights"],
+)
+def test_a_broken_file_is_refused_in_one_line(saved, change):
+    with pytest.raises(SettingError) as error:
+        load_policy(saved(change=change))
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_loads_as_its_own_class_only(saved):
+    path = saved(OwnPPO)
+    assert type(PPO.load_from_checkpoint(path)) is OwnPPO and type(Algorithm.load_from_checkpoint(path)) is OwnPPO
+    with pytest.raises(SettingError, match="not A2C"):
+        A2C.load_from_checkpoint(path)
+    plain = saved()
+    assert type(Algorithm.load_from_checkpoint(plain)) is PPO
+    with pytest.raises(SettingError, match="not OwnPPO"):
+        OwnPPO.load_from_checkpoint(plain)
+
+
+def test_a_loaded_algorithm_counts_on(saved):
+    loaded = PPO.load_from_checkpoint(saved(), max_env_steps=32)
+    assert (loaded.env_steps, loaded.updates) == (16, 4)
+    fit(loaded)
+    assert (loaded.env_steps, loaded.updates) == (32, 8)
+
+
+def test_whole_floats_are_integers_and_others_are_refused():
+    assert PPO("CartPole-v1", max_env_steps=1e5, n_steps=8.0, batch_size=8).hparams["max_env_steps"] == 100_000
+    with pytest.raises(SettingError, match=r"max_env_steps must be an integer >= 1, got 1000\.5"):
+        PPO("CartPole-v1", max_env_steps=1000.5)
+
+
+def test_a_finished_run_says_so_and_trains_nothing(saved, capfd, tmp_path):
+    model = PPO.load_from_checkpoint(saved(), max_env_steps=16)
+    Trainer(default_root_dir=tmp_path / "runs").fit(model)
+    assert "already at 16 of 16 environment steps; raise max_env_steps" in capfd.readouterr().out
+    assert model.updates == 4 and not (tmp_path / "runs").exists()

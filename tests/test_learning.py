@@ -1,0 +1,39 @@
+"""The packaged configs reach what their first lines say (`-m slow`; minutes to an hour on two cores).
+
+Judged as a user would: the best checkpoint, 100 episodes, with seeds that no training or selection used.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def best_return(config, seed, folder):
+    command = [sys.executable, "-m", "lightning_rl"]
+    fit = [*command, "fit", "--config", str(CONFIGS / f"{config}.yaml"), "--seed_everything", str(seed)]
+    subprocess.run([*fit, "--trainer.default_root_dir", str(folder)], check=True, stdout=subprocess.DEVNULL)
+    (best,) = folder.rglob("best.ckpt")
+    judge = [*command, "evaluate", "--ckpt_path", str(best), "--episodes", "100", "--seed", "50000", "--json"]
+    return json.loads(subprocess.run(judge, check=True, capture_output=True, text=True).stdout)["return_mean"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "seeds", "threshold", "needed"),
+    [
+        ("ppo/cartpole", (1, 2, 3, 4, 5), 490, 5),
+        ("a2c/cartpole", (1, 2, 3, 4, 5), 475, 4),
+        ("ppo/lunarlander", (1, 2, 3), 200, 2),
+        ("ppo/pendulum", (1, 2, 3), -250, 2),
+    ],
+)
+def test_a_config_reaches_its_return(config, seeds, threshold, needed, tmp_path):
+    returns = [best_return(config, seed, tmp_path / str(seed)) for seed in seeds]
+    assert sum(value >= threshold for value in returns) >= needed, returns
