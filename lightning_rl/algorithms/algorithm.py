@@ -29,7 +29,6 @@ from lightning_rl.spaces import Spaces, single_spaces
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.types import Rollout, Tree, tree_map
 
-
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
