@@ -19,12 +19,13 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.callbacks.checkpoints import CheckpointConfig
+from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.cli_messages import explain, explain_flag
 from lightning_rl.cli_settings import read_arguments
 from lightning_rl.data.episodes import summarize
 from lightning_rl.errors import SettingError, check_range, nearest
-from lightning_rl.trainer import CheckpointConfig, EvaluationConfig, Trainer, threads_for, torch_threads
+from lightning_rl.trainer import Trainer, threads_for, torch_threads
 
 FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
        lightning-rl fit --model ALGORITHM --model.env.id ENVIRONMENT [options]

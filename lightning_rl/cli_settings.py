@@ -18,10 +18,12 @@ import pytorch_lightning as pl
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.loading import algorithm_class
 from lightning_rl.algorithms.settings import settings_of
+from lightning_rl.callbacks.checkpoints import CheckpointConfig
+from lightning_rl.callbacks.evaluation import EvaluationConfig
 from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, spell_out
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.trainer import CheckpointConfig, EvaluationConfig, Trainer
+from lightning_rl.trainer import Trainer
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only")
 OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")

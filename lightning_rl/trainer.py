@@ -6,7 +6,6 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,52 +18,13 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.loading import check_fits
 from lightning_rl.algorithms.settings import plain
-from lightning_rl.callbacks.checkpoints import BestModel, SaveCheckpoints
+from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
 from lightning_rl.callbacks.csv_logger import CSVLogger
-from lightning_rl.callbacks.evaluation import RolloutEvaluator
+from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, write_config
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """How to judge the policy during the run.
-
-    Args:
-        every_n_env_steps: environment steps between evaluations; 5 % of the run unless given.
-        episodes: how many episodes to play.
-        seed: of the first episode; the others count up.
-        num_envs: how many environments act together.
-        deterministic: the policy's most likely action instead of a drawn one.
-        max_episode_steps: longest episode; the environment's own limit, or 10,000 where it has none, unless given.
-        stop_at: end the run when the mean return reaches this.
-        patience: end the run after so many evaluations in a row without improvement.
-    """
-
-    every_n_env_steps: int | None = None
-    episodes: int = 10
-    seed: int = 10_000
-    num_envs: int = 10
-    deterministic: bool = True
-    max_episode_steps: int | None = None
-    stop_at: float | None = None
-    patience: int | None = None
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """What to keep on the way, beside `best.ckpt` and `last.ckpt`.
-
-    Args:
-        every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run unless given.
-        keep: how many numbered copies to keep, the newest; -1 keeps all.
-    """
-
-    every_n_env_steps: int | None = None
-    keep: int = 0
-
 
 OURS = {
     "gradient_clip_val": "model.max_grad_norm",

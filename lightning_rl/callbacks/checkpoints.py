@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,19 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from lightning_rl.errors import check_range
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What to keep on the way, beside `best.ckpt` and `last.ckpt`.
+
+    Args:
+        every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run unless given.
+        keep: how many numbered copies to keep, the newest; -1 keeps all.
+    """
+
+    every_n_env_steps: int | None = None
+    keep: int = 0
 
 
 class BestModel(Checkpoint):

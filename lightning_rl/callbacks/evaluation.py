@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,31 @@ from lightning_rl.errors import SettingError, check_range
 
 MAX_EPISODE_STEPS = 10_000
 """The longest episode of an evaluation where the environment has no limit of its own."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How to judge the policy during the run.
+
+    Args:
+        every_n_env_steps: environment steps between evaluations; 5 % of the run unless given.
+        episodes: how many episodes to play.
+        seed: of the first episode; the others count up.
+        num_envs: how many environments act together.
+        deterministic: the policy's most likely action instead of a drawn one.
+        max_episode_steps: longest episode; the environment's own limit, or 10,000 where it has none, unless given.
+        stop_at: end the run when the mean return reaches this.
+        patience: end the run after so many evaluations in a row without improvement.
+    """
+
+    every_n_env_steps: int | None = None
+    episodes: int = 10
+    seed: int = 10_000
+    num_envs: int = 10
+    deterministic: bool = True
+    max_episode_steps: int | None = None
+    stop_at: float | None = None
+    patience: int | None = None
 
 
 class RolloutEvaluator(pl.Callback):

@@ -56,13 +56,17 @@ class Stepper:
         """Step all environments with actions in their own form."""
         obs, reward, terminated, truncated, info = self.envs.step(action)
         truncated = truncated & ~terminated
-        start = terminated | truncated
+        start, final_obs = terminated | truncated, None
         ended = np.flatnonzero(start)
-        if not len(ended):
-            return EnvStep(obs, reward, terminated, truncated, self.all_valid, start, ended, None, info)
-        final, info = info["final_obs"], info.get("final_info", info)
-        final_obs = tree_stack([final[i] for i in ended]) if _is_object_array(final) else tree_index(final, ended)
+        if len(ended):
+            obs, final_obs, info = self.restart(obs, info, start, ended)
         return EnvStep(obs, reward, terminated, truncated, self.all_valid, start, ended, final_obs, info)
+
+    def restart(self, obs: Tree, info: dict[str, Any], start: np.ndarray, ended: np.ndarray) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Where episodes ended: the first observations of the next ones, the final observations `[K, ...]`, and the info of the end."""
+        final = info["final_obs"]
+        final_obs = tree_stack([final[i] for i in ended]) if _is_object_array(final) else tree_index(final, ended)
+        return obs, final_obs, info.get("final_info", info)
 
     def close(self) -> None:
         """Close the environments."""
@@ -93,16 +97,10 @@ class NextStepStepper(Stepper):
 class DisabledStepper(Stepper):
     """DISABLED: we reset the environments whose episode ended."""
 
-    def step(self, action: Tree) -> EnvStep:
-        obs, reward, terminated, truncated, info = self.envs.step(action)
-        truncated = truncated & ~terminated
-        start = terminated | truncated
-        ended = np.flatnonzero(start)
-        if not len(ended):
-            return EnvStep(obs, reward, terminated, truncated, self.all_valid, start, ended, None, info)
+    def restart(self, obs: Tree, info: dict[str, Any], start: np.ndarray, ended: np.ndarray) -> tuple[Tree, Tree, dict[str, Any]]:
         final_obs = tree_index(obs, ended)  # indexing by an array copies
         obs, _ = self.envs.reset(options={"reset_mask": start})
-        return EnvStep(obs, reward, terminated, truncated, self.all_valid, start, ended, final_obs, info)
+        return obs, final_obs, info
 
 
 STEPPERS = {AutoresetMode.SAME_STEP: Stepper, AutoresetMode.NEXT_STEP: NextStepStepper, AutoresetMode.DISABLED: DisabledStepper}
