@@ -35,7 +35,7 @@ class PPO(Algorithm):
         vf_coef: weight of the value loss.
         target_kl: stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does.
         ratio: clip the `joint` probability ratio of an action, or that of each dimension or branch (`per_dim`).
-        critic_burn_in_steps: environment steps at the start during which only the value function learns.
+        critic_burn_in_steps: environment steps at the start during which only the value function learns (and an encoder it shares).
         share_encoder: one image encoder for policy and value, or one each.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.

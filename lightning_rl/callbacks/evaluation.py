@@ -33,7 +33,7 @@ class EvaluationConfig:
         episodes: how many episodes to play.
         seed: of the first episode; the others count up.
         num_envs: how many environments act together.
-        deterministic: the policy's most likely action instead of a drawn one.
+        deterministic: the middle of the policy (most likely choice, mean) instead of a draw.
         max_episode_steps: longest episode; the environment's own limit, or 10,000 where it has none, unless given.
         stop_at: end the run when the mean return reaches this.
         patience: end the run after so many evaluations in a row without improvement.
@@ -61,7 +61,7 @@ class RolloutEvaluator(pl.Callback):
         episodes: how many episodes to play.
         seed: of the first episode; the others count up.
         num_envs: how many environments act together.
-        deterministic: the policy's most likely action instead of a drawn one.
+        deterministic: the middle of the policy (most likely choice, mean) instead of a draw.
         max_episode_steps: longest episode; the environment's own limit, or 10,000 where it has none, unless given.
         env: builds the environment, settings or a function; the algorithm's own unless given.
         file: a CSV file for one row an episode.
