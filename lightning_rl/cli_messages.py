@@ -47,7 +47,9 @@ def _word(text: str) -> str:
 def explain_flag(message: str, given: Mapping[str, Any]) -> str:
     """What Lightning says of one of the Trainer's flags, with the flag and its value in front."""
     said = shorten(message, 110, placeholder=" …")
-    by_value = [name for name, value in given.items() if isinstance(value, str) and repr(value) in message]
+    texts = {name: value for name, value in given.items() if isinstance(value, str) and value != "auto"}
+    by_value = [name for name, value in texts.items() if repr(value) in message]
+    by_value += [name for name, value in texts.items() if re.search(rf"\b{re.escape(value)}\b", message)]
     for name in [*by_value, *given]:
         if name in by_value or re.search(rf"\b{name}\b", message):
             return f"trainer.{name} {given[name]!r}: {said} See lightning-rl fit --help_all"

@@ -124,6 +124,7 @@ OPTIONS = [
     ("--trainer.logger NoLogger", "trainer.logger: there is no class NoLogger", "full path"),
     ("--trainer.callbacks NoCallback", "trainer.callbacks: there is no class NoCallback", "full path"),
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr=x", "trainer.callbacks", "EarlyStopping", "'monitr' is not accepted"),
+    ("--trainer.accelerator tpu", "trainer.accelerator 'tpu'"),
     ("--trainer.default_root_dir garbage.ckpt", "trainer.default_root_dir 'garbage.ckpt'", "Not a directory", "name a folder"),
     # ---- checkpoints
     ("--ckpt_path other.ckp", "ckpt_path 'other.ckp' is not a file", "did you mean other.ckpt?"),
