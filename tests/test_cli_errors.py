@@ -124,7 +124,6 @@ OPTIONS = [
     ("--trainer.logger NoLogger", "trainer.logger: there is no class NoLogger", "full path"),
     ("--trainer.callbacks NoCallback", "trainer.callbacks: there is no class NoCallback", "full path"),
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr=x", "trainer.callbacks", "EarlyStopping", "'monitr' is not accepted"),
-    ("--trainer.accelerator tpu", "trainer.accelerator 'tpu'"),
     ("--trainer.default_root_dir garbage.ckpt", "trainer.default_root_dir 'garbage.ckpt'", "Not a directory", "name a folder"),
     # ---- checkpoints
     ("--ckpt_path other.ckp", "ckpt_path 'other.ckp' is not a file", "did you mean other.ckpt?"),
@@ -237,7 +236,8 @@ CONFIGS = [
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """Good and bad checkpoints, and modules with and without a mistake."""
-    from lightning_rl import A2C, PPO
+    from lightning_rl.cli_messages import explain_flag
+from lightning_rl import A2C, PPO
 
     folder = tmp_path_factory.mktemp("checkpoints")
     fit_plain(tiny(PPO, n_steps=4, batch_size=8, max_env_steps=8)).save_checkpoint(folder / "ppo.ckpt")
@@ -307,3 +307,10 @@ def test_debug_shows_where_it_came_from(folder):
 
     with pytest.raises(SettingError, match="n_steps must be >= 1"):
         main([*FIT.split(), "--model.n_steps", "0", "--debug"])
+
+
+def test_a_message_that_speaks_of_a_bare_value_gets_the_flag_in_front():
+    given = {"accelerator": "gpu", "strategy": "auto", "devices": "auto", "default_root_dir": "runs"}
+    said = explain_flag("No supported gpu backend found!", given)
+    assert said.startswith("trainer.accelerator 'gpu': No supported gpu backend found!")
+    assert explain_flag("strategy='ddx' is invalid; choices: auto, ddp", {**given, "strategy": "ddx"}).startswith("trainer.strategy 'ddx'")
