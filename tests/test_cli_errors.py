@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lightning_rl.cli_messages import explain_flag
 from tests.command_line import MODULE, TINY, run, run_apart
 from tests.fitting import fit as fit_plain
 from tests.fitting import tiny
@@ -236,8 +237,7 @@ CONFIGS = [
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """Good and bad checkpoints, and modules with and without a mistake."""
-    from lightning_rl.cli_messages import explain_flag
-from lightning_rl import A2C, PPO
+    from lightning_rl import A2C, PPO
 
     folder = tmp_path_factory.mktemp("checkpoints")
     fit_plain(tiny(PPO, n_steps=4, batch_size=8, max_env_steps=8)).save_checkpoint(folder / "ppo.ckpt")
