@@ -134,9 +134,6 @@ class Bernoulli(Distribution):
 class DiagonalGaussian(Distribution):
     """Box, one Gaussian per dimension with a free log σ; the environment gets the sample clipped to the bounds, D = dimensions."""
 
-    low: Tensor
-    high: Tensor
-
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
         super().__init__()
         self.shape, self.low_bound, self.high_bound = space.shape, space.low, space.high

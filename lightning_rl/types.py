@@ -126,4 +126,9 @@ def flatten_time(tree: Tree) -> Tree:
 def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
     """Euclidean norm of all gradients; a missing gradient counts as 0."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+    return total_norm(gradients) if gradients else torch.zeros(())
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Euclidean norm of all tensors taken as one vector."""
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))

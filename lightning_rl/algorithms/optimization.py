@@ -8,6 +8,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.types import total_norm
 
 
 def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_norm: float, world_size: int) -> Tensor:
@@ -48,7 +49,7 @@ def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
 
 def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
     """Scale gradients to a Euclidean norm of at most `max_norm`. Returns the norm before."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    norm = total_norm(gradients)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(scale)

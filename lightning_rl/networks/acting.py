@@ -1,8 +1,7 @@
 """Asking a policy for actions, step by step of a rollout, as cheaply as the network allows.
 
-A small perceptron costs more in calls than in arithmetic, so on a CPU it is evaluated in numpy on live views of its parameters: half the
-time of a torch forward for 8 environments. The noise of all steps is drawn at once, and log-probabilities and values are left to one
-batched pass at the end of the rollout.
+A small perceptron costs more in calls than in arithmetic, so on a CPU it is evaluated in numpy on live views of its parameters. The noise
+of all steps is drawn at once, and log-probabilities and values are left to one batched pass at the end of the rollout.
 """
 
 from __future__ import annotations
