@@ -7,7 +7,11 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-ALGORITHMS = {"PPO": "lightning_rl.algorithms.ppo", "A2C": "lightning_rl.algorithms.a2c"}
+ALGORITHMS = {
+    "PPO": "lightning_rl.algorithms.ppo",
+    "A2C": "lightning_rl.algorithms.a2c",
+    "SAC": "lightning_rl.algorithms.sac",
+}
 
 EXPORTS = {
     **ALGORITHMS,
@@ -16,6 +20,8 @@ EXPORTS = {
     "Trainer": "lightning_rl.trainer",
     "EvaluationConfig": "lightning_rl.callbacks.evaluation",
     "CheckpointConfig": "lightning_rl.callbacks.checkpoints",
+    "ReplayConfig": "lightning_rl.data.replay",
+    "TargetNetworkUpdate": "lightning_rl.callbacks.target_update",
     "RolloutEvaluator": "lightning_rl.callbacks.evaluation",
     "MultiEvaluator": "lightning_rl.callbacks.evaluation",
     "StopOnEvaluation": "lightning_rl.callbacks.stopping",

@@ -14,6 +14,10 @@ class SettingError(Exception):
     """
 
 
+class NotFiniteError(SettingError):
+    """A number that became infinite or is none. The run stops; what was saved before stays."""
+
+
 def closest(name: str, names: Iterable[str]) -> str:
     """`; did you mean X?` for the closest of `names`, or one that starts like it; nothing when there is none."""
     names = sorted(set(names))

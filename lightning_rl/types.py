@@ -51,6 +51,29 @@ class Rollout(NamedTuple):
     memory: Tree = ()
 
 
+class Transition(NamedTuple):
+    """B rows of replayed experience, each the start of a window of k steps. Empty slots are `()`.
+
+    obs, next_obs: `[B, ...]` trees, k steps apart; next_obs is the true one where an episode ended.  action: `[B, ...]` tree as sampled.
+    reward: `[B, S]`, Σ γⁱ r over the window.  discount: `[B, S]`, γᵏ · (not terminated).
+    weight: `[B]`, importance; sums to 1 where all rows were equally likely.
+    index: `[B]`, the rows in their buffer, as an array.
+    action_mask, next_action_mask, episode_start, memory: trees.
+    """
+
+    obs: Tree
+    action: Tree
+    reward: Tensor
+    discount: Tensor
+    next_obs: Tree
+    weight: Tensor
+    index: Any
+    action_mask: Tree = ()
+    next_action_mask: Tree = ()
+    episode_start: Tree = ()
+    memory: Tree = ()
+
+
 def tree_leaves(tree: Tree) -> Iterator[Any]:
     """The leaves from left to right."""
     if isinstance(tree, dict):

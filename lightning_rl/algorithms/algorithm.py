@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import math
+from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from lightning_rl.algorithms.experience import replay, rollouts
 from lightning_rl.algorithms.loading import load, stored_name
-from lightning_rl.algorithms.optimization import gradient_step
+from lightning_rl.algorithms.optimization import best_matmul, gradient_step, matmul_precision
+from lightning_rl.algorithms.run_log import Metric, RunLog
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
 from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
 from lightning_rl.data.collector import Collector
+from lightning_rl.data.dataset import ExperienceDataset
+from lightning_rl.data.replay import ReplayConfig
+from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig, as_config
-from lightning_rl.envs.make import make_vector_env, probe_spaces
-from lightning_rl.envs.stepping import make_stepper
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.envs.make import probe_spaces
+from lightning_rl.errors import NotFiniteError, SettingError, check_range
 from lightning_rl.rewards.extrinsic import Extrinsic
 from lightning_rl.schedules import ScheduleSetting, make_schedule
-from lightning_rl.spaces import Spaces, single_spaces
+from lightning_rl.spaces import Spaces
 from lightning_rl.spaces import to_plain as space_to_plain
-from lightning_rl.types import Rollout, Tree, tree_map
+from lightning_rl.types import Rollout, Transition, Tree, tree_map
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
@@ -93,7 +96,7 @@ class Algorithm(pl.LightningModule):
         self.max_env_steps = max_env_steps
         self.learning_rate = make_schedule("learning_rate", learning_rate)
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
-        self.log_interval = log_interval or max(1, max_env_steps // 100)
+        self.log_rows = RunLog(log_interval or max(1, max_env_steps // 100))
         self.normalize_obs, self.normalize_obs_steps = normalize_obs, normalize_obs_steps
         self.network_settings: dict[str, Any] = {
             "net_arch": [64, 64] if net_arch is None else net_arch,
@@ -102,13 +105,14 @@ class Algorithm(pl.LightningModule):
             "encoder_features": encoder_features,
             "normalize_obs": normalize_obs,
         }
+        self.critic_settings = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
         self.reward_signals = torch.nn.ModuleDict({"extrinsic": Extrinsic(gamma, reward_scale, clip_reward, normalize_reward)})
         self.register_buffer("gamma", torch.tensor([signal.gamma for signal in self.reward_signals.values()]), persistent=False)
         self.save_hyperparameters(plain({**complete_settings(self), "env": self.env}))
         self.env_steps = self.updates = self.episodes = 0
         self.progress = 0.0
-        self.collector: Collector | None = None
-        self.metrics: dict[str, list[Tensor | Callable[[], Tensor]]] = {}
+        self.dataset: ExperienceDataset | None = None
+        self.demonstrations: list[Any] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -119,28 +123,25 @@ class Algorithm(pl.LightningModule):
 
     network: Any
     gamma: Tensor
+    generator: Generator
+    seed: int
 
-    def experience(self) -> RolloutDataset:
+    def experience(self) -> ExperienceDataset:
         """Which experience: the dataset whose items are iterations."""
         raise NotImplementedError
 
     def collect(self, n_steps: int, log_probs: bool = True) -> RolloutDataset:
-        """Rollouts of `n_steps` steps from the environments, with the newest weights."""
-        if self.env is None:
-            raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
-        if self.collector is None:
-            entropy = [torch.initial_seed(), self.global_rank, self.env_steps]  # a continued run draws on, it does not repeat
-            self.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] // 2)
-            self.generator = Generator().manual_seed(self.seed)
-            stepper = make_stepper(make_vector_env(self.env), self.env if isinstance(self.env, EnvConfig) else None)
-            if single_spaces(stepper.envs) != self.spaces:
-                stepper.close()
-                raise SettingError(f"the environment's spaces are not those of the model, {self.spaces}; load it with its own environment")
-            self.collector = Collector(
-                stepper, self.spaces, self.network, n_steps, self.seed, log_probs, self.trainer.precision_plugin.forward_context
-            )
-        steps = n_steps * self.collector.stepper.num_envs * self.trainer.world_size
-        return RolloutDataset(self.collector, -(-self.max_env_steps // steps))
+        """On-policy experience: rollouts of `n_steps` steps from each environment, with the newest weights."""
+        return rollouts(self, n_steps, log_probs)
+
+    def replay(self, settings: ReplaySettings, config: ReplayConfig) -> ReplayDataset:
+        """Off-policy experience: iterations of acting and learning in turn, from a buffer."""
+        return replay(self, settings, config)
+
+    @property
+    def collector(self) -> Collector | None:
+        """What steps the environments of a run."""
+        return None if self.dataset is None else self.dataset.collector
 
     @property
     def num_envs(self) -> int:
@@ -149,7 +150,10 @@ class Algorithm(pl.LightningModule):
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, Tensor]:
         """Fill the reward streams. Returns the rollout and its discount, γ · bootstrap, both `[T, N, S]`."""
-        reward = torch.cat([signal(rollout) for signal in self.reward_signals.values()], -1)
+        signals: Any = self.reward_signals.values()
+        for signal in signals:
+            signal.gather(rollout)
+        reward = torch.cat([signal(rollout.reward) for signal in signals], -1)
         return rollout._replace(reward=reward), self.gamma * ~rollout.terminated.unsqueeze(-1)
 
     def raw_optimizers(self) -> list[Optimizer]:
@@ -167,13 +171,42 @@ class Algorithm(pl.LightningModule):
         for callback in self._followers:
             callback.on_update_end(self.trainer, self)
 
-    def record(self, **values: Tensor | Callable[[], Tensor]) -> None:
+    def record(self, **values: Metric) -> None:
         """Keep metrics of this iteration, logged as `train/<name>`: the mean of all values recorded under a name.
 
         A function is called only if this iteration is logged.
         """
-        for name, value in values.items():
-            self.metrics.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+        self.log_rows.record(**values)
+
+    def say(self, text: str) -> None:
+        """One line for the user, from one rank."""
+        if self.global_rank == 0:
+            getattr(self.trainer, "say", print)(text)
+
+    def finite(self, name: str, loss: Tensor) -> Tensor:
+        """The loss.
+
+        Raises:
+            NotFiniteError: it is infinite or not a number.
+        """
+        if not math.isfinite(loss):
+            at = f"{self.env_steps:,} environment steps, {self.updates:,} updates"
+            raise NotFiniteError(f"{name} is {float(loss)} after {at}; lower learning_rate, or see what the environment returns")
+        return loss
+
+    def learned(self, batch: Transition, errors: Tensor) -> None:
+        """The errors |δ| `[B]` of a batch, for a buffer that draws by them."""
+        assert isinstance(self.dataset, ReplayDataset)
+        self.dataset.learned(batch.index, errors)
+
+    def unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
+        """The callback, unless the Trainer has one of its kind."""
+        trainer: Any = self.trainer
+        return [] if any(isinstance(each, type(callback)) for each in trainer.callbacks) else [callback]
+
+    def fast_matmul(self) -> AbstractContextManager[None]:
+        """A context for updates in which wide layers multiply faster, where this processor loses nothing by it."""
+        return matmul_precision(self._matmul)
 
     def mean_over_ranks(self, value: Tensor) -> float:
         """The mean of a number over all ranks, so that they decide alike."""
@@ -186,8 +219,9 @@ class Algorithm(pl.LightningModule):
 
     # ---------------------------------------------------------------- Lightning's hooks, in their order
 
-    def train_dataloader(self) -> RolloutDataset:
-        return self.experience()
+    def train_dataloader(self) -> ExperienceDataset:
+        self.dataset = self.experience()
+        return self.dataset
 
     def on_train_start(self) -> None:
         assert self.collector is not None
@@ -197,39 +231,47 @@ class Algorithm(pl.LightningModule):
         if self.env_steps and self.global_rank == 0:  # continued: one rank brings what all ranks had
             self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
         if self.normalize_obs == "frozen" and not self.env_steps:
-            rows = self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size)
-            self.network.normalizer.update(tree_map(lambda leaf: leaf.to(self.device), rows))
-            self.env_steps = self._sum_over_ranks(self.collector.env_steps)[0]
-        self._started = self._logged_at = time.monotonic()
-        self._logged_env_steps = self.env_steps
+            self.network.normalizer.update(self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size))
+            self._count()
+        self._matmul = best_matmul(self.modules(), self.device)
+        self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
+        self.log_rows.start(self.env_steps)
         self.trainer.should_stop = self.finished
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Count the iteration and its environment steps; from here on all decisions use these numbers."""
-        assert self.collector is not None
-        self.metrics.clear()
+        """An iteration begins: everything that is scheduled takes its value for it."""
+        assert self.dataset is not None
+        self.log_rows.recorded.clear()
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
         progress.increment_completed()  # global_step counts iterations
         self.progress = min(1.0, self.env_steps / self.max_env_steps)
-        self.env_steps, self.episodes = self._sum_over_ranks(self.collector.env_steps, self.collector.statistics.episodes)
         rate = self.learning_rate(self.progress)
         for optimizer in self.raw_optimizers():
             for group in optimizer.param_groups:
                 group["lr"] = rate
+        self.dataset.begin_iteration(self.env_steps, self.progress)
+
+    def end_iteration(self) -> None:
+        """After learning and before any callback: from here on acting, judging and saving see the same counts and statistics."""
+        assert self.dataset is not None
+        self._count()
+        rollout = self.dataset.collector.rollout()
+        self.network.normalizer.gather(rollout.obs, rollout.valid)
+        self.dataset.end_iteration()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.env_steps - self._logged_env_steps >= self.log_interval or self.finished:
-            self._log()
+        assert self.dataset is not None
+        if self.log_rows.is_due(self.env_steps) or self.finished:
+            metrics = {**self.dataset.collector.statistics.metrics(), **self.dataset.metrics()}
+            metrics["rollout/episodes"], metrics["train/n_updates"] = self.episodes, self.updates
+            metrics["train/learning_rate"] = self.learning_rate(self.progress)
+            self.log_rows.write(self.trainer, self.loggers, self.env_steps, metrics)
         if self.finished:
             self.trainer.should_stop = True
 
-    def end_iteration(self, batch: Any) -> None:
-        """After learning from a batch and before any callback: from here on acting, judging and saving see the same statistics."""
-        self.network.normalizer.gather(batch.obs, batch.valid)
-
     def transfer_batch_to_device(self, batch: Tree, device: torch.device, dataloader_idx: int) -> Tree:
-        return tree_map(lambda leaf: leaf.to(device, non_blocking=True), batch)
+        return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """What learning itself needs, whatever Trainer runs it."""
@@ -242,9 +284,9 @@ class Algorithm(pl.LightningModule):
         trainer.callbacks[:] = [EndIteration(), *(each for each in trainer.callbacks if not isinstance(each, EndIteration))]
 
     def teardown(self, stage: str) -> None:
-        if self.collector is not None:
-            self.collector.close()
-            self.collector = None
+        if self.dataset is not None:
+            self.dataset.collector.close()
+            self.dataset = None
 
     # ---------------------------------------------------------------- saving and loading
 
@@ -269,30 +311,15 @@ class Algorithm(pl.LightningModule):
 
     # ---------------------------------------------------------------- inside
 
-    def _sum_over_ranks(self, *numbers: int) -> list[int]:
-        if self.trainer.world_size == 1:
-            return list(numbers)
-        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(total)
-        return [int(number) for number in total]
-
-    def _log(self) -> None:
-        """One row in the loggers, at x = env_steps."""
+    def _count(self) -> None:
+        """The counts of all ranks together; all decisions use these numbers."""
         assert self.collector is not None
-        now = time.monotonic()
-        metrics = {"env_steps": self.env_steps, **self.collector.statistics.metrics()}
-        metrics["time/fps"] = (self.env_steps - self._logged_env_steps) / max(now - self._logged_at, 1e-9)
-        metrics["time/time_elapsed"] = now - self._started
-        metrics["time/iterations"] = self.trainer.global_step
-        metrics["rollout/episodes"] = self.episodes
-        metrics["train/n_updates"] = self.updates
-        metrics["train/learning_rate"] = self.learning_rate(self.progress)
-        for name, values in self.metrics.items():
-            metrics[f"train/{name}"] = float(torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean())
-        for logger in self.loggers:
-            logger.log_metrics(metrics, step=self.env_steps)
-        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
-        self._logged_at, self._logged_env_steps = now, self.env_steps
+        counts = self.collector.env_steps, self.collector.statistics.episodes
+        if self.trainer.world_size > 1:
+            total = torch.tensor(counts, dtype=torch.float64, device=self.device)
+            torch.distributed.all_reduce(total)
+            counts = int(total[0]), int(total[1])
+        self.env_steps, self.episodes = counts
 
 
 Algorithm.__init__ = remember_arguments(Algorithm.__init__)  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ class EndIteration(pl.Callback):
     """The first of all callbacks: those behind it judge and save a finished iteration."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        pl_module.end_iteration(batch)
+        pl_module.end_iteration()
 
 
 class CloseEnvironments(pl.Callback):

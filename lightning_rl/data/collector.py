@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
-from lightning_rl.networks.acting import make_actor
+from lightning_rl.networks.acting import Actor, Precision, RandomActor, make_actor
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_numpy, tree_to_torch
 
@@ -69,7 +69,7 @@ class EpisodeStatistics:
 
 
 class Collector:
-    """Collects rollouts of `n_steps` steps from N environments.
+    """Steps N environments, `n_steps` times an iteration.
 
     The rollout's tensors on the CPU share memory with the collector's arrays: use one before collecting the next.
 
@@ -91,10 +91,10 @@ class Collector:
         n_steps: int,
         seed: int,
         log_probs: bool = True,
-        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        precision: Precision = nullcontext,
     ) -> None:
         self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
-        num_envs = stepper.num_envs
+        self.num_envs = num_envs = stepper.num_envs
         self.precision = precision
         self.statistics = EpisodeStatistics(num_envs)
         self.env_steps = 0
@@ -109,48 +109,74 @@ class Collector:
         self._generator: Generator | None = None
         self._current: Tree = None
 
+    @property
+    def generator(self) -> Generator:
+        """Of the policy's draws, on its device."""
+        if self._generator is None:
+            self._generator = Generator(next(self.network.parameters()).device).manual_seed(self.seed)
+        return self._generator
+
     def reset(self) -> None:
         """Start an episode in all environments."""
         self._current = self.stepper.reset(self.seed)
-        self._memory = self.network.memory.initial(self.stepper.num_envs)
-        self._start = np.ones(self.stepper.num_envs, dtype=bool)
+        self._memory = self.network.memory.initial(self.num_envs)
+        self._start = np.ones(self.num_envs, dtype=bool)
 
-    @torch.no_grad()
-    def collect(self) -> Rollout:
-        """Step `n_steps` times from where the last rollout ended. The first call resets the environments."""
-        with self.precision():
-            return self._collect()
-
-    def _collect(self) -> Rollout:
+    def begin(self) -> Actor:
+        """Before the first step of an iteration: who acts. The first call resets the environments."""
         if self._current is None:
             self.reset()
-        if self._generator is None:
-            self._generator = Generator(next(self.network.parameters()).device).manual_seed(self.seed)
-        memory, ends = self._memory, []
-        actor = make_actor(self.network, tree_index(self._obs, slice(self.n_steps)), self._generator)
+        return make_actor(self.network, tree_index(self._obs, slice(self.n_steps)), self.generator, self.precision)
+
+    def step(self, t: int, actor: Actor) -> tuple[EnvStep, Tree]:
+        """Step t of an iteration: what happened, and the policy's memory after it."""
+        tree_map(_assign, self._obs_rows[t], self._current)
+        flags = self._flags
+        flags["start"][t] = self._start
+        action, self._memory = actor.act(t, self._memory, self._start)
+        step = self.stepper.step(action)
+        self._reward[t] = step.reward
+        flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
+        self._start, self._current = step.episode_start, step.obs
+        self.env_steps += int(np.count_nonzero(step.valid))
+        self.statistics.update(step)
+        return step, self._memory
+
+    def end(self) -> None:
+        """After the last step of an iteration."""
+        tree_map(_assign, self._obs_rows[self.n_steps], self._current)
+        self._flags["start"][self.n_steps] = self._start
+
+    def obs_row(self, t: int) -> Tree:
+        """The observations before step t, as arrays `[N, ...]`."""
+        return self._obs_rows[t]
+
+    def collect(self) -> Rollout:
+        """Step `n_steps` times from where the last rollout ended, and judge what was done."""
+        actor, memory, ends = self.begin(), self._memory, []
         for t in range(self.n_steps):
-            self._write_obs(t)
-            action, after = actor.act(t, self._memory, self._start)
-            step = self.stepper.step(action)
-            self._write_step(t, step)
+            step, after = self.step(t, actor)
             if len(step.ended) and step.truncated.any():
                 cut = np.flatnonzero(step.truncated)
                 ends.append((t, cut, tree_index(step.final_obs, np.searchsorted(step.ended, cut)), tree_index(after, cut)))
-            self._memory = after
-        self._write_obs(self.n_steps)
-        return self._judge(actor.actions(), memory, ends)
+        self.end()
+        with torch.no_grad(), self.precision():
+            return self._judge(actor.actions(), memory, ends)
+
+    def rollout(self) -> Rollout:
+        """What the environments said in the last iteration, on the CPU; the slots for what a network adds are empty."""
+        terminated, truncated, valid, start = (torch.from_numpy(flag[:-1]) for flag in self._flags.values())
+        obs = tree_index(self._obs_tensor, slice(-1))
+        none = torch.zeros(0)
+        return Rollout(obs, (), (), torch.from_numpy(self._reward).unsqueeze(-1), none, none, terminated, truncated, valid, start)
 
     def random_steps(self, count: int) -> Tree:
         """Observations `[>= count, ...]` of a policy that knows nothing; the next rollout starts new episodes."""
-        generator = Generator().manual_seed(self.seed)
-        x = torch.zeros(self.stepper.num_envs, self.network.distribution.num_inputs)
-        distribution = self.network.distribution
-        device = next(self.network.parameters()).device
+        actor = RandomActor(self.network, self.num_envs, self.generator)
         current, rows, end = self.stepper.reset(self.seed), [], self.env_steps + count
         while self.env_steps < end:
-            row = tree_to_torch(tree_map(_assign, allocate(self._space, self.stepper.num_envs), current))
-            action = distribution.sample(x.to(device), (), None if device.type != "cpu" else generator)
-            step = self.stepper.step(distribution.to_env(tree_to_numpy(action)))
+            row = tree_to_torch(tree_map(_assign, allocate(self._space, self.num_envs), current))
+            step = self.stepper.step(actor.act(0, (), self._start)[0])
             rows.append(tree_index(row, torch.from_numpy(step.valid)))
             current = step.obs
             self.env_steps += int(step.valid.sum())
@@ -161,24 +187,12 @@ class Collector:
         """Close the environments."""
         self.stepper.close()
 
-    def _write_obs(self, t: int) -> None:
-        tree_map(_assign, self._obs_rows[t], self._current)
-        self._flags["start"][t] = self._start
-
-    def _write_step(self, t: int, step: EnvStep) -> None:
-        flags = self._flags
-        self._reward[t] = step.reward
-        flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
-        self._start, self._current = step.episode_start, step.obs
-        self.env_steps += int(np.count_nonzero(step.valid))
-        self.statistics.update(step)
-
     def _judge(self, action: Tree, memory: Tree, ends: list[Any]) -> Rollout:
         """Values and log-probabilities of all rows at once, with the weights that acted.
 
         `ends` lists, for each step t where episodes were cut: t, the environments, their final observations, and the memory after them.
         """
-        network, device = self.network, next(self.network.parameters()).device
+        network, device = self.network, self.generator.device
         obs = tree_map(lambda leaf: leaf.to(device), self._obs_tensor)
         start = torch.from_numpy(self._flags["start"]).to(device)
         value = network.value(obs, memory, start)
@@ -193,9 +207,9 @@ class Collector:
             next_value = next_value.clone()
             next_value[rows] = network.value(tree_to_torch(final, device), memory_then, none)
         log_prob = network.log_prob(obs, action, memory, start) if self.log_probs else ()
-        terminated, truncated, valid = (torch.from_numpy(self._flags[name][:-1]) for name in ("terminated", "truncated", "valid"))
-        reward = torch.from_numpy(self._reward).unsqueeze(-1)
-        return Rollout(obs, action, log_prob, reward, value[:-1], next_value, terminated, truncated, valid, start, memory=memory)
+        return self.rollout()._replace(
+            obs=obs, action=action, log_prob=log_prob, value=value[:-1], next_value=next_value, episode_start=start, memory=memory
+        )
 
 
 def _assign(target: np.ndarray, source: np.ndarray) -> np.ndarray:

@@ -7,21 +7,25 @@ of all steps is drawn at once, and log-probabilities and values are left to one 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, nn
 
-from lightning_rl.distributions import Categorical, DiagonalGaussian
-from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.encoders import VectorEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
 from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
-NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray]] = {nn.Tanh: np.tanh, nn.ReLU: lambda x: np.maximum(x, 0)}
+NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray]] = {
+    nn.Tanh: np.tanh,
+    nn.ReLU: lambda x: np.maximum(x, 0),
+    nn.Identity: lambda x: x,
+}
 NUMPY_MAX_WIDTH = 256
+Precision = Callable[[], AbstractContextManager[Any]]
 
 
 class TorchActor:
@@ -31,19 +35,22 @@ class TorchActor:
         network: the policy.
         obs: `[T, ...]` arrays; row t is filled before `act(t)`.
         generator: of the draws, on the network's device.
+        precision: a context in which the network computes.
     """
 
-    def __init__(self, network: Any, obs: Tree, generator: Generator) -> None:
-        self.network, self.generator = network, generator
+    def __init__(self, network: Any, obs: Tree, generator: Generator, precision: Precision = nullcontext) -> None:
+        self.network, self.generator, self.precision = network, generator, precision
         self.obs = tree_to_torch(obs)
         self.taken: list[Tree] = []
 
+    @torch.no_grad()
     def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
         """The environments' actions for the observations of row t, and the new memory."""
         device = self.generator.device
         obs = tree_map(lambda leaf: leaf[t].to(device), self.obs)
         start = torch.as_tensor(episode_start, device=device)
-        action, memory = self.network.sample(obs, memory, start, (), generator=self.generator)
+        with self.precision():
+            action, memory = self.network.sample(obs, memory, start, (), generator=self.generator)
         self.taken.append(action)
         return self.network.distribution.to_env(tree_to_numpy(action)), memory
 
@@ -52,19 +59,37 @@ class TorchActor:
         return tree_stack(self.taken)
 
 
-class NumpyActor:
-    """Asks an `ActorCritic` with a vector observation, without memory, on the CPU. Arguments as `TorchActor`."""
+class RandomActor:
+    """Knows nothing: uniform actions where the space has bounds, for `num_envs` environments at once."""
 
-    def __init__(self, network: ActorCritic, obs: np.ndarray, generator: Generator) -> None:
+    def __init__(self, network: Any, num_envs: int, generator: Generator) -> None:
+        self.distribution, self.generator = network.distribution, generator
+        self.x = torch.zeros(num_envs, self.distribution.num_inputs, device=generator.device)
+        self.taken: list[Tree] = []
+
+    def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
+        """The environments' actions; the memory stays."""
+        action = self.distribution.random(self.x, (), self.generator)
+        self.taken.append(action)
+        return self.distribution.to_env(tree_to_numpy(action)), memory
+
+    def actions(self) -> Tree:
+        """All actions as sampled, `[T, N, ...]`."""
+        return tree_stack(self.taken)
+
+
+class NumpyActor:
+    """Asks a network whose policy is a perceptron over a vector, without memory, on the CPU. Arguments as `TorchActor`."""
+
+    def __init__(self, network: Any, obs: np.ndarray, generator: Generator) -> None:
         self.obs = obs
         self.taken: list[np.ndarray] = []
         self.normalize: Any = _numpy_normalizer(network.normalizer)
-        self.layers: list[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray] | None]] = []
-        self.distribution = cast(Categorical | DiagonalGaussian, network.distribution)
-        modules: list[Any] = [*network.actor, nn.Identity()]
-        for layer, after in zip(modules[::2], modules[1::2], strict=True):
-            activation = NUMPY_ACTIVATIONS.get(type(after))
-            self.layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy(), activation))
+        self.layers: list[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]] = []
+        self.distribution = network.distribution
+        modules: list[Any] = [*network.perceptron()[1], nn.Identity()]
+        for layer, after in zip(modules[::2], modules[1::2], strict=False):
+            self.layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy(), NUMPY_ACTIVATIONS[type(after)]))
         self.noise = self.distribution.noise(torch.empty(*obs.shape[:2], self.distribution.num_inputs), generator).detach().numpy()
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
@@ -73,8 +98,7 @@ class NumpyActor:
         for weight, bias, activation in self.layers:
             x = x @ weight
             x += bias
-            if activation is not None:
-                x = activation(x)
+            x = activation(x)
         action = self.distribution.draw(x, self.noise[t])
         self.taken.append(action)
         return self.distribution.to_env(action), memory
@@ -84,25 +108,30 @@ class NumpyActor:
         return torch.from_numpy(np.stack(self.taken))
 
 
-def make_actor(network: Any, obs: Tree, generator: Generator) -> TorchActor | NumpyActor:
-    """The cheapest actor that a network allows."""
-    return NumpyActor(network, obs, generator) if _fits_numpy(network, obs, generator) else TorchActor(network, obs, generator)
+Actor = TorchActor | NumpyActor | RandomActor
+
+
+def make_actor(network: Any, obs: Tree, generator: Generator, precision: Precision = nullcontext) -> TorchActor | NumpyActor:
+    """The cheapest actor that a network allows. Arguments as `TorchActor`."""
+    if _fits_numpy(network, obs, generator):
+        return NumpyActor(network, obs, generator)
+    return TorchActor(network, obs, generator, precision)
 
 
 def _fits_numpy(network: Any, obs: Tree, generator: Generator) -> bool:
-    if type(network) is not ActorCritic or generator.device.type != "cpu" or not isinstance(network.memory, NoMemory):
+    if generator.device.type != "cpu" or not isinstance(network.memory, NoMemory) or not hasattr(network.distribution, "draw"):
         return False
-    if not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
+    if not isinstance(obs, np.ndarray) or obs.dtype != np.float32 or not (perceptron := network.perceptron()):
         return False
-    leaves: list[Any] = list(network.actor_encoder.leaves)
-    layers: list[Any] = list(network.actor)
+    encoder, layers = perceptron
+    leaves = list(encoder.leaves)
     return (
         len(leaves) == 1
         and isinstance(leaves[0], VectorEncoder)
         and leaves[0].dims == 1
-        and isinstance(network.distribution, Categorical | DiagonalGaussian)
-        and all(type(layer) in NUMPY_ACTIVATIONS for layer in layers[1::2])
-        and all(layer.weight.dtype == torch.float32 and layer.in_features <= NUMPY_MAX_WIDTH for layer in layers[::2])
+        and all(type(after) in NUMPY_ACTIVATIONS for after in layers[1::2])
+        and all(type(layer) is nn.Linear and layer.weight.dtype == torch.float32 for layer in layers[::2])
+        and all(layer.in_features <= NUMPY_MAX_WIDTH for layer in layers[::2])
     )
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_distribution
-from lightning_rl.errors import SettingError, check_choice, check_range
+from lightning_rl.errors import check_range
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import NoMemory
-from lightning_rl.networks.mlp import ACTIVATIONS, mlp, orthogonal
+from lightning_rl.networks.mlp import mlp, orthogonal
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Step, Tree
@@ -51,14 +51,7 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         check_observation_space(spaces.observation)
-        check_choice("activation", activation, ACTIVATIONS)
-        check_choice("normalize_obs", normalize_obs, ("off", "running", "frozen"))
-        check_range("encoder_features", encoder_features, 1, whole=True)
-        if not isinstance(net_arch, list | tuple):
-            raise SettingError(f"net_arch must be a list of widths such as [64, 64], got {net_arch!r}")
         check_range("log_std_init", log_std_init, -20, 20)
-        for width in net_arch:
-            check_range("net_arch", width, 1, whole=True)
         self.normalizer = make_normalizer(normalize_obs, spaces.observation)
         self.memory = NoMemory()
         self.actor_encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
@@ -68,6 +61,10 @@ class ActorCritic(nn.Module):
         last = net_arch[-1] if net_arch else features
         self.actor = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
         self.critic = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, streams), 1.0))
+
+    def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
+        """What turns normalized observations into the distribution's input; a subclass may compute something else."""
+        return (self.actor_encoder, self.actor) if type(self) is ActorCritic else None
 
     def _policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
         features, memory = self.memory(self.actor_encoder(self.normalizer(obs)), memory, episode_start)

@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lightning_rl.errors import SettingError, check_choice
+from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.mlp import orthogonal
 from lightning_rl.spaces import Leaf, observation_leaves
 from lightning_rl.types import Tree, tree_leaves
@@ -42,6 +42,7 @@ class TreeEncoder(nn.Module):
     def __init__(self, space: Space, encoder: str = "auto", features: int = 512) -> None:
         super().__init__()
         check_choice("encoder", encoder, ENCODERS)
+        check_range("encoder_features", features, 1, whole=True)
         self.leaves = nn.ModuleList([_leaf_encoder(leaf, encoder, features) for leaf in observation_leaves(space)])
         self.num_features = sum(int(leaf.num_features) for leaf in self.leaves)  # type: ignore[arg-type, misc]
 

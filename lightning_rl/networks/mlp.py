@@ -1,11 +1,15 @@
-"""Multi-layer perceptrons and their initialization."""
+"""Multi-layer perceptrons, their layers and initialization."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from torch import nn
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from lightning_rl.errors import SettingError, check_choice, check_range
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -17,17 +21,78 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def mlp(num_inputs: int, widths: Sequence[int], activation: str = "tanh") -> nn.Sequential:
-    """Linear layers of the given widths, each orthogonal with gain √2 and followed by the activation."""
-    layers: list[nn.Module] = []
-    for width in widths:
-        layers += [orthogonal(nn.Linear(num_inputs, width)), ACTIVATIONS[activation]()]
-        num_inputs = width
-    return nn.Sequential(*layers)
-
-
 def orthogonal(layer: nn.Linear, gain: float = math.sqrt(2)) -> nn.Linear:
     """Orthogonal weights with a gain, zero bias (Engstrom et al. 2020 measure what it is worth)."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
+    """A linear layer with orthogonal weights of gain √2."""
+    return orthogonal(nn.Linear(num_inputs, num_outputs))
+
+
+def mlp(
+    num_inputs: int, widths: Sequence[int], activation: str = "tanh", layer: Callable[[int, int], nn.Module] = orthogonal_linear
+) -> nn.Sequential:
+    """Layers of the given widths, each followed by the activation.
+
+    Raises:
+        SettingError: widths that are none, or an unknown activation.
+    """
+    check_choice("activation", activation, ACTIVATIONS)
+    if not isinstance(widths, list | tuple):
+        raise SettingError(f"net_arch must be a list of widths such as [64, 64], got {widths!r}")
+    layers: list[nn.Module] = []
+    for width in widths:
+        check_range("net_arch", width, 1, whole=True)
+        layers += [layer(num_inputs, width), ACTIVATIONS[activation]()]
+        num_inputs = width
+    return nn.Sequential(*layers)
+
+
+class EnsembleLinear(nn.Module):
+    """E linear layers side by side: `[E, B, in]`, or `[B, in]` shared by all, to `[E, B, out]`. Each is initialized as `nn.Linear`."""
+
+    def __init__(self, ensemble: int, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(num_inputs)
+        self.weight = nn.Parameter(torch.empty(ensemble, num_inputs, num_outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(ensemble, 1, num_outputs).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x.expand(len(self.weight), *x.shape[-2:]), self.weight)
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer whose weights carry learned noise while it trains (Fortunato et al. 2018, eqs. 8-11, factorised Gaussian noise).
+
+    w = μ + σ ⊙ f(ε_out) f(ε_in)ᵀ,  f(x) = sign(x) √|x|.  `resample` draws ε; in evaluation mode w = μ.
+    """
+
+    noise_in: Tensor
+    noise_out: Tensor
+
+    def __init__(self, num_inputs: int, num_outputs: int, sigma: float = 0.5) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(num_inputs)
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((num_outputs, num_inputs), sigma * bound))
+        self.bias_sigma = nn.Parameter(torch.full((num_outputs,), sigma * bound))
+        self.register_buffer("noise_in", torch.zeros(num_inputs))
+        self.register_buffer("noise_out", torch.zeros(num_outputs))
+
+    def resample(self, generator: Generator | None = None) -> None:
+        """Draw new noise."""
+        for noise in (self.noise_in, self.noise_out):
+            noise.normal_(generator=generator)
+            noise.copy_(noise.sign() * noise.abs().sqrt())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return functional.linear(x, self.weight, self.bias)
+        # (μ + σ ⊙ out inᵀ) x = μ x + out ⊙ σ (in ⊙ x)
+        noise = functional.linear(x * self.noise_in, self.weight_sigma) + self.bias_sigma
+        return functional.linear(x, self.weight, self.bias) + noise * self.noise_out

@@ -8,6 +8,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
+from lightning_rl.errors import check_choice
 from lightning_rl.spaces import observation_leaves
 from lightning_rl.types import Tree, flatten_time, tree_index, tree_leaves, tree_map
 
@@ -31,7 +32,7 @@ class RunningMeanStd(nn.Module):
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
         """Merge the rows of a batch `[B, *shape]`, and those of all other ranks."""
-        batch = batch.to(torch.float64) - self.mean  # centred, so that squares do not cancel
+        batch = batch.to(self.mean) - self.mean  # centred, so that squares do not cancel
         count = torch.tensor(float(len(batch)), dtype=torch.float64, device=batch.device)
         total, squares = batch.sum(0), batch.square().sum(0)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -113,6 +114,7 @@ class NoNormalizer(nn.Identity):
 
 def make_normalizer(normalize_obs: str, space: Space) -> ObservationNormalizer | NoNormalizer:
     """The normalizer for a setting: `off`, `running` or `frozen`."""
+    check_choice("normalize_obs", normalize_obs, ("off", "running", "frozen"))
     if normalize_obs == "off":
         return NoNormalizer()
     return FrozenNormalizer(space) if normalize_obs == "frozen" else ObservationNormalizer(space)

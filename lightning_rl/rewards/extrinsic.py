@@ -25,22 +25,32 @@ class Extrinsic(nn.Module):
 
     def __init__(self, gamma: float = 0.99, scale: float = 1.0, clip: float | None = None, normalize: bool = False) -> None:
         super().__init__()
-        self.gamma, self.scale = gamma, scale
-        self.clip = float("inf") if clip is None else clip
+        self.gamma, self.scale, self.clip = gamma, scale, clip
         self.returns = ReturnScale(gamma) if normalize else NoScale()
 
     @torch.no_grad()
-    def forward(self, rollout: Rollout) -> Tensor:
-        """Rewards `[T, N, 1]`."""
-        reward = rollout.reward.clamp(-self.clip, self.clip) * self.scale
-        return self.returns(reward, rollout)
+    def forward(self, reward: Tensor) -> Tensor:
+        """Rewards as the environment paid them, of any shape, as they are learned from."""
+        return self.returns(self._scaled(reward))
+
+    @torch.no_grad()
+    def gather(self, rollout: Rollout) -> None:
+        """Merge a rollout's rewards `[T, N, 1]`, each counted once, into the running statistics."""
+        self.returns.gather(self._scaled(rollout.reward.squeeze(-1)), rollout)
+
+    def _scaled(self, reward: Tensor) -> Tensor:
+        reward = reward if self.clip is None else reward.clamp(-self.clip, self.clip)
+        return reward if self.scale == 1 else reward * self.scale
 
 
 class NoScale(nn.Module):
     """Rewards as they are."""
 
-    def forward(self, reward: Tensor, rollout: Rollout) -> Tensor:
+    def forward(self, reward: Tensor) -> Tensor:
         return reward
+
+    def gather(self, reward: Tensor, rollout: Rollout) -> None:
+        """Nothing to merge."""
 
 
 class ReturnScale(nn.Module):
@@ -52,13 +62,15 @@ class ReturnScale(nn.Module):
         self.statistics = RunningMeanStd()
         self.running = torch.zeros(0)
 
-    def forward(self, reward: Tensor, rollout: Rollout) -> Tensor:
-        flat = reward.squeeze(-1)
-        if self.running.shape != flat[0].shape:  # the first rollout of a run
-            self.running = torch.zeros_like(flat[0])
-        carry = ~(rollout.terminated | rollout.truncated)
-        returns = discounted_sum(flat, self.gamma * carry, self.running)
-        self.running = returns[-1] * self.gamma * carry[-1]
-        self.statistics.update(returns[rollout.valid])
+    def forward(self, reward: Tensor) -> Tensor:
         scale = (self.statistics.var + self.epsilon).rsqrt().float()
         return (reward * scale).clamp(-self.clip, self.clip)
+
+    def gather(self, reward: Tensor, rollout: Rollout) -> None:
+        """Merge the discounted returns so far of rewards `[T, N]`."""
+        if self.running.shape != reward[0].shape:  # the first rollout of a run
+            self.running = torch.zeros_like(reward[0])
+        carry = ~(rollout.terminated | rollout.truncated)
+        returns = discounted_sum(reward, self.gamma * carry, self.running)
+        self.running = returns[-1] * self.gamma * carry[-1]
+        self.statistics.update(returns[rollout.valid])

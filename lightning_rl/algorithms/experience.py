@@ -1,0 +1,71 @@
+"""Which experience an algorithm learns from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator
+
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.memory import memory_in_words
+from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
+from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
+from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import make_vector_env
+from lightning_rl.envs.stepping import make_stepper
+from lightning_rl.errors import SettingError
+from lightning_rl.spaces import single_spaces
+from lightning_rl.types import tree_index, tree_to_numpy
+
+
+def rollouts(algorithm: Any, n_steps: int, log_probs: bool) -> RolloutDataset:
+    """Rollouts of `n_steps` steps from each environment."""
+    collector = make_collector(algorithm, n_steps, log_probs)
+    return RolloutDataset(collector, planned_iterations(algorithm, collector))
+
+
+def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> ReplayDataset:
+    """Experience kept in a buffer of this rank."""
+    ranks, spaces = algorithm.trainer.world_size, algorithm.spaces
+    distribution = algorithm.network.distribution
+    x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
+    action = tree_index(tree_to_numpy(distribution.random(x)), 0)
+    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks)
+    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
+    collector = make_collector(algorithm, steps, log_probs=False)
+    buffer = ReplayBuffer(
+        spaces.observation,
+        action,
+        settings.buffer_size,
+        collector.num_envs,
+        n_steps=settings.n_steps,
+        config=config,
+        seed=algorithm.seed,
+    )
+    buffer.extend(algorithm.demonstrations, distribution.from_env)
+    algorithm.say(notice)
+    signals = list(algorithm.reward_signals.values())
+    return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks)
+
+
+def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
+    """The environments of a run on this rank, `n_steps` steps of each an iteration, and the seeds of the rank's draws."""
+    if algorithm.env is None:
+        raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
+    entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.env_steps]  # a continued run draws on, it does not repeat
+    algorithm.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] // 2)
+    algorithm.generator = Generator().manual_seed(algorithm.seed)
+    stepper = make_stepper(make_vector_env(algorithm.env), algorithm.env if isinstance(algorithm.env, EnvConfig) else None)
+    if single_spaces(stepper.envs) != algorithm.spaces:
+        stepper.close()
+        raise SettingError(f"the environment's spaces are not those of the model, {algorithm.spaces}; load it with its own environment")
+    precision = algorithm.trainer.precision_plugin.forward_context
+    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, algorithm.seed, log_probs, precision)
+
+
+def planned_iterations(algorithm: Any, collector: Collector) -> int:
+    """The fewest that reach the run's environment steps, if all rows are experience."""
+    return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.trainer.world_size))

@@ -1,0 +1,51 @@
+"""What an algorithm logs, and when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Metric = Tensor | Callable[[], Tensor]
+
+
+class RunLog:
+    """Rows of metrics at x = env_steps, one every `interval` environment steps.
+
+    Lightning's `self.log` costs 0.2 ms a key and knows no environment steps, so rows go to the loggers and to `callback_metrics` directly.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.recorded: dict[str, list[Metric]] = {}
+
+    def start(self, env_steps: int) -> None:
+        """The clock of a run, at the environment steps it begins with."""
+        self.started = self.logged_at = time.monotonic()
+        self.logged_env_steps = env_steps
+
+    def record(self, **values: Metric) -> None:
+        """Keep metrics of this iteration; a function is called only if the iteration is logged."""
+        for name, value in values.items():
+            self.recorded.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+
+    def is_due(self, env_steps: int) -> bool:
+        """Whether a row is due."""
+        return env_steps - self.logged_env_steps >= self.interval
+
+    def write(self, trainer: Any, loggers: list[Any], env_steps: int, metrics: dict[str, float]) -> None:
+        """One row: the given metrics, those of time, and the means of what this iteration recorded, as `train/<name>`."""
+        now = time.monotonic()
+        row = {"env_steps": env_steps, **metrics}
+        row["time/fps"] = (env_steps - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
+        row["time/time_elapsed"] = now - self.started
+        row["time/iterations"] = trainer.global_step
+        for name, values in self.recorded.items():
+            row[f"train/{name}"] = float(torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean())
+        for logger in loggers:
+            logger.log_metrics(row, step=env_steps)
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+        self.logged_at, self.logged_env_steps = now, env_steps

@@ -1,0 +1,204 @@
+"""Soft Actor-Critic (Haarnoja et al. 2018, https://arxiv.org/abs/1801.01290 and, with a learned temperature, 1812.05905).
+
+Discrete actions after Christodoulou 2019 (https://arxiv.org/abs/1910.07207): expectations over all choices instead of draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
+from lightning_rl.data.replay import ReplayConfig, as_replay_config
+from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
+from lightning_rl.distributions import SoftActions, SoftSample
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.losses import soft_actor_critic as losses
+from lightning_rl.losses.policy_gradient import mean
+from lightning_rl.networks.actor import Actor
+from lightning_rl.networks.critic import Critic
+from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.temperature import Temperature
+from lightning_rl.types import Transition, Tree
+
+
+class SAC(Algorithm):
+    """Act, remember, and after every step improve critics Q, the policy π and the temperature α on a batch of memories.
+
+    Box, Discrete, MultiDiscrete, MultiBinary, and nested Dict or Tuple of them: continuous dimensions are drawn from a squashed Gaussian,
+    of the others every choice counts with its probability; each of the two kinds has its own temperature.
+
+    Args:
+        net_arch: widths of the hidden layers, [256, 256] unless given, of the policy and of each critic.
+        activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
+        max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
+        buffer_size: how many transitions are remembered.
+        batch_size: rows of a batch.
+        learning_starts: environment steps before the first update.
+        train_freq: environment steps, counted over all environments, between learning.
+        gradient_steps: updates each time; -1 makes as many as there were steps.
+        steps_per_iteration: environment steps of an iteration, between which acting and learning take turns.
+        n_steps: length of the returns' windows; shorter at the end of an episode.
+        warmup: actions before learning starts: `random` or from the `policy`.
+        replay: how memories are kept and drawn, see `ReplayConfig`.
+        tau: fraction by which the target critics move each time.
+        target_update_interval: updates between moves of the target critics.
+        n_critics: how many critics; the least of their values counts.
+        ent_coef: temperature α, a number, or `auto` (or `auto_0.1`, with a first value) to learn it.
+        target_entropy: what a learned temperature aims at: `auto`, a number, or {continuous: …, discrete: …}. For continuous actions it is
+            that of the environment's action, log (high − low) / 2 more for each dimension than the usual figure for [-1, 1].
+        target_entropy_multiplier: `auto` for continuous actions is this times minus their number of dimensions, taken in [-1, 1].
+        target_entropy_scale: `auto` for choices is this times log n, summed over the branches.
+        value_network: learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8).
+
+    Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef` and `train/entropy` (of each kind where there are two: `…_continuous`,
+    `…_discrete`), `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`, and of the memory
+    `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions newer than a drawn one).
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        *,
+        net_arch: list[int] | None = None,
+        activation: str = "relu",
+        max_grad_norm: float | None = None,
+        buffer_size: int = 1_000_000,
+        batch_size: int = 256,
+        learning_starts: int = 100,
+        train_freq: int = 1,
+        gradient_steps: int = 1,
+        steps_per_iteration: int = 100,
+        n_steps: int = 1,
+        warmup: Literal["random", "policy"] = "random",
+        replay: ReplayConfig = ReplayConfig(),
+        tau: float = 0.005,
+        target_update_interval: int = 1,
+        n_critics: int = 2,
+        ent_coef: float | str = "auto",
+        target_entropy: float | str | dict[str, float] = "auto",
+        target_entropy_multiplier: float = 1.0,
+        target_entropy_scale: float = 0.89,
+        value_network: bool = False,
+        **common: Any,
+    ) -> None:
+        net_arch = [256, 256] if net_arch is None else net_arch
+        super().__init__(env, net_arch=net_arch, activation=activation, max_grad_norm=max_grad_norm, **common)
+        check_range("n_critics", n_critics, 1, whole=True)
+        self.replay_config = as_replay_config(replay)
+        self.replay_settings = ReplaySettings(
+            buffer_size, batch_size, learning_starts, train_freq, gradient_steps, steps_per_iteration, n_steps, warmup
+        )
+        self.target_update = TargetNetworkUpdate(tau, target_update_interval)
+        self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **self.network_settings)
+        self.actions = SoftActions(self.network.distribution)
+        actions, choices = self.actions.num_actions, self.actions.num_choices
+        self.critic = Critic(self.spaces.observation, actions, choices, ensemble=n_critics, **self.critic_settings)
+        self.value = Critic(self.spaces.observation, 0, ensemble=1, **self.critic_settings) if value_network else None
+        self.target = make_target(self.value or self.critic)
+        self.target_networks = [(self.value or self.critic, self.target)]
+        self.temperature = Temperature(self.actions.kinds, ent_coef)
+        self.kind_names = [f"_{kind}" for kind in self.actions.kinds] if len(self.actions.kinds) > 1 else [""]
+        auto = self.actions.target_entropy(target_entropy_multiplier, target_entropy_scale)
+        self.register_buffer("target_entropy", torch.tensor(entropy_targets(target_entropy, auto)), persistent=False)
+
+    target_entropy: Tensor
+
+    def experience(self) -> ReplayDataset:
+        return self.replay(self.replay_settings, self.replay_config)
+
+    def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
+        critic_optimizer, actor_optimizer, *temperature_optimizers = self.raw_optimizers()
+        with self.fast_matmul():
+            for batch in batches:
+                obs = self.network.normalizer(batch.obs)
+                policy = self.policy(obs, batch.action_mask)
+                self.step(self.critic_loss(batch, obs, policy), critic_optimizer)
+                self.record(grad_norm=self.step(self.actor_loss(batch, obs, policy), actor_optimizer))
+                for optimizer in temperature_optimizers:
+                    self.step(self.temperature_loss(batch, policy), optimizer)
+                self.end_update()
+
+    def policy(self, obs: Tree, action_mask: Tree) -> SoftSample:
+        """π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
+        return self.actions.evaluate(self.network(obs), action_mask, self.noise)
+
+    def critic_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
+        """J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), beside J(V) if V has a network of its own."""
+        with torch.no_grad():
+            target = batch.reward + batch.discount * self.next_value(batch)
+        q = losses.chosen(self.critic(obs, self.actions.continuous(batch.action)), self.actions.choices(batch.action))
+        self.learned(batch, (q - target).detach().abs().mean((0, 2)))
+        loss = mean(losses.critic_loss(q, target), batch.weight)
+        self.record(critic_loss=loss, q_value=q.mean())
+        return self.finite("critic_loss", loss) if self.value is None else loss + self.value_loss(batch, obs, policy)
+
+    def next_value(self, batch: Transition) -> Tensor:
+        """V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""
+        next_obs = self.network.normalizer(batch.next_obs)
+        if self.value is not None:
+            return self.target(next_obs)[0, :, 0]
+        policy = self.policy(next_obs, batch.next_action_mask)
+        q = self.target(next_obs, policy.action).amin(0)
+        return losses.soft_value(self.expected(q, policy), policy.entropy, self.temperature())
+
+    def value_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
+        """J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5)."""
+        assert self.value is not None
+        with torch.no_grad():
+            q = self.expected(self.critic(obs, policy.action), policy).amin(0)
+            target = losses.soft_value(q, policy.entropy, self.temperature())
+        loss = mean(losses.critic_loss(self.value(obs)[:, :, 0], target), batch.weight)
+        self.record(value_loss=loss)
+        return self.finite("value_loss", loss)
+
+    def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
+        """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12); beside a value network Q is the first critic's."""
+        q = self.critic(obs, policy.action)
+        q = q.amin(0) if self.value is None else q[0]
+        loss = mean(losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature()), batch.weight)
+        for kind, entropy, alpha in zip(self.kind_names, policy.entropy.mean(0), self.temperature(), strict=True):
+            self.record(**{f"entropy{kind}": entropy, f"ent_coef{kind}": alpha})
+        self.record(actor_loss=loss)
+        return loss
+
+    def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
+        """J(α) = E[−α (log π(a|s) + H̄)] (1812.05905, eq. 18)."""
+        loss = mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, self.target_entropy), batch.weight)
+        self.record(ent_coef_loss=loss)
+        return loss
+
+    def expected(self, q: Tensor, policy: SoftSample) -> Tensor:
+        """E_π[Q], exact over the choices."""
+        return losses.expected(q, policy.probs, self.actions.num_branches)
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        return [*super().configure_callbacks(), *self.unless_given(self.target_update)]
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
+        networks = [critics, self.network, *([self.temperature] if self.temperature.learned else [])]
+        return [torch.optim.Adam([FlatParameters(network)], fused=True) for network in networks]
+
+
+def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:
+    """The entropy to aim at for each kind of action.
+
+    Raises:
+        SettingError: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.
+    """
+    if isinstance(setting, Mapping):
+        for kind in setting.keys() - auto.keys():
+            raise SettingError(f"target_entropy.{kind}: the actions are {' and '.join(auto)}")
+        return [float({**auto, **setting}[kind]) for kind in auto]
+    if setting == "auto":
+        return list(auto.values())
+    if isinstance(setting, str) or len(auto) > 1:
+        raise SettingError(f"target_entropy {setting!r} must be auto, or a number for each kind of action: {{{': …, '.join(auto)}: …}}")
+    return [float(setting)]

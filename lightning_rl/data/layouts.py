@@ -1,0 +1,128 @@
+"""How a replay buffer keeps what came next: beside each row, or as the observation of the row after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rl.data.table import RowTable, record_type
+from lightning_rl.types import Tree, tree_map
+
+
+class Row(NamedTuple):
+    """A transition as stored, but for what came next. `ended`: the episode, terminated or truncated, ends here."""
+
+    obs: Tree
+    action: Tree
+    reward: Any
+    terminated: Any
+    ended: Any
+
+
+class StoredNext:
+    """Each row keeps its next observation: one gather reads all of it.
+
+    Args:
+        template: one row.
+        lanes: N rings of rows.
+        length: transitions in each.
+        directory: where to keep them instead of in memory.
+    """
+
+    spare = 0
+    """Slots of a ring that hold no transition."""
+
+    def __init__(self, template: Row, lanes: int, length: int, directory: Path | None) -> None:
+        self.table = RowTable((template, template.obs), lanes * length, directory and directory / "transitions.bin")
+        self.row, self.next_obs = self.table.columns
+
+    @staticmethod
+    def bytes_per_row(template: Row) -> int:
+        """What a transition takes."""
+        return record_type((template, template.obs)).itemsize
+
+    def write(self, rows: np.ndarray, row: Row, next_obs: Tree) -> None:
+        """Write one row into each of some rings."""
+        tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.table.columns, (row, next_obs))
+
+    def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Tree]:
+        """Rows, and the observations that followed the last rows of their windows."""
+        row, next_obs = self.table.take(rows)
+        return row, next_obs if last is rows else self.table.take(last)[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything stored."""
+        return {"rows": self.table.records}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self.table.records[:] = state["rows"]
+
+
+class DerivedNext:
+    """An observation is stored once: what followed a row is the observation of the next, or lies in a side table where an episode ended.
+
+    Arguments as `StoredNext`. Each ring has a slot more than transitions, for what followed its newest one.
+    """
+
+    spare = 1
+
+    def __init__(self, template: Row, lanes: int, length: int, directory: Path | None) -> None:
+        self.slots = length + 1
+        self.observations = RowTable(template.obs, lanes * self.slots, directory and directory / "observations.bin")
+        self.table = RowTable(template._replace(obs=()), lanes * self.slots, directory and directory / "transitions.bin")
+        self.row = self.table.columns
+        self.final_of = np.full(lanes * self.slots, -1, dtype=np.int32)
+        self.finals = RowTable(template.obs, 64)
+        self.free = list(range(64))
+
+    @staticmethod
+    def bytes_per_row(template: Row) -> int:
+        """What a transition takes, without the last observations of episodes."""
+        return record_type(template.obs).itemsize + record_type(template._replace(obs=())).itemsize + 4
+
+    def successor(self, rows: np.ndarray) -> np.ndarray:
+        """The slots after rows in their rings."""
+        return np.where((rows + 1) % self.slots == 0, rows + 1 - self.slots, rows + 1)
+
+    def write(self, rows: np.ndarray, row: Row, next_obs: Tree) -> None:
+        """Write one row into each of some rings."""
+        after = self.successor(rows)
+        tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.row, row._replace(obs=()))
+        for place, obs in ((rows, row.obs), (after, next_obs)):
+            tree_map(lambda column, leaf, place=place: column.__setitem__(place, leaf), self.observations.columns, obs)
+        for place in np.concatenate([rows, after]):
+            if self.final_of[place] >= 0:
+                self.free.append(int(self.final_of[place]))
+                self.final_of[place] = -1
+        for i in np.flatnonzero(row.ended):
+            if not self.free:
+                self.free = list(range(len(self.finals.records), 2 * len(self.finals.records)))
+                self.finals.grow(len(self.free))
+            slot = self.free.pop()
+            tree_map(lambda column, leaf, slot=slot, i=i: column.__setitem__(slot, leaf[i]), self.finals.columns, next_obs)
+            self.final_of[rows[i]] = slot
+
+    def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Tree]:
+        """Rows, and the observations that followed the last rows of their windows."""
+        obs, next_obs = self.observations.take(rows), self.observations.take(self.successor(last))
+        final = self.final_of[last]
+        ended = np.flatnonzero(final >= 0)
+        if len(ended):
+            ends = self.finals.take(final[ended])
+            tree_map(lambda leaf, end: leaf.__setitem__(ended, end), next_obs, ends)
+        return self.table.take(rows)._replace(obs=obs), next_obs
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything stored."""
+        tables = {name: getattr(self, name).records for name in ("observations", "table", "finals")}
+        return {**tables, "final_of": self.final_of, "free": list(self.free)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self.finals.grow(len(state["finals"]) - len(self.finals.records))
+        for name in ("observations", "table", "finals"):
+            getattr(self, name).records[:] = state[name]
+        self.final_of[:], self.free = state["final_of"], list(state["free"])

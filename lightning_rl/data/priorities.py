@@ -1,0 +1,121 @@
+"""Which rows of a replay buffer to learn from: all alike, or by the size of their errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lightning_rl.errors import SettingError
+
+
+class SumTree:
+    """Numbers at `size` places, drawn in proportion to their values. Sums are float64, in a binary tree in one array, its root at 1."""
+
+    def __init__(self, size: int) -> None:
+        self.leaves = 1 << max(0, size - 1).bit_length()
+        self.depth = self.leaves.bit_length() - 1
+        self.tree = np.zeros(2 * self.leaves)
+
+    @property
+    def total(self) -> float:
+        """The sum of all numbers."""
+        return float(self.tree[1])
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
+        return self.tree[self.leaves + places]
+
+    def __setitem__(self, places: np.ndarray, values: Any) -> None:
+        node = self.leaves + np.asarray(places)
+        self.tree[node] = values
+        for _ in range(self.depth):
+            node = node >> 1
+            self.tree[node] = self.tree[2 * node] + self.tree[2 * node + 1]
+
+    def find(self, sums: np.ndarray) -> np.ndarray:
+        """For each sum s in [0, total): the place where the running sum of the numbers passes s. Never one that holds 0."""
+        node = np.ones(len(sums), dtype=np.int64)
+        for _ in range(self.depth):
+            node = 2 * node
+            left = self.tree[node]
+            right = (sums >= left) & (self.tree[node + 1] > 0)  # rounding may leave a sum beyond the last number
+            sums = np.where(right, sums - left, sums)
+            node += right
+        return node - self.leaves
+
+
+class Uniform:
+    """All rows alike, drawn with or without replacement."""
+
+    def __init__(self, rows: int, replace: bool) -> None:
+        self.replace = replace
+
+    def draw(self, buffer: Any, batch_size: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
+        """Rows, and their weights, which sum to 1."""
+        size = buffer.ready
+        if self.replace:
+            number = buffer.rng.integers(0, size, batch_size)
+        elif size < batch_size:
+            raise SettingError(f"{batch_size} rows without replacement of {size}: raise learning_starts or lower batch_size")
+        else:
+            number = buffer.rng.choice(size, batch_size, replace=False, shuffle=False)
+        return buffer.locate(number), np.full(batch_size, 1 / batch_size, dtype=np.float32)
+
+    def complete(self, rows: np.ndarray) -> None:
+        """Rows that may be drawn from now on: nothing to keep."""
+
+    def remove(self, rows: np.ndarray) -> None:
+        """Rows that may no longer be drawn: nothing to keep."""
+
+    def update(self, rows: np.ndarray, errors: Tensor) -> None:
+        """The errors of rows after learning from them: they do not matter."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to save."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class Prioritized:
+    """Proportional prioritized replay (Schaul et al. 2016, sect. 3.3): P(i) ∝ (|δ_i| + ε)^α, weights (N P(i))^−β over their largest.
+
+    New rows have the largest priority so far; β grows from its first value to 1 over the run.
+    """
+
+    def __init__(self, rows: int, alpha: float, beta: float, epsilon: float = 1e-6) -> None:
+        self.tree = SumTree(rows)
+        self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
+        self.largest = 1.0
+
+    def draw(self, buffer: Any, batch_size: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
+        """Rows, one from each of `batch_size` equal parts of the total, and their weights, at most 1 / batch_size."""
+        beta = self.beta + progress * (1 - self.beta)
+        sums = (np.arange(batch_size) + buffer.rng.random(batch_size)) / batch_size * self.tree.total
+        rows = self.tree.find(sums)
+        weight = (buffer.ready * self.tree[rows] / self.tree.total) ** -beta
+        return rows, (weight / weight.max() / batch_size).astype(np.float32)
+
+    def complete(self, rows: np.ndarray) -> None:
+        """Rows that may be drawn from now on."""
+        self.tree[rows] = self.largest
+
+    def remove(self, rows: np.ndarray) -> None:
+        """Rows that may no longer be drawn."""
+        self.tree[rows] = 0.0
+
+    def update(self, rows: np.ndarray, errors: Tensor) -> None:
+        """New priorities of rows, from their errors |δ|."""
+        priority = (errors.cpu().numpy() + self.epsilon) ** self.alpha
+        self.tree[rows] = priority
+        self.largest = max(self.largest, float(priority.max()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All priorities."""
+        return {"tree": self.tree.tree, "largest": self.largest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self.tree.tree[:], self.largest = state["tree"], state["largest"]

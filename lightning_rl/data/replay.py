@@ -1,0 +1,244 @@
+"""What was experienced, kept to learn from again (Lin 1992; Mnih et al. 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from lightning_rl.data.layouts import DerivedNext, Row, StoredNext
+from lightning_rl.data.priorities import Prioritized, Uniform
+from lightning_rl.envs.stepping import EnvStep
+from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.spaces import allocate
+from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """How a replay buffer keeps its rows and draws them.
+
+    Args:
+        prioritized: draw rows in proportion to their errors instead of all alike.
+        alpha: exponent of the priorities; 0 is uniform.
+        beta: first exponent of the importance weights; it grows to 1 over the run.
+        replace: whether a row may be drawn twice for one batch.
+        optimize_memory_usage: store each observation once instead of beside the row before it too.
+        directory: keep the rows in files there instead of in memory.
+    """
+
+    prioritized: bool = False
+    alpha: float = 0.6
+    beta: float = 0.4
+    replace: bool = True
+    optimize_memory_usage: bool = False
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        check_range("replay.alpha", self.alpha, 0, 1)
+        check_range("replay.beta", self.beta, 0, 1)
+
+    @property
+    def layout(self) -> type[StoredNext] | type[DerivedNext]:
+        """How rows are kept."""
+        return DerivedNext if self.optimize_memory_usage else StoredNext
+
+
+def as_replay_config(setting: ReplayConfig | Mapping[str, Any]) -> ReplayConfig:
+    """Settings from Python may be a mapping.
+
+    Raises:
+        SettingError: an unknown name.
+    """
+    if isinstance(setting, ReplayConfig):
+        return setting
+    names = {field.name for field in fields(ReplayConfig)}
+    for name in setting.keys() - names:
+        raise SettingError(f"replay.{name} is not a setting of the replay buffer{nearest(name, names)}")
+    return ReplayConfig(**setting)
+
+
+class Window(NamedTuple):
+    """B rows and what followed them, as arrays.
+
+    reward: `[B, n]`, 0 behind the end of an episode.  steps: `[B]`, the number k of steps that next_obs lies ahead, 0 if terminated.
+    weight: `[B]`.  index: `[B]`, the rows.
+    """
+
+    obs: Tree
+    action: Tree
+    reward: np.ndarray
+    steps: np.ndarray
+    next_obs: Tree
+    weight: np.ndarray
+    index: np.ndarray
+
+
+class ReplayBuffer:
+    """The newest transitions of N environments, those of each in a ring of its own.
+
+    A row is the start of a window of up to `n_steps` steps that an episode's end cuts short; it can be drawn once its window is complete.
+
+    Args:
+        space: observation space.
+        action: an action of one environment as sampled, a tree of arrays.
+        capacity: transitions of all environments, rounded down to a multiple of N.
+        num_envs: N.
+        n_steps: n, the longest window.
+        config: how to keep rows and draw them.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        action: Tree,
+        capacity: int,
+        num_envs: int = 1,
+        *,
+        n_steps: int = 1,
+        config: ReplayConfig = ReplayConfig(),
+        seed: int = 0,
+    ) -> None:
+        length = capacity // num_envs
+        check_range("buffer_size", capacity, num_envs * (n_steps + 1), whole=True)
+        self.template = row_template(space, action)
+        directory = None if config.directory is None else Path(config.directory)
+        self.layout = config.layout(self.template, num_envs, length, directory)
+        self.length, self.slots, self.n_steps = length, length + self.layout.spare, n_steps
+        rows = num_envs * self.slots
+        self.sampler = Prioritized(rows, config.alpha, config.beta) if config.prioritized else Uniform(rows, config.replace)
+        self.rng = np.random.default_rng(seed)
+        self.first = np.arange(num_envs) * self.slots
+        self.head = np.zeros(num_envs, dtype=np.int64)
+        """The slot of each ring that is written next."""
+        self.count = np.zeros(num_envs, dtype=np.int64)
+        self.open = np.zeros(num_envs, dtype=np.int64)
+        """How many of each ring's newest rows have no complete window."""
+        self.added = self.drawn = 0
+
+    def __len__(self) -> int:
+        return int(self.count.sum())
+
+    @property
+    def ready(self) -> int:
+        """How many rows can be drawn."""
+        return int((self.count - self.open).sum())
+
+    def add(self, obs: Tree, action: Tree, step: EnvStep) -> None:
+        """Keep one step of all environments, without rows that are no experience."""
+        next_obs = step.obs
+        if len(step.ended):
+            next_obs = tree_map(np.array, next_obs)
+            tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), next_obs, step.final_obs)
+        row = Row(obs, action, step.reward, step.terminated, step.terminated | step.truncated)
+        envs = np.arange(len(self.head))
+        if not step.valid.all():
+            envs = np.flatnonzero(step.valid)
+            row, next_obs = tree_index((row, next_obs), envs)
+        self.write(envs, row, next_obs)
+
+    def write(self, envs: np.ndarray, row: Row, next_obs: Tree) -> None:
+        """Keep one transition in each of some rings."""
+        rows = self.first[envs] + self.head[envs]
+        self.layout.write(rows, row, next_obs)
+        self.sampler.remove(self.first[envs] + (self.head[envs] + self.layout.spare) % self.slots)
+        self.head[envs] = (self.head[envs] + 1) % self.slots
+        self.count[envs] = np.minimum(self.count[envs] + 1, self.length)
+        self.added += len(envs)
+        if self.n_steps == 1:
+            self.sampler.complete(rows)
+            return
+        newest, was_open = self.head[envs] - 1, self.open[envs]
+        for env, slot, waiting, ended in zip(envs, newest, was_open, row.ended, strict=True):
+            first = 0 if ended else self.n_steps - 1
+            self.sampler.complete(self.first[env] + np.arange(slot - waiting, slot - first + 1) % self.slots)
+        self.open[envs] = np.where(row.ended, 0, np.minimum(was_open + 1, self.n_steps - 1))
+
+    def extend(self, transitions: Iterable[Mapping[str, Any]], from_env: Callable[[Tree], Tree]) -> None:
+        """Keep demonstrations: mappings with obs, action, reward, next_obs, terminated, truncated, in the order of their episodes.
+
+        Each episode goes to the ring with the fewest rows; one that is cut off by the list's end or by another beginning is truncated there.
+
+        Args:
+            transitions: of one environment, actions in its own form.
+            from_env: from the environment's actions `[1, ...]` to those that are stored.
+        """
+        rows = list(transitions)
+        env = int(self.count.argmin())
+        for t, following in zip_longest(rows, rows[1:]):
+            goes_on = following is not None and _equal(t["next_obs"], following["obs"])
+            ended = bool(t["terminated"] or t["truncated"] or not goes_on)
+            obs, next_obs, action = tree_map(lambda leaf: np.asarray(leaf)[None], (t["obs"], t["next_obs"], t["action"]))
+            flags = np.array([bool(t["terminated"])]), np.array([ended])
+            self.write(np.array([env]), Row(obs, from_env(action), np.array([t["reward"]]), *flags), next_obs)
+            if ended:
+                env = int(self.count.argmin())
+
+    def sample(self, batch_size: int, progress: float = 0.0) -> Window:
+        """Draw rows; `progress` of the run anneals the importance weights."""
+        rows, weight = self.sampler.draw(self, batch_size, progress)
+        self.drawn += batch_size
+        if self.n_steps == 1:
+            row, next_obs = self.layout.read(rows, rows)
+            reward, steps = row.reward[:, None], np.where(row.terminated, 0, 1)
+        else:
+            row, next_obs, reward, steps = self._windows(rows)
+        return Window(row.obs, row.action, reward, steps, next_obs, weight, rows)
+
+    def _windows(self, rows: np.ndarray) -> tuple[Row, Tree, np.ndarray, np.ndarray]:
+        """Up to n steps from each row, to the end of its episode."""
+        slot = rows % self.slots
+        window = (rows - slot)[:, None] + (slot[:, None] + np.arange(self.n_steps)) % self.slots
+        ended = self.layout.row.ended[window]
+        steps = np.where(ended.any(1), ended.argmax(1) + 1, self.n_steps)
+        last = window[np.arange(len(rows)), steps - 1]
+        reward = self.layout.row.reward[window] * (np.arange(self.n_steps) < steps[:, None])
+        row, next_obs = self.layout.read(rows, last)
+        return row, next_obs, reward.astype(np.float32), np.where(self.layout.row.terminated[last], 0, steps)
+
+    def locate(self, number: np.ndarray) -> np.ndarray:
+        """The rows of numbers 0 … ready − 1, which count the rows that can be drawn, oldest first, environment by environment."""
+        if len(self.head) == 1 and self.count[0] < self.length:  # nothing is overwritten yet
+            return number
+        ready = self.count - self.open
+        ends = ready.cumsum()
+        env = ends.searchsorted(number, side="right")
+        place = number - (ends - ready)[env]
+        return self.first[env] + (self.head[env] - self.count[env] + place) % self.slots
+
+    def age(self, rows: np.ndarray) -> np.ndarray:
+        """How many transitions of its own environment are newer than each row."""
+        return (self.head[rows // self.slots] - 1 - rows) % self.slots
+
+    def statistics(self) -> dict[str, float]:
+        """The number of rows, and how often a row that was added has been drawn, on average."""
+        return {"replay/size": float(len(self)), "replay/mean_picks": self.drawn / max(1, self.added)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as arrays and numbers."""
+        own = {name: getattr(self, name) for name in ("head", "count", "open", "added", "drawn")}
+        return {**own, "rng": self.rng.bit_generator.state, "layout": self.layout.state_dict(), "sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse, for a buffer made with the same arguments."""
+        for name in ("head", "count", "open"):
+            getattr(self, name)[:] = state[name]
+        self.added, self.drawn, self.rng.bit_generator.state = state["added"], state["drawn"], state["rng"]
+        self.layout.load_state_dict(state["layout"])
+        self.sampler.load_state_dict(state["sampler"])
+
+
+def row_template(space: Space, action: Tree) -> Row:
+    """One row, as arrays of the right shapes and types."""
+    flag = np.zeros((), dtype=bool)
+    return Row(allocate(space), tree_map(np.asarray, action), np.zeros((), dtype=np.float32), flag, flag)
+
+
+def _equal(a: Tree, b: Tree) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))

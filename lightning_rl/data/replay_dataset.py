@@ -1,0 +1,137 @@
+"""Off-policy experience for Lightning: one item is one iteration of acting and learning in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.dataset import ExperienceDataset
+from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.errors import check_choice, check_range
+from lightning_rl.networks.acting import RandomActor
+from lightning_rl.types import Transition, tree_to_numpy, tree_to_torch
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """When to act and when to learn; see the algorithms that have these settings."""
+
+    buffer_size: int
+    batch_size: int
+    learning_starts: int
+    train_freq: int
+    gradient_steps: int
+    steps_per_iteration: int
+    n_steps: int
+    warmup: str
+
+    def __post_init__(self) -> None:
+        for name in ("buffer_size", "batch_size", "train_freq", "steps_per_iteration", "n_steps"):
+            check_range(name, getattr(self, name), 1, whole=True)
+        check_range("learning_starts", self.learning_starts, 0, whole=True)
+        check_range("gradient_steps", self.gradient_steps, -1, whole=True)
+        check_choice("warmup", self.warmup, ("random", "policy"))
+
+
+class ReplayDataset(ExperienceDataset):
+    """Endless iterations; each is an iterator over batches that steps the environments on its way.
+
+    After every `train_freq` environment steps, counted over all environments, come `gradient_steps` batches (-1: as many as steps), from
+    the moment that `learning_starts` steps were made. Learning is never made up for: a run that is continued with an empty buffer fills it
+    again with `learning_starts` steps of its policy.
+
+    Args:
+        collector: of this rank, with the steps of one iteration.
+        buffer: where its experience is kept.
+        signals: the reward signals, S in number.
+        settings: when to act and when to learn.
+        device: where batches go.
+        iterations: the planned number of iterations.
+        ranks: how many ranks share the environment steps.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        buffer: ReplayBuffer,
+        signals: Sequence[Any],
+        settings: ReplaySettings,
+        device: torch.device,
+        iterations: int,
+        ranks: int,
+    ) -> None:
+        super().__init__(collector, iterations)
+        self.buffer, self.signals, self.device = buffer, signals, device
+        self.settings, self.ranks = settings, ranks
+        powers = np.arange(settings.n_steps)[:, None]
+        gamma = np.array([signal.gamma for signal in signals])
+        self.powers: list[Tensor] = list(torch.tensor(gamma**powers, dtype=torch.float32, device=device).split(1, 1))
+        self.discounts = np.concatenate([np.zeros((1, len(gamma))), gamma ** (powers + 1)]).astype(np.float32)
+        self.progress, self.steps = 0.0, 0.0
+        self.learning_starts: float | None = None
+        self.index = np.zeros(0, dtype=np.int64)
+
+    def __iter__(self) -> Iterator[Iterator[Transition]]:
+        while True:
+            yield self._iteration()
+
+    def begin_iteration(self, env_steps: int, progress: float) -> None:
+        """Before an iteration: how far the run is, all ranks together."""
+        self.steps, self.progress = env_steps / self.ranks, progress
+        if self.learning_starts is None:
+            start = self.settings.learning_starts / self.ranks
+            self.random_until = start if self.settings.warmup == "random" else 0.0
+            self.learning_starts = start if len(self.buffer) or not env_steps else self.steps + start
+            self.phases = max(0, self._phases())
+
+    def end_iteration(self) -> None:
+        """After an iteration: the signals see what the environments paid."""
+        rollout = self.collector.rollout()
+        for signal in self.signals:
+            signal.gather(rollout)
+
+    def _phases(self) -> int:
+        """How many times `train_freq` steps were made since learning could start; equal on all ranks."""
+        assert self.learning_starts is not None
+        return int((self.steps - self.learning_starts) // self.settings.train_freq)
+
+    def _iteration(self) -> Iterator[Transition]:
+        collector, settings = self.collector, self.settings
+        policy = collector.begin()
+        random = RandomActor(collector.network, collector.num_envs, collector.generator)
+        updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
+        for t in range(collector.n_steps):
+            actor = random if self.steps < self.random_until else policy
+            step, _ = collector.step(t, actor)
+            self.buffer.add(collector.obs_row(t), tree_to_numpy(actor.taken[-1]), step)
+            self.steps += collector.num_envs
+            due = self._phases() - self.phases
+            if due > 0:
+                self.phases += due
+                for _ in range(due * updates):
+                    yield self.sample()
+        collector.end()
+
+    def sample(self) -> Transition:
+        """A batch of transitions, with what the reward signals make of them now."""
+        window = self.buffer.sample(self.settings.batch_size, self.progress)
+        self.index = window.index
+        arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
+        obs, action, reward, discount, next_obs, weight = tree_to_torch(arrays, self.device)
+        streams = [signal(reward) @ power for signal, power in zip(self.signals, self.powers, strict=True)]
+        reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
+        return Transition(obs, action, reward, discount, next_obs, weight, window.index)
+
+    def learned(self, index: np.ndarray, errors: Tensor) -> None:
+        """The errors |δ| `[B]` of rows after learning from them, for buffers that draw by them."""
+        self.buffer.sampler.update(index, errors)
+
+    def metrics(self) -> dict[str, float]:
+        """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row)."""
+        return {**self.buffer.statistics(), **({"replay/age_mean": float(self.buffer.age(self.index).mean())} if len(self.index) else {})}

@@ -1,0 +1,50 @@
+"""Rows of trees in one array of records: a row is read and written in one piece, whatever its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rl.types import Tree, tree_leaves, tree_map
+
+
+def record_type(template: Tree) -> np.dtype:
+    """One row of a table: the leaves of a tree side by side."""
+    return np.dtype([(str(i), leaf.dtype, leaf.shape) for i, leaf in enumerate(tree_leaves(template))], align=True)
+
+
+class RowTable:
+    """`rows` rows that look like `template`, in memory or in a file.
+
+    Gathering at random places costs a cache miss for each array; the leaves of one record lie side by side.
+
+    Args:
+        template: a tree of arrays, one row.
+        rows: how many.
+        file: where to keep them instead of in memory; it is written anew.
+    """
+
+    def __init__(self, template: Tree, rows: int, file: Path | None = None) -> None:
+        names = iter(range(sum(1 for _ in tree_leaves(template))))
+        self._names = tree_map(lambda leaf: str(next(names)), template)
+        if file is None:
+            self.records: Any = np.zeros(rows, record_type(template))
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.records = np.asarray(np.memmap(file, record_type(template), mode="w+", shape=(rows,)))
+        self.columns = self._fields(self.records)
+        """The leaves `[rows, ...]`, as views to read and write."""
+
+    def _fields(self, records: np.ndarray) -> Tree:
+        return tree_map(lambda name: records[name], self._names)
+
+    def take(self, rows: np.ndarray) -> Tree:
+        """Copies of rows `[*rows.shape, ...]`."""
+        return self._fields(self.records.take(rows))
+
+    def grow(self, rows: int) -> None:
+        """Add room."""
+        self.records = np.concatenate([self.records, np.zeros(rows, self.records.dtype)])
+        self.columns = self._fields(self.records)

@@ -1,0 +1,29 @@
+"""One distribution per action space.
+
+A distribution is a module conditioned on `x [..., num_inputs]`, the output of the policy's last layer. It owns what does not depend on
+the observation (a Gaussian's standard deviation). Log-probabilities and entropies come `[..., D]`, a part for each action dimension or
+branch; the joint ones are their sums. Actions are kept as sampled; `to_env` turns them into what the environment expects.
+"""
+
+from lightning_rl.distributions.discrete import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
+from lightning_rl.distributions.distribution import Distribution
+from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian
+from lightning_rl.distributions.joint import Joint, make_distribution, make_epsilon_greedy
+from lightning_rl.distributions.soft import SoftActions, SoftSample
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "DiagonalGaussian",
+    "Distribution",
+    "EpsilonGreedy",
+    "Joint",
+    "MultiCategorical",
+    "NoisyAction",
+    "SoftActions",
+    "SoftSample",
+    "SquashedGaussian",
+    "TanhGaussian",
+    "make_distribution",
+    "make_epsilon_greedy",
+]

@@ -1,0 +1,59 @@
+"""What every distribution offers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lightning_rl.types import Tree
+
+
+class Distribution(nn.Module):
+    """The common shape.  `num_inputs`: width of x; `num_parts`: D."""
+
+    num_inputs: int
+    num_parts: int
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
+        """Draw an action for each row."""
+        raise NotImplementedError
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tree:
+        """The most likely action of each row."""
+        raise NotImplementedError
+
+    def evaluate(self, x: Tensor, action: Tree, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        """Log-probability of an action and entropy, `[..., D]` each."""
+        raise NotImplementedError
+
+    def to_env(self, action: Tree) -> Tree:
+        """The environment's form of sampled actions; numpy in, numpy out."""
+        raise NotImplementedError
+
+    def from_env(self, action: Tree) -> Tree:
+        """The inverse of `to_env`, for demonstrations; numpy in, numpy out."""
+        raise NotImplementedError
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
+        """An action for each row of x that knows nothing of x: uniform where the space has bounds."""
+        return self.sample(torch.zeros_like(x), mask, generator)
+
+    def flat(self, tree: Tree) -> list[Tree]:
+        """The actions or masks of the elementary distributions in here, in the order of `leaves`."""
+        return [tree]
+
+    def leaves(self) -> list[Any]:
+        """The elementary distributions in here."""
+        return [self]
+
+
+def masked(logits: Tensor, mask: Tree) -> Tensor:
+    """Rule out the places where the mask is False; an empty mask `()` allows all."""
+    return logits if isinstance(mask, tuple) else logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+
+
+def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
+    """Gumbel noise, −log of exponential noise: the argmax of logits + noise is a sample of their softmax."""
+    return torch.empty_like(logits).exponential_(generator=generator).log_().neg_()

@@ -1,0 +1,212 @@
+"""Gaussians over Box actions, clipped or squashed to the bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from lightning_rl.distributions.distribution import Distribution
+from lightning_rl.errors import SettingError
+from lightning_rl.spaces import short
+from lightning_rl.types import Tree
+
+
+class DiagonalGaussian(Distribution):
+    """Box, one Gaussian per dimension with a free log σ; the environment gets the sample clipped to the bounds, D = dimensions."""
+
+    def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
+        super().__init__()
+        self.shape, self.low_bound, self.high_bound = space.shape, space.low, space.high
+        self.num_inputs = self.num_parts = math.prod(space.shape)
+        self.log_std = nn.Parameter(torch.full((self.num_inputs,), float(log_std_init)))
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.draw(x, self.noise(x, generator))
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Noise of the shape of x with the policy's σ."""
+        return self.log_std.exp() * torch.empty_like(x).normal_(generator=generator)
+
+    def draw(self, x: Any, noise: Any) -> Any:
+        """The action for means and noise, arrays or tensors alike."""
+        return x + noise
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        return x
+
+    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        log_std = self.log_std.to(x.dtype)
+        z = (action - x) * (-log_std).exp()
+        log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
+        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        return np.clip(action.reshape(-1, *self.shape), self.low_bound, self.high_bound)
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        return action.reshape(len(action), -1)
+
+
+class TanhGaussian(DiagonalGaussian):
+    """Box, squashed: a = low + (tanh u + 1) / 2 · (high − low) with u Gaussian. The action kept is u, its density is that of a.
+
+    log π(a) = log N(u) − log (high − low) / 2 − 2 (log 2 − u − softplus(−2u)) per dimension (Haarnoja et al. 2018, app. C).
+    """
+
+    nodes: Tensor
+    node_weights: Tensor
+
+    def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
+        super().__init__(space, log_std_init)
+        self.bounds = Bounds(space, "action_dist tanh_normal")
+        nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+        self.register_buffer("nodes", torch.as_tensor(nodes, dtype=torch.float32), persistent=False)
+        self.register_buffer("node_weights", torch.as_tensor(weights / weights.sum(), dtype=torch.float32), persistent=False)
+
+    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        log_prob, entropy = super().evaluate(x, action)
+        # H(a) = H(u) + E[log |da/du|]; the expectation by Gauss-Hermite quadrature
+        u = x.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.nodes
+        stretch = log_tanh_derivative(u) @ self.node_weights.to(x.dtype)
+        return log_prob - log_tanh_derivative(action) - self.bounds.log_half_range, entropy + stretch + self.bounds.log_half_range
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        return self.bounds.scale(np.tanh(action))
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        return np.arctanh(np.clip(self.bounds.unscale(action), -INSIDE, INSIDE))
+
+
+class SquashedGaussian(Distribution):
+    """Box, squashed as `TanhGaussian`, with mean and log σ both from x, and tanh u kept as the action: what critics judge.
+
+    The density is that of the environment's action (Haarnoja et al. 2018, app. C). log σ is cut to [-20, 2].
+    """
+
+    def __init__(self, space: Box) -> None:
+        super().__init__()
+        self.bounds = Bounds(space, "SAC")
+        self.num_parts = math.prod(space.shape)
+        self.num_inputs = 2 * self.num_parts
+
+    def rsample(self, x: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        """A reparameterized action in [-1, 1] and its log-probability, `[..., D]` each."""
+        mean, log_std = x.chunk(2, -1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        u = mean + log_std.exp() * noise
+        return u.tanh(), self._log_prob(noise, log_std, u)
+
+    def _log_prob(self, noise: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
+        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        return log_normal - log_tanh_derivative(u) - self.bounds.log_half_range
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.rsample(x, generator)[0]
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Standard normal noise `[..., D]`."""
+        return x.new_empty(*x.shape[:-1], self.num_parts).normal_(generator=generator)
+
+    def draw(self, x: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """The action for x and noise, as arrays."""
+        mean, log_std = x[..., : self.num_parts], x[..., self.num_parts :]
+        return np.tanh(mean + np.exp(log_std.clip(*LOG_STD_RANGE)) * noise)
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return x.new_empty(*x.shape[:-1], self.num_parts).uniform_(-1, 1, generator=generator)
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        return x.chunk(2, -1)[0].tanh()
+
+    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        """Log-probability of an action in [-1, 1], taken 1e-6 inside its bounds, and of a new one, as a sample of minus the entropy."""
+        mean, log_std = x.chunk(2, -1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+        u = action.clamp(-INSIDE, INSIDE).atanh()
+        return self._log_prob((u - mean) * (-log_std).exp(), log_std, u), -self.rsample(x)[1]
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        return self.bounds.scale(action)
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        return self.bounds.unscale(action)
+
+
+class NoisyAction(Distribution):
+    """Box, x itself in [-1, 1], with Gaussian noise of deviation `sigma` to explore. Its mode is x."""
+
+    sigma = 0.0
+
+    def __init__(self, space: Box) -> None:
+        super().__init__()
+        self.bounds = Bounds(space, "TD3")
+        self.num_inputs = self.num_parts = math.prod(space.shape)
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.draw(x, self.noise(x, generator))
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Gaussian noise of the shape of x."""
+        return torch.empty_like(x).normal_(generator=generator) * self.sigma
+
+    def draw(self, x: Any, noise: Any) -> Any:
+        """The action for x and noise, arrays or tensors alike."""
+        return (x + noise).clip(-1, 1)
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return torch.empty_like(x).uniform_(-1, 1, generator=generator)
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        return x
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        return self.bounds.scale(action)
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        return self.bounds.unscale(action)
+
+
+class Bounds(nn.Module):
+    """Between [-1, 1] and the bounds of a Box.
+
+    Raises:
+        SettingError: a Box without bounds; `needed_by` says who needs them.
+    """
+
+    log_half_range: Tensor
+
+    def __init__(self, space: Box, needed_by: str) -> None:
+        super().__init__()
+        if not space.is_bounded():
+            instead = "clipped_normal" if needed_by.startswith("action_dist") else "PPO"
+            raise SettingError(f"{needed_by} needs a bounded Box, got {short(space)}; use {instead}")
+        self.shape, self.low, self.high = space.shape, space.low, space.high
+        half_range = torch.as_tensor((space.high - space.low) / 2, dtype=torch.float32).flatten()
+        self.register_buffer("log_half_range", half_range.log(), persistent=False)
+
+    def scale(self, unit: np.ndarray) -> np.ndarray:
+        """Actions `[N, D]` in [-1, 1] as the environment's `[N, *shape]`."""
+        unit = (unit.reshape(-1, *self.shape) + 1) / 2
+        return np.clip(self.low + unit * (self.high - self.low), self.low, self.high)  # bounds round
+
+    def unscale(self, action: np.ndarray) -> np.ndarray:
+        """The inverse of `scale`."""
+        unit = 2 * (action - self.low) / (self.high - self.low) - 1
+        return unit.reshape(len(action), -1).astype(np.float32)
+
+
+LOG_STD_RANGE = (-20.0, 2.0)
+INSIDE = 1 - 1e-6
+"""The largest tanh that is taken back."""
+
+
+def log_tanh_derivative(u: Tensor) -> Tensor:
+    """log (1 − tanh² u), stable for all u."""
+    return 2 * (math.log(2) - u - functional.softplus(-2 * u))

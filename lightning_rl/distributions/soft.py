@@ -1,0 +1,91 @@
+"""What soft actor-critic asks of a policy, for any action space."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lightning_rl.distributions.distribution import Distribution
+from lightning_rl.distributions.gaussian import SquashedGaussian
+from lightning_rl.types import Tree
+
+
+class SoftSample(NamedTuple):
+    """A policy at B observations.
+
+    action: `[B, A]`, a reparameterized draw of all continuous dimensions in [-1, 1]; None where there are none.
+    probs: `[B, M]`, the probabilities of all choices, branch after branch.
+    entropy: `[B, K]`, for each kind of action: −log π of the continuous draw, the exact entropy of the choices.
+    """
+
+    action: Tensor | None
+    probs: Tensor
+    entropy: Tensor
+
+
+class SoftActions(nn.Module):
+    """A distribution's continuous dimensions, drawn, beside its discrete branches, all choices at once.
+
+    A critic takes the A continuous dimensions as input and answers with M values, one for each choice of each branch; Q of an action is the
+    mean over branches of the chosen values. A space without choices has one branch with one choice. This is exact for one branch; for
+    several it is the additive approximation of ML-Agents, which spares the product of all branches.
+    """
+
+    start: Tensor
+
+    def __init__(self, distribution: Distribution) -> None:
+        super().__init__()
+        self.distribution = distribution
+        leaves = distribution.leaves()
+        self.inputs = [leaf.num_inputs for leaf in leaves]
+        self.boxes = [isinstance(leaf, SquashedGaussian) for leaf in leaves]
+        self.sizes = [size for leaf, box in zip(leaves, self.boxes, strict=True) if not box for size in leaf.sizes]
+        self.num_actions = sum(leaf.num_parts for leaf, box in zip(leaves, self.boxes, strict=True) if box)
+        self.num_branches, self.num_choices = max(1, len(self.sizes)), max(1, sum(self.sizes))
+        self.kinds = ["continuous"] * any(self.boxes) + ["discrete"] * bool(self.sizes)
+        self.register_buffer("start", torch.tensor([0, *self.sizes[:-1]]).cumsum(0), persistent=False)
+
+    def evaluate(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> SoftSample:
+        """The policy at `x [B, num_inputs]`."""
+        draws, log_probs = [], []
+        leaves, masks = self.distribution.leaves(), self.distribution.flat(mask)
+        for leaf, box, part, legal in zip(leaves, self.boxes, x.split(self.inputs, -1), masks, strict=True):
+            if box:
+                draws.append(leaf.rsample(part, generator))
+            else:
+                log_probs.append(leaf.log_probs(part, legal).clamp(min=LEAST_LOG_PROB))
+        action, entropy, probs = None, [], torch.ones_like(x[:, :1])
+        if draws:
+            actions, log_prob = (torch.cat(parts, -1) for parts in zip(*draws, strict=True))
+            action, entropy = actions, [-log_prob.sum(-1)]
+        if log_probs:
+            log_p = torch.cat(log_probs, -1)
+            probs = log_p.exp()
+            entropy.append(-(probs * log_p).sum(-1))
+        return SoftSample(action, probs, torch.stack(entropy, -1))
+
+    def continuous(self, action: Tree) -> Tensor | None:
+        """The continuous dimensions `[B, A]` of stored actions; None where there are none."""
+        parts = zip(self.boxes, self.distribution.flat(action), strict=True)
+        actions = [part for box, part in parts if box]
+        return torch.cat(actions, -1) if actions else None
+
+    def choices(self, action: Tree) -> Tensor:
+        """The places of stored actions' choices among the M, `[B, branches]`."""
+        parts = list(zip(self.distribution.leaves(), self.boxes, self.distribution.flat(action), strict=True))
+        choices = [leaf.choices(part) for leaf, box, part in parts if not box]
+        return torch.cat(choices, -1) + self.start if choices else self.start.expand(len(parts[0][2]), 1)
+
+    def target_entropy(self, multiplier: float, scale: float) -> dict[str, float]:
+        """For each kind: multiplier · −dim(A) on the scale of [-1, 1] (Haarnoja et al. 2018b), and scale · Σ log n (Christodoulou 2019)."""
+        boxes = [leaf for leaf, box in zip(self.distribution.leaves(), self.boxes, strict=True) if box]
+        half_range = sum(float(leaf.bounds.log_half_range.sum()) for leaf in boxes)
+        targets = {"continuous": -multiplier * self.num_actions + half_range, "discrete": scale * sum(map(math.log, self.sizes))}
+        return {kind: targets[kind] for kind in self.kinds}
+
+
+LEAST_LOG_PROB = -1e9
+"""Instead of the log-probability of an illegal choice: times its probability, 0, it must be 0."""

@@ -1,0 +1,42 @@
+"""Losses of the Q-learning family, a loss for each row. Targets carry no gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def huber(error: Tensor, threshold: float = 1.0) -> Tensor:
+    """½ δ² up to the threshold κ, κ (|δ| − ½ κ) beyond (Huber 1964); DQN's clipped error (Mnih et al. 2015)."""
+    size = error.abs()
+    near = size.clamp(max=threshold)
+    return near * (size - 0.5 * near)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """−Σ p log softmax(z) (Bellemare et al. 2017, alg. 1).  `[..., Z]` to `[...]`."""
+    return -(target * logits.log_softmax(-1)).sum(-1)
+
+
+def project(values: Tensor, probs: Tensor, support: Tensor) -> Tensor:
+    """The probability that the atoms `values` with `probs`, `[..., Y]` each, lay on an evenly spaced support `[Z]`.
+
+    p_i = Σ_j [1 − |clip(v_j, v_min, v_max) − z_i| / Δz]⁺ p_j, each atom shared by its two neighbours (Bellemare et al. 2017, eq. 7).
+    """
+    step = support[1] - support[0]
+    position = (values.clamp(support[0], support[-1]) - support[0]) / step
+    lower = position.floor().clamp(max=len(support) - 2)
+    upper_share = position - lower
+    projected = torch.zeros(*values.shape[:-1], len(support), dtype=probs.dtype, device=probs.device)
+    index = lower.long()
+    return projected.scatter_add_(-1, index, probs * (1 - upper_share)).scatter_add_(-1, index + 1, probs * upper_share)
+
+
+def quantile_huber(quantiles: Tensor, fraction: Tensor, target: Tensor, threshold: float = 1.0) -> Tensor:
+    """Σ_i mean_j |τ_i − 1(δ_ij < 0)| huber(δ_ij) / κ with δ_ij = target_j − quantile_i (Dabney et al. 2018, eq. 10).
+
+    quantiles: `[..., Z]` at the fractions τ `[Z]`.  target: `[..., Y]` samples.  Returns `[...]`.
+    """
+    error = target.unsqueeze(-2) - quantiles.unsqueeze(-1)
+    weight = (fraction.unsqueeze(-1) - (error.detach() < 0).to(error.dtype)).abs()
+    return (weight * huber(error, threshold) / threshold).mean(-1).sum(-1)

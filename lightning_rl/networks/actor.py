@@ -1,0 +1,76 @@
+"""The policy of off-policy algorithms: an actor without a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Generator, Tensor, nn
+
+from lightning_rl.distributions import make_distribution
+from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.mlp import mlp
+from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.spaces import Spaces, check_observation_space
+from lightning_rl.types import Tree
+
+
+class Actor(nn.Module):
+    """π(a|s): normalizer → encoder → memory → hidden layers → head → distribution. Weights start as torch's own layers do.
+
+    Args:
+        spaces: observation and action space of one environment.
+        action_dist: for Box actions, see `distributions.make_distribution`.
+        head: what follows the last layer, for instance `nn.Tanh()`.
+        net_arch: widths of the hidden layers.
+        activation: of the hidden layers.
+        encoder: for images, see `networks/encoders.py`.
+        encoder_features: width of the image encoder's output.
+        normalize_obs: `off`, `running` or `frozen`.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        action_dist: str,
+        head: nn.Module,
+        *,
+        net_arch: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        encoder: str = "auto",
+        encoder_features: int = 512,
+        normalize_obs: str = "off",
+    ) -> None:
+        super().__init__()
+        check_observation_space(spaces.observation)
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation)
+        self.memory = NoMemory()
+        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
+        self.distribution = make_distribution(spaces.action, action_dist)
+        features = self.encoder.num_features
+        self.layers = mlp(features, net_arch, activation, nn.Linear)
+        self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
+
+    def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
+        """What turns normalized observations into the distribution's input; a subclass may compute something else."""
+        return (self.encoder, self.layers) if type(self) is Actor else None
+
+    def forward(self, obs: Tree) -> Tensor:
+        """The distribution's input at normalized observations, `[..., num_inputs]`."""
+        return self.layers(self.encoder(obs)).float()
+
+    def sample(
+        self,
+        obs: Tree,
+        memory: Tree = (),
+        episode_start: Tensor | None = None,
+        action_mask: Tree = (),
+        *,
+        deterministic: bool = False,
+        generator: Generator | None = None,
+    ) -> tuple[Tree, Tree]:
+        """The action at observations as they are, and the new memory."""
+        x = self(self.normalizer(obs))
+        if deterministic:
+            return self.distribution.mode(x, action_mask), memory
+        return self.distribution.sample(x, action_mask, generator), memory

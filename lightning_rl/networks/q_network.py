@@ -1,0 +1,119 @@
+"""Action values of the DQN family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Generator, Tensor, nn
+
+from lightning_rl.distributions import make_epsilon_greedy
+from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.mlp import NoisyLinear, mlp
+from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.networks.return_heads import ScalarReturn
+from lightning_rl.spaces import Spaces, check_observation_space
+from lightning_rl.types import Tree
+
+
+class QNetwork(nn.Module):
+    """Q(s, ·) of finitely many actions, each a number or a distribution over returns. Weights start as torch's own layers do.
+
+    Args:
+        spaces: observation and action space of one environment.
+        returns: what is known of an action's return, see `networks/return_heads.py`.
+        dueling: Q = V + A − mean A, with hidden layers for V and A each (Wang et al. 2016, eq. 9).
+        noisy: noisy linear layers behind the encoder (Fortunato et al. 2018).
+        streams: S, the number of reward streams.
+        net_arch: widths of the hidden layers.
+        activation: of the hidden layers.
+        encoder: for images, see `networks/encoders.py`.
+        encoder_features: width of the image encoder's output.
+        normalize_obs: `off`, `running` or `frozen`.
+
+    Raises:
+        SettingError: an action space that is not Discrete.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        returns: Any = None,
+        *,
+        dueling: bool = False,
+        noisy: bool = False,
+        streams: int = 1,
+        net_arch: Sequence[int] = (64, 64),
+        activation: str = "relu",
+        encoder: str = "auto",
+        encoder_features: int = 512,
+        normalize_obs: str = "off",
+    ) -> None:
+        super().__init__()
+        check_observation_space(spaces.observation)
+        self.distribution = make_epsilon_greedy(spaces.action)
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation)
+        self.memory = NoMemory()
+        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
+        self.returns = ScalarReturn() if returns is None else returns
+        layer = NoisyLinear if noisy else nn.Linear
+        features = self.encoder.num_features
+
+        def head(actions: int) -> nn.Module:
+            layers = mlp(features, net_arch, activation, layer)
+            layers.append(layer(net_arch[-1] if net_arch else features, actions * streams * self.returns.atoms))
+            return layers.append(nn.Unflatten(-1, (actions, streams, self.returns.atoms)))
+
+        self.head = DuelingHead(head(1), head(self.distribution.num_inputs)) if dueling else head(self.distribution.num_inputs)
+        self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
+
+    def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
+        """What turns normalized observations into one value for each action, if it is that plain."""
+        head = self.head
+        if type(self) is not QNetwork or self.noisy_layers or not isinstance(head, nn.Sequential):
+            return None
+        return (self.encoder, head[:-1]) if head[-1].unflattened_size[1:] == (1, 1) else None
+
+    def forward(self, obs: Tree) -> Tensor:
+        """What is known of the return of each action at normalized observations, `[..., n, S, Z]`."""
+        return self.head(self.encoder(obs)).float()
+
+    def resample(self, generator: Generator | None = None) -> None:
+        """New noise for noisy layers."""
+        for layer in self.noisy_layers:
+            layer.resample(generator)
+
+    def value(self, obs: Tree) -> Tensor:
+        """The expected return of each action at observations as they are, `[..., n, S]`."""
+        return self.returns.mean(self(self.normalizer(obs)))
+
+    def sample(
+        self,
+        obs: Tree,
+        memory: Tree = (),
+        episode_start: Tensor | None = None,
+        action_mask: Tree = (),
+        *,
+        deterministic: bool = False,
+        generator: Generator | None = None,
+    ) -> tuple[Tree, Tree]:
+        """The action at observations as they are, and the new memory."""
+        if self.training:
+            self.resample(generator)
+        x = self.value(obs).sum(-1)
+        if deterministic:
+            return self.distribution.mode(x, action_mask), memory
+        return self.distribution.sample(x, action_mask, generator), memory
+
+
+class DuelingHead(nn.Module):
+    """V + A − mean A over the actions."""
+
+    def __init__(self, value: nn.Module, advantage: nn.Module) -> None:
+        super().__init__()
+        self.value, self.advantage = value, advantage
+
+    def forward(self, features: Tensor) -> Tensor:
+        advantage = self.advantage(features)
+        return self.value(features) + advantage - advantage.mean(-3, keepdim=True)

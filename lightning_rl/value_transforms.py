@@ -1,0 +1,111 @@
+"""Transforms of returns, so that one network can learn small and large ones, and numbers as histograms over a support."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.errors import SettingError, check_choice
+
+
+class ValueTransform(Protocol):
+    """`h(x)` by calling it, and `h.inverse(x)`; numbers, arrays and tensors alike, of the same type and precision."""
+
+    def __call__(self, x: Any) -> Any: ...
+
+    def inverse(self, x: Any) -> Any: ...
+
+
+class Identity:
+    """Returns as they are."""
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    def inverse(self, x: Any) -> Any:
+        """x."""
+        return x
+
+
+class Linear:
+    """h(x) = scale · x + offset."""
+
+    def __init__(self, scale: float = 1.0, offset: float = 0.0) -> None:
+        if scale == 0:
+            raise SettingError("a linear value transform with scale 0 has no inverse")
+        self.scale, self.offset = scale, offset
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.scale + self.offset
+
+    def inverse(self, x: Any) -> Any:
+        """(x − offset) / scale."""
+        return (x - self.offset) / self.scale
+
+
+class SymLog:
+    """h(x) = sign(x) log(|x| + 1) (Hafner et al. 2023, eq. 9)."""
+
+    def __call__(self, x: Any) -> Any:
+        xp = _library(x)
+        return xp.sign(x) * xp.log1p(abs(x))
+
+    def inverse(self, x: Any) -> Any:
+        """sign(x) (exp |x| − 1)."""
+        xp = _library(x)
+        return xp.sign(x) * xp.expm1(abs(x))
+
+
+class SignedHyperbolic:
+    """h(x) = sign(x) (√(|x| + 1) − 1) + ε x (Pohlen et al. 2018, prop. A.2)."""
+
+    def __init__(self, eps: float = 1e-2) -> None:
+        if eps < 0:
+            raise SettingError(f"the ε of a signed hyperbolic transform must be at least 0, got {eps}")
+        self.eps = eps
+
+    def __call__(self, x: Any) -> Any:
+        xp = _library(x)
+        return xp.sign(x) * (xp.sqrt(abs(x) + 1) - 1) + self.eps * x
+
+    def inverse(self, x: Any) -> Any:
+        """sign(x) (u² − 1) with u = (√(1 + 4ε(|x| + 1 + ε)) − 1) / 2ε, computed without cancellation, for ε = 0 too."""
+        xp = _library(x)
+        inner = abs(x) + 1 + self.eps
+        root = 2 * inner / (xp.sqrt(1 + 4 * self.eps * inner) + 1)  # (√(1 + y) − 1) / 2ε = 2 (y / 4ε) / (√(1 + y) + 1)
+        return xp.sign(x) * (root - 1) * (root + 1)
+
+
+TRANSFORMS = {"identity": Identity, "symlog": SymLog, "signed_hyperbolic": SignedHyperbolic}
+
+
+def make_value_transform(name: str) -> ValueTransform:
+    """The transform of a setting.
+
+    Raises:
+        SettingError: no such name.
+    """
+    check_choice("value_transform", name, TRANSFORMS)
+    return TRANSFORMS[name]()
+
+
+def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
+    """Probabilities on the integers low … high whose mean is x, on its two neighbours; x is cut to the range.  `[...]` to `[..., Z]`."""
+    x = x.to(torch.float32 if not x.is_floating_point() else x.dtype).clamp(low, high)
+    lower = x.floor().clamp(max=high - 1)
+    upper_share = (x - lower).unsqueeze(-1)
+    index = (lower - low).long().unsqueeze(-1)
+    probs = torch.zeros(*x.shape, high - low + 1, dtype=x.dtype, device=x.device)
+    return probs.scatter_(-1, index, 1 - upper_share).scatter_(-1, index + 1, upper_share)
+
+
+def support_to_scalar(logits: Tensor, low: int, high: int) -> Tensor:
+    """The mean of softmax(logits) on the integers low … high; an inverse transform follows after, never per atom.  `[..., Z]` to `[...]`."""
+    return logits.softmax(-1) @ torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)
+
+
+def _library(x: Any) -> Any:
+    return torch if isinstance(x, Tensor) else np
