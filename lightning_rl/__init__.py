@@ -11,6 +11,8 @@ ALGORITHMS = {
     "PPO": "lightning_rl.algorithms.ppo",
     "A2C": "lightning_rl.algorithms.a2c",
     "SAC": "lightning_rl.algorithms.sac",
+    "DQN": "lightning_rl.algorithms.dqn",
+    "TD3": "lightning_rl.algorithms.td3",
 }
 
 EXPORTS = {

@@ -8,7 +8,7 @@ branch; the joint ones are their sums. Actions are kept as sampled; `to_env` tur
 from lightning_rl.distributions.discrete import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
 from lightning_rl.distributions.distribution import Distribution
 from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian
-from lightning_rl.distributions.joint import Joint, make_distribution, make_epsilon_greedy
+from lightning_rl.distributions.joint import Joint, check_box_actions, make_distribution, make_epsilon_greedy
 from lightning_rl.distributions.soft import SoftActions, SoftSample
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "SoftSample",
     "SquashedGaussian",
     "TanhGaussian",
+    "check_box_actions",
     "make_distribution",
     "make_epsilon_greedy",
 ]

@@ -113,3 +113,9 @@ def make_epsilon_greedy(space: Space) -> EpsilonGreedy:
         instead = "SAC, TD3 or PPO" if isinstance(space, Box) else "SAC or PPO"
         raise SettingError(f"DQN needs a Discrete action space, got {short(space)}; use {instead}")
     return EpsilonGreedy(space)
+
+
+def check_box_actions(algorithm: str, space: Space) -> None:
+    """Raise `SettingError` unless all actions are continuous."""
+    if not isinstance(space, Box):
+        raise SettingError(f"{algorithm} needs a Box action space, got {short(space)}; use SAC or PPO")

@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def chosen(z: Tensor, action: Tensor) -> Tensor:
+    """What belongs to an action: `[B, n, ...]` and `[B]` to `[B, ...]`."""
+    return z[torch.arange(len(z), device=z.device), action]
+
+
 def huber(error: Tensor, threshold: float = 1.0) -> Tensor:
     """½ δ² up to the threshold κ, κ (|δ| − ½ κ) beyond (Huber 1964); DQN's clipped error (Mnih et al. 2015)."""
     size = error.abs()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses import q_learning as losses
 
 
@@ -81,3 +81,13 @@ class QuantileReturn(nn.Module):
         """Loss, and error for priorities, `[...]` each, of z against a target's atoms."""
         loss = losses.quantile_huber(z, self.fraction, target)
         return loss, loss.detach()
+
+
+def make_return_head(
+    distribution: str, n_atoms: int, v_min: float, v_max: float, n_quantiles: int
+) -> ScalarReturn | CategoricalReturn | QuantileReturn:
+    """What a setting of DQN knows of a return: `none`, `c51` or `quantiles`."""
+    check_choice("distribution", distribution, ("none", "c51", "quantiles"))
+    if distribution == "none":
+        return ScalarReturn()
+    return CategoricalReturn(n_atoms, v_min, v_max) if distribution == "c51" else QuantileReturn(n_quantiles)
