@@ -57,7 +57,7 @@ class Transition(NamedTuple):
     obs, next_obs: `[B, ...]` trees, k steps apart; next_obs is the true one where an episode ended.  action: `[B, ...]` tree as sampled.
     reward: `[B, S]`, Σ γⁱ r over the window.  discount: `[B, S]`, γᵏ · (not terminated).
     weight: `[B]`, importance; sums to 1 where all rows were equally likely.
-    index: `[B]`, the rows in their buffer, as an array.
+    rows: `[B]`, their places in the buffer, as an array.
     action_mask, next_action_mask, episode_start, memory: trees.
     """
 
@@ -67,7 +67,7 @@ class Transition(NamedTuple):
     discount: Tensor
     next_obs: Tree
     weight: Tensor
-    index: Any
+    rows: Any
     action_mask: Tree = ()
     next_action_mask: Tree = ()
     episode_start: Tree = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,7 +80,7 @@ class SignedHyperbolic:
         return xp.sign(x) * (root - 1) * (root + 1)
 
 
-TRANSFORMS = {"identity": Identity, "symlog": SymLog, "signed_hyperbolic": SignedHyperbolic}
+TRANSFORMS: dict[str, type[ValueTransform]] = {"identity": Identity, "symlog": SymLog, "signed_hyperbolic": SignedHyperbolic}
 
 
 def make_value_transform(name: str) -> ValueTransform:
@@ -93,8 +94,14 @@ def make_value_transform(name: str) -> ValueTransform:
 
 
 def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
-    """Probabilities on the integers low … high whose mean is x, on its two neighbours; x is cut to the range.  `[...]` to `[..., Z]`."""
-    x = x.to(torch.float32 if not x.is_floating_point() else x.dtype).clamp(low, high)
+    """Probabilities on the integers low … high whose mean is x, on its two neighbours.  `[...]` to `[..., Z]`.
+
+    What lies outside is cut to the range, with a warning.
+    """
+    x = x if x.is_floating_point() else x.float()
+    if ((x < low) | (x > high)).any():
+        warnings.warn(f"values outside the support {low} … {high} are cut to it", stacklevel=2)
+    x = x.clamp(low, high)
     lower = x.floor().clamp(max=high - 1)
     upper_share = (x - lower).unsqueeze(-1)
     index = (lower - low).long().unsqueeze(-1)
@@ -103,7 +110,7 @@ def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
 
 
 def support_to_scalar(logits: Tensor, low: int, high: int) -> Tensor:
-    """The mean of softmax(logits) on the integers low … high; an inverse transform follows after, never per atom.  `[..., Z]` to `[...]`."""
+    """The mean of softmax(logits) on the integers low … high, `[..., Z]` to `[...]`. An inverse transform follows after, never per atom."""
     return logits.softmax(-1) @ torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)
 
 

@@ -197,7 +197,7 @@ class Algorithm(pl.LightningModule):
     def learned(self, batch: Transition, errors: Tensor) -> None:
         """The errors |δ| `[B]` of a batch, for a buffer that draws by them."""
         assert isinstance(self.dataset, ReplayDataset)
-        self.dataset.learned(batch.index, errors)
+        self.dataset.learned(batch.rows, errors)
 
     def unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
         """The callback, unless the Trainer has one of its kind."""
@@ -230,6 +230,7 @@ class Algorithm(pl.LightningModule):
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         if self.env_steps and self.global_rank == 0:  # continued: one rank brings what all ranks had
             self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
+        self._counted = self.collector.env_steps
         if self.normalize_obs == "frozen" and not self.env_steps:
             self.network.normalizer.update(self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size))
             self._count()
@@ -246,6 +247,7 @@ class Algorithm(pl.LightningModule):
         progress.increment_ready()
         progress.increment_completed()  # global_step counts iterations
         self.progress = min(1.0, self.env_steps / self.max_env_steps)
+        self._count()
         rate = self.learning_rate(self.progress)
         for optimizer in self.raw_optimizers():
             for group in optimizer.param_groups:
@@ -312,9 +314,12 @@ class Algorithm(pl.LightningModule):
     # ---------------------------------------------------------------- inside
 
     def _count(self) -> None:
-        """The counts of all ranks together; all decisions use these numbers."""
+        """The counts of all ranks together, where there is something new; all decisions use these numbers."""
         assert self.collector is not None
         counts = self.collector.env_steps, self.collector.statistics.episodes
+        if counts[0] == self._counted:  # on all ranks alike: each makes the same number of steps
+            return
+        self._counted = counts[0]
         if self.trainer.world_size > 1:
             total = torch.tensor(counts, dtype=torch.float64, device=self.device)
             torch.distributed.all_reduce(total)

@@ -102,9 +102,7 @@ class DQN(Algorithm):
         adam_eps: float = 1e-8,
         **common: Any,
     ) -> None:
-        super().__init__(
-            env, learning_rate=learning_rate, max_grad_norm=max_grad_norm, net_arch=net_arch, activation=activation, **common
-        )
+        super().__init__(env, learning_rate=learning_rate, max_grad_norm=max_grad_norm, net_arch=net_arch, activation=activation, **common)
         check_range("exploration_fraction", exploration_fraction, 0, 1)
         check_range("exploration_initial_eps", exploration_initial_eps, 0, 1)
         check_range("exploration_final_eps", exploration_final_eps, 0, 1)
@@ -115,7 +113,7 @@ class DQN(Algorithm):
         )
         self.target_update = TargetNetworkUpdate(tau, target_update_interval)
         self.exploration = piecewise([[0, exploration_initial_eps], [exploration_fraction, exploration_final_eps]])
-        self.double, self.adam_eps = double, adam_eps
+        self.double_q, self.adam_eps = double, adam_eps
         self.transform = make_value_transform(value_transform)
         self.returns = make_return_head(distribution, n_atoms, v_min, v_max, n_quantiles)
         self.network = QNetwork(self.spaces, self.returns, dueling=dueling, noisy=noisy, **self.network_settings)
@@ -145,7 +143,7 @@ class DQN(Algorithm):
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
             next_z = self.target(next_obs)  # [B, n, S, Z]
-            judge = self.network(next_obs) if self.double else next_z
+            judge = self.network(next_obs) if self.double_q else next_z
             next_action = self.network.distribution.mode(self.returns.mean(judge).sum(-1), batch.next_action_mask)
             values, probs = self.returns.distribution(chosen(next_z, next_action))  # [B, S, Z]
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))

@@ -124,7 +124,7 @@ class PPO(Algorithm):
             policy_gradient_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss, approx_kl=kl, clip_fraction=clip_fraction
         )
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = float(self.env_steps >= self.critic_burn_in_steps)
+        actor_learns = float(self.env_steps > self.critic_burn_in_steps)
         return losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss, kl
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

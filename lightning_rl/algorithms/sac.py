@@ -57,9 +57,9 @@ class SAC(Algorithm):
         target_entropy_scale: `auto` for choices is this times log n, summed over the branches.
         value_network: learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8).
 
-    Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef` and `train/entropy` (of each kind where there are two: `…_continuous`,
-    `…_discrete`), `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`, and of the memory
-    `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions newer than a drawn one).
+    Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`,
+    `train/ent_coef` and `train/entropy` (with two kinds of actions `…_continuous` and `…_discrete`), and of the memory `replay/size`,
+    `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions newer than a drawn one).
     """
 
     def __init__(

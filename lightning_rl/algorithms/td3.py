@@ -81,9 +81,7 @@ class TD3(Algorithm):
         **common: Any,
     ) -> None:
         net_arch = [256, 256] if net_arch is None else net_arch
-        super().__init__(
-            env, learning_rate=learning_rate, net_arch=net_arch, activation=activation, max_grad_norm=max_grad_norm, **common
-        )
+        super().__init__(env, learning_rate=learning_rate, net_arch=net_arch, activation=activation, max_grad_norm=max_grad_norm, **common)
         check_box_actions("TD3", self.spaces.action)
         check_range("policy_delay", policy_delay, 1, whole=True)
         check_range("n_critics", n_critics, 1, whole=True)

@@ -15,7 +15,7 @@ from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
 from lightning_rl.networks.acting import Actor, Precision, RandomActor, make_actor
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_torch
 
 
 class ActingNetwork(Protocol):

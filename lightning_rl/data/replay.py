@@ -67,7 +67,7 @@ class Window(NamedTuple):
     """B rows and what followed them, as arrays.
 
     reward: `[B, n]`, 0 behind the end of an episode.  steps: `[B]`, the number k of steps that next_obs lies ahead, 0 if terminated.
-    weight: `[B]`.  index: `[B]`, the rows.
+    weight: `[B]`.  rows: `[B]`, their places in the buffer.
     """
 
     obs: Tree
@@ -76,7 +76,7 @@ class Window(NamedTuple):
     steps: np.ndarray
     next_obs: Tree
     weight: np.ndarray
-    index: np.ndarray
+    rows: np.ndarray
 
 
 class ReplayBuffer:
@@ -161,9 +161,9 @@ class ReplayBuffer:
         self.open[envs] = np.where(row.ended, 0, np.minimum(was_open + 1, self.n_steps - 1))
 
     def extend(self, transitions: Iterable[Mapping[str, Any]], from_env: Callable[[Tree], Tree]) -> None:
-        """Keep demonstrations: mappings with obs, action, reward, next_obs, terminated, truncated, in the order of their episodes.
+        """Keep demonstrations: mappings with obs, action, reward, next_obs, terminated and truncated, in the order of their episodes.
 
-        Each episode goes to the ring with the fewest rows; one that is cut off by the list's end or by another beginning is truncated there.
+        Each episode goes to the ring with the fewest rows; one that the list cuts off is truncated there.
 
         Args:
             transitions: of one environment, actions in its own form.

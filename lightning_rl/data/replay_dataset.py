@@ -75,7 +75,7 @@ class ReplayDataset(ExperienceDataset):
         self.discounts = np.concatenate([np.zeros((1, len(gamma))), gamma ** (powers + 1)]).astype(np.float32)
         self.progress, self.steps = 0.0, 0.0
         self.learning_starts: float | None = None
-        self.index = np.zeros(0, dtype=np.int64)
+        self.rows = np.zeros(0, dtype=np.int64)
 
     def __iter__(self) -> Iterator[Iterator[Transition]]:
         while True:
@@ -121,17 +121,17 @@ class ReplayDataset(ExperienceDataset):
     def sample(self) -> Transition:
         """A batch of transitions, with what the reward signals make of them now."""
         window = self.buffer.sample(self.settings.batch_size, self.progress)
-        self.index = window.index
+        self.rows = window.rows
         arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
         obs, action, reward, discount, next_obs, weight = tree_to_torch(arrays, self.device)
         streams = [signal(reward) @ power for signal, power in zip(self.signals, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
-        return Transition(obs, action, reward, discount, next_obs, weight, window.index)
+        return Transition(obs, action, reward, discount, next_obs, weight, window.rows)
 
-    def learned(self, index: np.ndarray, errors: Tensor) -> None:
+    def learned(self, rows: np.ndarray, errors: Tensor) -> None:
         """The errors |δ| `[B]` of rows after learning from them, for buffers that draw by them."""
-        self.buffer.sampler.update(index, errors)
+        self.buffer.sampler.update(rows, errors)
 
     def metrics(self) -> dict[str, float]:
         """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row)."""
-        return {**self.buffer.statistics(), **({"replay/age_mean": float(self.buffer.age(self.index).mean())} if len(self.index) else {})}
+        return {**self.buffer.statistics(), **({"replay/age_mean": float(self.buffer.age(self.rows).mean())} if len(self.rows) else {})}

@@ -121,7 +121,8 @@ def make_actor(network: Any, obs: Tree, generator: Generator, precision: Precisi
 def _fits_numpy(network: Any, obs: Tree, generator: Generator) -> bool:
     if generator.device.type != "cpu" or not isinstance(network.memory, NoMemory) or not hasattr(network.distribution, "draw"):
         return False
-    if not isinstance(obs, np.ndarray) or obs.dtype != np.float32 or not (perceptron := network.perceptron()):
+    perceptron = getattr(network, "perceptron", lambda: None)()  # networks of users need not have one
+    if perceptron is None or not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
         return False
     encoder, layers = perceptron
     leaves = list(encoder.leaves)

@@ -70,10 +70,9 @@ class QNetwork(nn.Module):
 
     def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
         """What turns normalized observations into one value for each action, if it is that plain."""
-        head = self.head
-        if type(self) is not QNetwork or self.noisy_layers or not isinstance(head, nn.Sequential):
-            return None
-        return (self.encoder, head[:-1]) if head[-1].unflattened_size[1:] == (1, 1) else None
+        plain = type(self) is QNetwork and not self.noisy_layers and isinstance(self.head, nn.Sequential)
+        head: Any = self.head
+        return (self.encoder, head[:-1]) if plain and head[-1].unflattened_size[1:] == (1, 1) else None
 
     def forward(self, obs: Tree) -> Tensor:
         """What is known of the return of each action at normalized observations, `[..., n, S, Z]`."""

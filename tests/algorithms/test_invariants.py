@@ -223,7 +223,7 @@ def test_schedules_follow_environment_steps_whatever_the_number_of_environments(
     assert rates(1) == rates(8)
     # the rate of an iteration is that of its beginning: 1e-3 - 9e-4 · k / 10
     assert [rate for _, rate, _ in rates(8)] == pytest.approx([1e-3 - 9e-5 * k for k in range(10)])
-    assert [steps for steps, _, _ in rates(8)] == [32 * k for k in range(10)]
+    assert [steps for steps, _, _ in rates(8)] == [32 * (k + 1) for k in range(10)]
 
 
 @every_algorithm

@@ -16,6 +16,12 @@ def make_rollout(reward, terminated=None, truncated=None, valid=None):
     return Rollout((), (), (), reward.unsqueeze(-1), (), (), terminated, truncated, valid, flag)
 
 
+def paid(signal, rollout):
+    """What a signal makes of a rollout's rewards, having seen them."""
+    signal.gather(rollout)
+    return signal(rollout.reward)
+
+
 def stream():
     """Rewards and episode ends `[8, 2]`."""
     rng = np.random.default_rng(7)
@@ -36,7 +42,7 @@ SB3_LAST = [1.7211555, 0.10384441]
 def test_return_statistics_equal_stable_baselines3_in_rollouts_of_any_length(steps, end):
     signal = Extrinsic(gamma=0.9, normalize=True)
     for reward, done in zip(*(x.split(steps) for x in stream()), strict=True):
-        scaled = signal(make_rollout(reward, **{end: done}))
+        scaled = paid(signal, make_rollout(reward, **{end: done}))
     statistics = signal.returns.statistics
     assert statistics.count.item() == pytest.approx(SB3_COUNT, abs=1e-9)
     assert statistics.mean.item() == pytest.approx(SB3_MEAN, abs=1e-6)
@@ -52,7 +58,7 @@ def test_rows_that_are_no_experience_are_in_no_statistic():
     done, valid = torch.zeros(4, 2, dtype=torch.bool), torch.ones(4, 2, dtype=torch.bool)
     done[1, 0], valid[2, 0] = True, False
     signal = Extrinsic(gamma=0.5, normalize=True)
-    signal(make_rollout(reward, terminated=done, valid=valid))
+    paid(signal, make_rollout(reward, terminated=done, valid=valid))
     returns = torch.tensor([1, 2.5, 4, 1, 1.5, 1.75, 1.875], dtype=torch.float64)
     assert signal.returns.statistics.count.item() == pytest.approx(7, abs=1e-3)
     assert signal.returns.statistics.mean.item() == pytest.approx(returns.mean().item(), abs=1e-4)
@@ -62,7 +68,7 @@ def test_rows_that_are_no_experience_are_in_no_statistic():
 def test_scaled_rewards_are_not_centred_and_are_cut_at_10():
     signal = Extrinsic(gamma=0.0, normalize=True)
     reward = torch.cat([torch.ones(999, 1), torch.full((1, 1), 101.0)])
-    scaled = signal(make_rollout(reward)).flatten()
+    scaled = paid(signal, make_rollout(reward)).flatten()
     # variance 100² · 0.001 · 0.999
     assert scaled[0].item() == pytest.approx(1 / 9.99**0.5, rel=1e-4)
     assert scaled[-1].item() == 10
@@ -70,7 +76,7 @@ def test_scaled_rewards_are_not_centred_and_are_cut_at_10():
 
 def test_statistics_are_saved_with_the_signal():
     saved, loaded = Extrinsic(normalize=True), Extrinsic(normalize=True)
-    saved(make_rollout(stream()[0]))
+    paid(saved, make_rollout(stream()[0]))
     loaded.load_state_dict(saved.state_dict())
     assert loaded.returns.statistics.var == saved.returns.statistics.var != 1
 
@@ -87,12 +93,12 @@ def test_statistics_are_saved_with_the_signal():
 def test_rewards_are_clipped_first_and_scaled_then(settings, expected):
     reward = torch.tensor([[-3.0], [0.5], [8.0]])
     rollout = make_rollout(reward.clone())
-    assert Extrinsic(**settings)(rollout).flatten().tolist() == pytest.approx(expected)
+    assert Extrinsic(**settings)(rollout.reward).flatten().tolist() == pytest.approx(expected)
     assert torch.equal(rollout.reward.squeeze(-1), reward)
 
 
 def test_a_rescaled_reward_is_normalized_to_the_same_size():
     one, hundred = Extrinsic(gamma=0.9, normalize=True), Extrinsic(gamma=0.9, scale=100.0, normalize=True)
     reward, done = stream()
-    a, b = (signal(make_rollout(reward, terminated=done)) for signal in (one, hundred))
+    a, b = (paid(signal, make_rollout(reward, terminated=done)) for signal in (one, hundred))
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
