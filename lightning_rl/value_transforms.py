@@ -61,7 +61,7 @@ class SymLog:
 
 
 class SignedHyperbolic:
-    """h(x) = sign(x) (√(|x| + 1) − 1) + ε x (Pohlen et al. 2018, prop. A.2)."""
+    """h(x) = sign(x) (√(|x| + 1) − 1) + ε x (Pohlen et al. 2018, prop. A.2), exact for the smallest numbers too."""
 
     def __init__(self, eps: float = 1e-2) -> None:
         if eps < 0:
@@ -69,15 +69,13 @@ class SignedHyperbolic:
         self.eps = eps
 
     def __call__(self, x: Any) -> Any:
-        xp = _library(x)
-        return xp.sign(x) * (xp.sqrt(abs(x) + 1) - 1) + self.eps * x
+        return x / (_library(x).sqrt(abs(x) + 1) + 1) + self.eps * x  # √(1 + y) − 1 = y / (√(1 + y) + 1)
 
     def inverse(self, x: Any) -> Any:
         """sign(x) (u² − 1) with u = (√(1 + 4ε(|x| + 1 + ε)) − 1) / 2ε, computed without cancellation, for ε = 0 too."""
-        xp = _library(x)
-        inner = abs(x) + 1 + self.eps
-        root = 2 * inner / (xp.sqrt(1 + 4 * self.eps * inner) + 1)  # (√(1 + y) − 1) / 2ε = 2 (y / 4ε) / (√(1 + y) + 1)
-        return xp.sign(x) * (root - 1) * (root + 1)
+        one = 1 + 2 * self.eps
+        beyond_1 = 2 * x / (_library(x).sqrt(one * one + 4 * self.eps * abs(x)) + one)  # sign(x) (u − 1)
+        return beyond_1 * (abs(beyond_1) + 2)
 
 
 TRANSFORMS: dict[str, type[ValueTransform]] = {"identity": Identity, "symlog": SymLog, "signed_hyperbolic": SignedHyperbolic}
