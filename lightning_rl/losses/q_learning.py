@@ -28,9 +28,9 @@ def project(values: Tensor, probs: Tensor, support: Tensor) -> Tensor:
 
     p_i = Σ_j [1 − |clip(v_j, v_min, v_max) − z_i| / Δz]⁺ p_j, each atom shared by its two neighbours (Bellemare et al. 2017, eq. 7).
     """
-    step = support[1] - support[0]
-    position = (values.clamp(support[0], support[-1]) - support[0]) / step
-    lower = position.floor().clamp(max=len(support) - 2)
+    last = len(support) - 1
+    position = ((values - support[0]) / (support[-1] - support[0]) * last).clamp(0, last)
+    lower = position.floor().clamp(max=last - 1)
     upper_share = position - lower
     projected = torch.zeros(*values.shape[:-1], len(support), dtype=probs.dtype, device=probs.device)
     index = lower.long()
