@@ -67,7 +67,7 @@ class EpsilonGreedy(Categorical):
         return torch.empty_like(x).uniform_(1e20, 2e20, generator=generator) * explores
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return super().sample(torch.zeros_like(x), mask, generator)
+        return self.draw(masked(torch.zeros_like(x), mask), gumbel(x, generator))
 
 
 class MultiCategorical(Distribution):

@@ -129,7 +129,7 @@ class SquashedGaussian(Distribution):
         """Log-probability of an action in [-1, 1], taken 1e-6 inside its bounds, and of a new one, as a sample of minus the entropy."""
         mean, log_std = x.chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
-        u = action.clamp(-INSIDE, INSIDE).atanh()
+        u = action.float().clamp(-INSIDE, INSIDE).atanh()  # bfloat16 would round to 1
         return self._log_prob((u - mean) * (-log_std).exp(), log_std, u), -self.rsample(x)[1]
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
