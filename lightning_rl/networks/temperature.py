@@ -23,7 +23,7 @@ class Temperature(nn.Module):
         super().__init__()
         self.kinds = list(kinds)
         self.learned = isinstance(ent_coef, str)
-        alpha = ent_coef if isinstance(ent_coef, float | int) else _first_value(ent_coef)
+        alpha = _first_value(ent_coef) if isinstance(ent_coef, str) else ent_coef
         check_range("ent_coef", alpha, 0, open_low=self.learned)
         log_alpha = torch.full((len(self.kinds),), math.log(alpha) if alpha > 0 else -math.inf)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=self.learned)
@@ -34,10 +34,10 @@ class Temperature(nn.Module):
 
 
 def _first_value(ent_coef: str) -> float:
-    name, _, value = ent_coef.partition("_")
+    name, given, value = ent_coef.partition("_")
     try:
         if name == "auto":
-            return float(value or 1.0)
+            return float(value) if given else 1.0
     except ValueError:
         pass
     raise SettingError(f"ent_coef {ent_coef!r} must be a number, auto, or auto_<first value> such as auto_0.1")
