@@ -20,7 +20,7 @@ def memory_in_words(spaces: Spaces, action: Tree, buffer_size: int, config: Repl
         SettingError: more than 90 % of the machine's memory, or more than its disk has free.
     """
     size = buffer_size * ranks * config.layout.bytes_per_row(row_template(spaces.observation, action))
-    words = f"replay buffer: {buffer_size:,} transitions, {in_words(size)}" + f" on each of {ranks} ranks" * (ranks > 1)
+    words = f"replay buffer: {buffer_size:,} transitions" + f" on each of {ranks} ranks" * (ranks > 1) + f", {in_words(size)}"
     if config.directory is not None:
         free = _free_disk(Path(config.directory))
         if size > free:
