@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rl.data.table import RowTable, record_type
-from lightning_rl.types import Tree, tree_map
+from lightning_rl.types import Tree, tree_index, tree_map
 
 
 class Row(NamedTuple):
@@ -46,6 +46,10 @@ class StoredNext:
     def write(self, rows: np.ndarray, row: Row, next_obs: Tree) -> None:
         """Write one row into each of some rings."""
         tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.table.columns, (row, next_obs))
+
+    def cut(self, rows: np.ndarray) -> None:
+        """End the episodes of the newest rows of some rings."""
+        self.row.ended[rows] = True
 
     def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Tree]:
         """Rows, and the observations that followed the last rows of their windows."""
@@ -97,13 +101,23 @@ class DerivedNext:
             if self.final_of[place] >= 0:
                 self.free.append(int(self.final_of[place]))
                 self.final_of[place] = -1
-        for i in np.flatnonzero(row.ended):
-            if not self.free:
-                self.free = list(range(len(self.finals.records), 2 * len(self.finals.records)))
-                self.finals.grow(len(self.free))
-            slot = self.free.pop()
-            tree_map(lambda column, leaf, slot=slot, i=i: column.__setitem__(slot, leaf[i]), self.finals.columns, next_obs)
-            self.final_of[rows[i]] = slot
+        ended = np.flatnonzero(row.ended)
+        if len(ended):
+            self._keep_finals(rows[ended], tree_index(next_obs, ended))
+
+    def cut(self, rows: np.ndarray) -> None:
+        """End the episodes of the newest rows of some rings."""
+        self.row.ended[rows] = True
+        self._keep_finals(rows, self.observations.take(self.successor(rows)))
+
+    def _keep_finals(self, rows: np.ndarray, final_obs: Tree) -> None:
+        while len(self.free) < len(rows):
+            size = len(self.finals.records)
+            self.free.extend(range(size, 2 * size))
+            self.finals.resize(2 * size)
+        slots = np.array([self.free.pop() for _ in rows], dtype=np.int32)
+        tree_map(lambda column, leaf: column.__setitem__(slots, leaf), self.finals.columns, final_obs)
+        self.final_of[rows] = slots
 
     def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Tree]:
         """Rows, and the observations that followed the last rows of their windows."""
@@ -122,7 +136,7 @@ class DerivedNext:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
-        self.finals.grow(len(state["finals"]) - len(self.finals.records))
+        self.finals.resize(len(state["finals"]))
         for name in ("observations", "table", "finals"):
             getattr(self, name).records[:] = state[name]
         self.final_of[:], self.free = state["final_of"], list(state["free"])

@@ -154,21 +154,35 @@ class ReplayBuffer:
         if self.n_steps == 1:
             self.sampler.complete(rows)
             return
-        newest, was_open = self.head[envs] - 1, self.open[envs]
-        for env, slot, waiting, ended in zip(envs, newest, was_open, row.ended, strict=True):
-            first = 0 if ended else self.n_steps - 1
-            self.sampler.complete(self.first[env] + np.arange(slot - waiting, slot - first + 1) % self.slots)
-        self.open[envs] = np.where(row.ended, 0, np.minimum(was_open + 1, self.n_steps - 1))
+        self.open[envs] += 1
+        self._complete(envs, row.ended)
+
+    def _complete(self, envs: np.ndarray, ended: np.ndarray) -> None:
+        """Windows of n steps, and all where an episode ended, can be drawn from now on."""
+        still_open = np.where(ended, 0, np.minimum(self.open[envs], self.n_steps - 1))
+        age = np.arange(self.n_steps)
+        ring, age = ((still_open[:, None] <= age) & (age < self.open[envs][:, None])).nonzero()
+        self.sampler.complete(self.first[envs[ring]] + (self.head[envs[ring]] - 1 - age) % self.slots)
+        self.open[envs] = still_open
+
+    def cut(self) -> None:
+        """End the episodes under way, as a truncation would: what comes next does not follow them."""
+        envs = np.flatnonzero(self.count)
+        newest = self.first[envs] + (self.head[envs] - 1) % self.slots
+        under_way = ~self.layout.row.ended[newest]
+        self.layout.cut(newest[under_way])
+        self._complete(envs[under_way], np.ones(np.count_nonzero(under_way), dtype=bool))
 
     def extend(self, transitions: Iterable[Mapping[str, Any]], from_env: Callable[[Tree], Tree]) -> None:
         """Keep demonstrations: mappings with obs, action, reward, next_obs, terminated and truncated, in the order of their episodes.
 
-        Each episode goes to the ring with the fewest rows; one that the list cuts off is truncated there.
+        Each episode goes to the ring with the fewest rows; one that the list cuts off is truncated there, and so are episodes under way.
 
         Args:
             transitions: of one environment, actions in its own form.
             from_env: from the environment's actions `[1, ...]` to those that are stored.
         """
+        self.cut()
         rows = list(transitions)
         env = int(self.count.argmin())
         for t, following in zip_longest(rows, rows[1:]):
@@ -181,7 +195,13 @@ class ReplayBuffer:
                 env = int(self.count.argmin())
 
     def sample(self, batch_size: int, progress: float = 0.0) -> Window:
-        """Draw rows; `progress` of the run anneals the importance weights."""
+        """Draw rows; `progress` of the run anneals the importance weights.
+
+        Raises:
+            SettingError: there are none, or fewer than `batch_size` without replacement.
+        """
+        if not self.ready:
+            raise SettingError(f"there is nothing to learn from yet with n_steps {self.n_steps}: raise learning_starts")
         rows, weight = self.sampler.draw(self, batch_size, progress)
         self.drawn += batch_size
         if self.n_steps == 1:

@@ -44,7 +44,7 @@ class RowTable:
         """Copies of rows `[*rows.shape, ...]`."""
         return self._fields(self.records.take(rows))
 
-    def grow(self, rows: int) -> None:
-        """Add room."""
-        self.records = np.concatenate([self.records, np.zeros(rows, self.records.dtype)])
+    def resize(self, rows: int) -> None:
+        """Have so many rows, the first of them as they were."""
+        self.records = np.concatenate([self.records[:rows], np.zeros(max(0, rows - len(self.records)), self.records.dtype)])
         self.columns = self._fields(self.records)

@@ -1,0 +1,572 @@
+"""What a replay buffer keeps and gives back: every row as it happened, in both layouts."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from lightning_rl.data.layouts import DerivedNext, StoredNext
+from lightning_rl.data.replay import ReplayBuffer, ReplayConfig, as_replay_config, row_template
+from lightning_rl.distributions import make_distribution
+from lightning_rl.envs.stepping import EnvStep
+from lightning_rl.errors import SettingError
+from lightning_rl.types import tree_leaves
+from tests.data.recordings import (
+    LAYOUTS,
+    LINE,
+    MODES,
+    Row,
+    check_contents,
+    diary,
+    environments,
+    experience,
+    line_buffer,
+    some_actions,
+    starts,
+    walk,
+)
+from tests.environments import Image, Scripted, ScriptedBox, ScriptedDict
+
+ALL_WAYS = [(prioritized, layout, n_steps) for prioritized in (False, True) for layout in LAYOUTS for n_steps in (1, 3)]
+
+
+def buffer_for(kind: type[Scripted], capacity: int, num_envs: int = 1, n_steps: int = 1, seed: int = 0, **config: Any) -> ReplayBuffer:
+    action = np.zeros_like(kind.action_space.sample())
+    return ReplayBuffer(kind.observation_space, action, capacity, num_envs, n_steps=n_steps, config=ReplayConfig(**config), seed=seed)
+
+
+# ---------------------------------------------------------------- rows are what happened
+
+
+@pytest.mark.parametrize("kind", [Scripted, ScriptedDict, Image, ScriptedBox])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_are_what_happened_while_rings_fill_and_wrap(kind, mode, num_envs, n_steps, layout):
+    steps, spare = 33, num_envs - 1  # a capacity that the environments do not divide is rounded down
+    actions, envs = some_actions(kind, steps, num_envs), environments(kind, num_envs)
+    rows = [diary(env(), actions[:, i], mode) for i, env in enumerate(envs)]
+    buffer = buffer_for(kind, 7 * num_envs + spare, num_envs, n_steps, optimize_memory_usage=layout)
+    assert buffer.length == 7
+    for t, (obs, action, step) in enumerate(experience(envs, actions, mode), 1):
+        buffer.add(obs, action, step)
+        if t <= 9 or t % 4 == 1:
+            check_contents(buffer, [each[:t] for each in rows])
+    assert buffer.added == sum(row is not None for each in rows for row in each) > 3 * 7 * num_envs / 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n_steps, capacity", [(1, 2), (3, 4), (5, 6)])
+def test_the_smallest_rings_hold_one_window_and_its_successor(layout, n_steps, capacity):
+    actions = some_actions(Scripted, 40, 1)
+    rows = diary(Scripted(period=4), actions[:, 0], "SAME_STEP")
+    buffer = buffer_for(Scripted, capacity, n_steps=n_steps, optimize_memory_usage=layout)
+    for t, said in enumerate(experience([lambda: Scripted(period=4)], actions, "SAME_STEP"), 1):
+        buffer.add(*said)
+        check_contents(buffer, [rows[:t]])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_follows_a_row_lies_in_its_episode_as_many_steps_ahead_as_its_window_is_long(mode, n_steps, layout):
+    buffer = buffer_for(Scripted, 3 * 11, 3, n_steps, optimize_memory_usage=layout)
+    envs = [lambda i=i: Scripted(period=5, first_episode=100 * i) for i in range(3)]
+    for said in experience(envs, some_actions(Scripted, 60, 3), mode):
+        buffer.add(*said)
+    window = buffer.sample(500)
+    (episode, t), (next_episode, next_t) = window.obs.T, window.next_obs.T
+    k = np.minimum(n_steps, 5 - t)
+    assert (next_episode == episode).all() and (next_t == t + k).all()
+    ends = next_t == 5  # the true last observation, not the first of the next episode
+    assert ends.any() and (~ends).any() and not (t == 5).any()
+    # of three episodes, one is truncated; 100 and 200 are those that remain 1 and 2
+    terminated = ends & (episode % 3 != 1)
+    assert (window.steps == np.where(terminated, 0, k)).all() and terminated.any() and (ends & ~terminated).any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_windows_by_hand(layout):
+    buffer = buffer_for(Scripted, 20, n_steps=3, optimize_memory_usage=layout)
+    for said in experience([Scripted], np.zeros((8, 1), dtype=int), "SAME_STEP"):
+        buffer.add(*said)
+    window = buffer.sample(200)
+    found = {tuple(obs): i for i, obs in enumerate(window.obs.astype(int).tolist())}
+    # the rows (2, 0) and (2, 1) have no complete window yet
+    assert sorted(found) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    by_hand = {
+        (0, 0): ([0, 1, 2], 0, [0, 3]),  # ends by termination
+        (0, 1): ([1, 2, 0], 0, [0, 3]),
+        (0, 2): ([2, 0, 0], 0, [0, 3]),
+        (1, 0): ([10, 11, 12], 3, [1, 3]),  # by truncation
+        (1, 1): ([11, 12, 0], 2, [1, 3]),
+        (1, 2): ([12, 0, 0], 1, [1, 3]),
+    }
+    for place, (reward, steps, next_obs) in by_hand.items():
+        i = found[place]
+        assert (window.reward[i].tolist(), int(window.steps[i]), window.next_obs[i].tolist()) == (reward, steps, next_obs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_reset_rows_of_next_step_are_in_no_buffer(layout):
+    buffer = buffer_for(Scripted, 100, optimize_memory_usage=layout)
+    for said in experience([Scripted], some_actions(Scripted, 11, 1), "NEXT_STEP"):
+        buffer.add(*said)
+    # every fourth of eleven steps is a reset
+    assert len(buffer) == buffer.added == 9
+    assert set(buffer.sample(300).obs[:, 1]) == {0, 1, 2}
+
+
+def test_a_row_written_keeps_nothing_of_the_arrays_it_came_from():
+    buffer = line_buffer(4)
+    obs, reward, none, valid = np.ones((1, 1), np.float32), np.ones(1), np.zeros(1, dtype=bool), np.ones(1, dtype=bool)
+    buffer.add(obs, np.zeros(1, dtype=int), EnvStep(obs, reward, none, none, valid, none, np.zeros(0, dtype=int), None, {}))
+    obs[:], reward[:] = 5, 5
+    window = buffer.sample(2)
+    assert window.obs.max() == window.next_obs.max() == window.reward.max() == 1
+    window.obs[:] = 9
+    assert buffer.sample(2).obs.max() == 1
+
+
+# ---------------------------------------------------------------- golden values
+
+
+def test_a_ring_of_three_holds_the_newest_three():
+    buffer = line_buffer(3)
+    walk(buffer, range(5))
+    assert len(buffer) == buffer.ready == 3
+    assert buffer.layout.row.obs[:, 0].tolist() == [3, 4, 2]
+    assert buffer.layout.row.reward.tolist() == [3, 4, 2]
+    assert buffer.layout.next_obs[:, 0].tolist() == [4, 5, 3]
+
+
+def test_a_ring_of_three_holds_the_newest_three_and_what_followed_them_where_observations_are_kept_once():
+    buffer = line_buffer(3, optimize_memory_usage=True)
+    walk(buffer, range(5))
+    assert len(buffer) == buffer.ready == 3
+    assert buffer.layout.observations.columns[:, 0].tolist() == [4, 5, 2, 3]  # 5 followed 4
+    window = buffer.sample(100)
+    assert set(window.obs[:, 0]) == set(window.reward[:, 0]) == {2, 3, 4}
+    assert (window.next_obs == window.obs + 1).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_are_counted_oldest_first(layout):
+    buffer = line_buffer(3, optimize_memory_usage=layout)
+    walk(buffer, range(2))
+    assert buffer.layout.read(*2 * [buffer.locate(np.arange(2))])[0].reward.tolist() == [0, 1]
+    walk(buffer, range(2, 8))
+    assert buffer.layout.read(*2 * [buffer.locate(np.arange(3))])[0].reward.tolist() == [5, 6, 7]
+    assert buffer.age(buffer.locate(np.arange(3))).tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ages_are_counted_in_rows_of_the_same_environment(layout):
+    buffer = line_buffer(8, num_envs=2, optimize_memory_usage=layout)
+    walk(buffer, range(6))
+    rows = buffer.locate(np.arange(8))
+    assert buffer.layout.read(rows, rows)[0].reward.tolist() == [2, 3, 4, 5, 2, 3, 4, 5]
+    assert buffer.age(rows).tolist() == [3, 2, 1, 0, 3, 2, 1, 0]
+
+
+def test_mean_picks_are_draws_over_additions():
+    buffer = line_buffer(3)
+    assert buffer.statistics() == {"replay/size": 0, "replay/mean_picks": 0}
+    walk(buffer, range(5))
+    buffer.sample(6)
+    buffer.sample(4)
+    assert buffer.statistics() == {"replay/size": 3, "replay/mean_picks": 2}
+
+
+# ---------------------------------------------------------------- drawing
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_the_same_seed_draws_the_same_batches(prioritized, replace):
+    def rows(seed: int) -> list[list[int]]:
+        buffer = line_buffer(30, seed=seed, prioritized=prioritized, replace=replace)
+        walk(buffer, range(50))
+        return [buffer.sample(10).rows.tolist() for _ in range(5)]
+
+    assert rows(1) == rows(1) != rows(2)
+
+
+def test_without_replacement_no_row_is_drawn_twice_and_no_more_than_there_are():
+    buffer = line_buffer(20, num_envs=2, n_steps=3, replace=False)
+    walk(buffer, range(15))
+    assert buffer.ready == 2 * (10 - 2)
+    for _ in range(20):
+        assert len(set(buffer.sample(12).rows)) == 12
+    assert len(set(buffer.sample(16).rows)) == 16
+    with pytest.raises(SettingError, match="17 rows without replacement of 16: raise learning_starts or lower batch_size"):
+        buffer.sample(17)
+
+
+def test_with_replacement_more_rows_can_be_drawn_than_there_are():
+    buffer = line_buffer(20)
+    walk(buffer, range(3))
+    assert len(buffer.sample(100).rows) == 100
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_buffer_without_a_complete_window_says_so(prioritized, layout):
+    buffer = line_buffer(20, n_steps=3, prioritized=prioritized, optimize_memory_usage=layout)
+    walk(buffer, range(2))
+    with pytest.raises(SettingError, match="nothing to learn from yet with n_steps 3: raise learning_starts"):
+        buffer.sample(4)
+
+
+@pytest.mark.parametrize("replace, draws, batch_size", [(True, 200, 250), (False, 1250, 40)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_rows_are_equally_likely(layout, replace, draws, batch_size):
+    buffer = line_buffer(60, num_envs=3, n_steps=3, replace=replace, optimize_memory_usage=layout)
+    walk(buffer, range(33))
+    assert buffer.ready == 3 * 18
+    counts = np.bincount(np.concatenate([buffer.sample(batch_size).rows for _ in range(draws)]), minlength=3 * buffer.slots)
+    expected = draws * batch_size / 54
+    assert np.count_nonzero(counts) == 54
+    chi_square = ((counts[counts > 0] - expected) ** 2 / expected).sum()
+    assert chi_square < 53 + 4 * np.sqrt(2 * 53)  # four standard deviations above its mean, 53
+    assert chi_square > 5  # rows taken in turn would give 0
+
+
+def test_weights_of_rows_that_are_alike_are_one_over_the_batch():
+    buffer = line_buffer(20)
+    walk(buffer, range(9))
+    assert buffer.sample(8).weight.tolist() == [0.125] * 8
+
+
+# ---------------------------------------------------------------- saving and loading
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(np.array_equal(x, y) and x.dtype == y.dtype for x, y in zip(tree_leaves(tuple(a)), tree_leaves(tuple(b)), strict=True))
+
+
+@pytest.mark.parametrize("capacity", [21, 120])  # 120 rows end up to 90 episodes: the table of final observations grows beyond 64
+@pytest.mark.parametrize("prioritized, layout, n_steps", ALL_WAYS)
+def test_a_copy_continues_with_the_same_batches(capacity, prioritized, layout, n_steps):
+    def make(seed: int) -> ReplayBuffer:
+        return buffer_for(Scripted, capacity, 3, n_steps, seed, prioritized=prioritized, optimize_memory_usage=layout)
+
+    errors = np.random.default_rng(0)
+
+    def update(*buffers: ReplayBuffer) -> None:
+        windows = [buffer.sample(16, progress=0.3) for buffer in buffers]
+        assert all(same(window, windows[0]) for window in windows)
+        sizes = torch.from_numpy(errors.exponential(size=16))
+        for buffer in buffers:
+            buffer.sampler.update(windows[0].rows, sizes)
+
+    envs = [lambda i=i, period=period: Scripted(period=period, first_episode=100 * i) for i, period in enumerate((1, 1, 5))]
+    said = experience(envs, some_actions(Scripted, 75, 3), "SAME_STEP")
+    buffer = make(seed=1)
+    for each in said[:59]:  # in the middle of the third environment's episode
+        buffer.add(*each)
+        if len(buffer) > 9:
+            update(buffer)
+    if layout:
+        assert len(buffer.layout.finals.records) == (128 if capacity == 120 else 64)
+    twin = make(seed=2)
+    twin.load_state_dict(copy.deepcopy(buffer.state_dict()))
+    assert twin.statistics() == buffer.statistics()
+    for each in said[59:]:
+        update(buffer, twin)
+        buffer.add(*each)
+        twin.add(*each)
+    update(buffer, twin)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_buffer_returns_to_an_earlier_state_though_it_has_grown_since(layout):
+    buffer = line_buffer(200, optimize_memory_usage=layout)
+    walk(buffer, range(10), ends=range(10))
+    earlier = copy.deepcopy(buffer.state_dict())
+    before = buffer.sample(50)
+    walk(buffer, range(1000, 1150), ends=range(1000, 1150))
+    buffer.load_state_dict(earlier)
+    assert same(buffer.sample(50), before)
+    walk(buffer, range(1000, 1150), ends=range(1000, 1150))
+    window = buffer.sample(2000)
+    assert len(buffer) == 160 and (window.next_obs == window.obs + 1).all()
+
+
+# ---------------------------------------------------------------- where the bytes lie
+
+
+def test_pictures_are_kept_as_bytes_and_once_in_the_layout_that_saves_memory():
+    template = row_template(Image.observation_space, np.int64(0))
+    # a picture takes 108; action, reward and two flags take 8 + 4 + 2, all in steps of 8
+    assert DerivedNext.bytes_per_row(template) == 108 + 16 + 4
+    assert StoredNext.bytes_per_row(template) == 112 + 8 + 4 + 2 + 108 + 6
+    for layout in LAYOUTS:
+        buffer = buffer_for(Image, 10, optimize_memory_usage=layout)
+        for said in experience([Image], some_actions(Image, 12, 1), "SAME_STEP"):
+            buffer.add(*said)
+        window = buffer.sample(5)
+        assert window.obs.dtype == window.next_obs.dtype == np.uint8
+        assert window.obs.shape == window.next_obs.shape == (5, 6, 6, 3)
+
+
+def test_nested_observations_keep_their_types():
+    buffer = buffer_for(ScriptedDict, 10, optimize_memory_usage=True)
+    for said in experience([ScriptedDict], some_actions(ScriptedDict, 12, 1), "SAME_STEP"):
+        buffer.add(*said)
+    for obs in buffer.sample(5).obs, buffer.sample(5).next_obs:
+        assert (obs["where"]["episode"].dtype, obs["where"]["t"].dtype, obs["image"].dtype) == (np.float32, np.int64, np.uint8)
+        assert (obs["where"]["t"].shape, obs["image"].shape) == ((5,), (5, 5, 5, 1))
+
+
+def allocated(make: Any) -> int:
+    """Bytes that a call leaves allocated; zeros count though no page of them is touched."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = make()
+        return tracemalloc.get_traced_memory()[0] - before if kept else 0
+    finally:
+        tracemalloc.stop()
+
+
+ROWS = 1_000_000
+HALF_CHEETAH = Box(-np.inf, np.inf, (17,), np.float64)
+
+
+def cheetah_buffer(capacity: int = ROWS, num_envs: int = 1, **config: Any) -> ReplayBuffer:
+    return ReplayBuffer(HALF_CHEETAH, np.zeros(6, np.float32), capacity, num_envs, config=ReplayConfig(**config))
+
+
+def test_a_million_rows_take_at_most_a_tenth_more_than_their_numbers():
+    template = row_template(HALF_CHEETAH, np.zeros(6, np.float32))
+    numbers = 2 * 17 * 4 + 6 * 4 + 4 + 1 + 1
+    assert StoredNext.bytes_per_row(template) <= 1.1 * numbers
+    buffer = []
+    assert ROWS * numbers <= allocated(lambda: buffer.append(cheetah_buffer()) or buffer) <= 1.1 * ROWS * numbers
+
+
+def test_a_million_rows_whose_observations_are_kept_once_take_what_is_said_of_them():
+    said = DerivedNext.bytes_per_row(row_template(HALF_CHEETAH, np.zeros(6, np.float32)))
+    assert said == 17 * 4 + (6 * 4 + 4 + 2 + 2) + 4
+    buffer = []
+    taken = allocated(lambda: buffer.append(cheetah_buffer(optimize_memory_usage=True)) or buffer)
+    assert ROWS * said <= taken <= 1.01 * ROWS * said
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_in_files_are_the_same_and_take_no_memory(layout, tmp_path):
+    said = experience(environments(Scripted, 3), some_actions(Scripted, 60, 3), "SAME_STEP")
+    in_memory = buffer_for(Scripted, 40, 3, 3, optimize_memory_usage=layout)
+    in_files = buffer_for(Scripted, 40, 3, 3, optimize_memory_usage=layout, directory=str(tmp_path / "new" / "folder"))
+    for each in said:
+        in_memory.add(*each)
+        in_files.add(*each)
+        if in_memory.ready:
+            assert same(in_memory.sample(8), in_files.sample(8))
+    files = ["observations.bin", "transitions.bin"] if layout else ["transitions.bin"]
+    assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == files
+
+    buffer = []
+    taken = allocated(lambda: buffer.append(cheetah_buffer(100_000, optimize_memory_usage=layout, directory=str(tmp_path))) or buffer)
+    size = sum(file.stat().st_size for file in tmp_path.glob("*.bin"))
+    assert size >= 100_000 * 98 and taken < 0.05 * size
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_are_written_anew(layout, tmp_path):
+    for first in (0, 100):
+        buffer = line_buffer(30, optimize_memory_usage=layout, directory=str(tmp_path))
+        assert len(buffer) == 0
+        walk(buffer, range(first, first + 10))
+        assert buffer.sample(50).obs.min() >= first
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process takes")
+@pytest.mark.parametrize("prioritized, layout", [(False, False), (False, True), (True, True)])
+def test_a_full_buffer_takes_no_more_memory_however_much_is_added(prioritized, layout):
+    space = Box(-np.inf, np.inf, (100,), np.float32)
+    config = ReplayConfig(prioritized=prioritized, optimize_memory_usage=layout)
+    buffer = ReplayBuffer(space, np.zeros(6, np.float32), 20_000, 50, config=config)
+    rng = np.random.default_rng(0)
+    obs, action, valid, none = rng.random((50, 100)), rng.random((50, 6)), np.ones(50, dtype=bool), np.zeros(50, dtype=bool)
+
+    def add(steps: int) -> None:
+        for _ in range(steps):
+            end = rng.random(50) < 0.02
+            final = obs[end] if end.any() else None
+            buffer.add(obs, action, EnvStep(obs, np.ones(50), end, none, valid, end, np.flatnonzero(end), final, {}))
+            buffer.sample(64)
+
+    add(420)  # full, and a little more: the number of ends that a full buffer holds varies
+    before = resident()
+    assert len(buffer) == 20_000
+    add(2000)
+    assert resident() - before < 0.02 * before < 20_000 * 100 * 4 * 5
+
+
+# ---------------------------------------------------------------- demonstrations
+
+
+def demonstrations(*rows: Row) -> list[dict[str, Any]]:
+    return [
+        {
+            "obs": row.obs,
+            "action": row.action,
+            "reward": row.reward,
+            "next_obs": row.next_obs,
+            "terminated": row.terminated,
+            "truncated": row.ended and not row.terminated,
+        }
+        for row in rows
+    ]
+
+
+def plain(action: np.ndarray) -> np.ndarray:
+    return action
+
+
+@pytest.mark.parametrize("kind", [Scripted, ScriptedDict, Image])
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_demonstrations_are_rows_like_others_and_the_last_episode_is_cut_off(kind, n_steps, layout):
+    rows = diary(kind(), some_actions(kind, 8, 1)[:, 0], "SAME_STEP")
+    buffer = buffer_for(kind, 20, n_steps=n_steps, optimize_memory_usage=layout)
+    buffer.extend(iter(demonstrations(*rows)), plain)
+    check_contents(buffer, [[*rows[:-1], rows[-1]._replace(ended=True)]])
+    assert buffer.ready == 8
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_episode_that_does_not_go_on_in_the_list_is_cut_there(layout):
+    rows = diary(Scripted(period=5), np.zeros(10, dtype=int), "SAME_STEP")
+    left = [rows[i] for i in (0, 1, 3, 4, 6)]  # (0, 2) and (1, 0) are missing
+    buffer = buffer_for(Scripted, 20, n_steps=3, optimize_memory_usage=layout)
+    buffer.extend(demonstrations(*left), plain)
+    cut = [row._replace(ended=i in (1, 3, 4)) for i, row in enumerate(left)]
+    check_contents(buffer, [cut])
+    assert [start.steps for start in starts(cut, 3)] == [2, 1, 0, 0, 1]  # the first episode is terminated at (0, 5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_episode_goes_to_the_ring_with_the_fewest_rows(layout):
+    episodes = [
+        [row._replace(obs=row.obs + 10 * i, next_obs=row.next_obs + 10 * i, ended=t == steps - 1) for t, row in enumerate(rows[:steps])]
+        for i, steps in enumerate((3, 2, 2, 4, 1))
+        for rows in [diary(Scripted(period=5), np.zeros(5, dtype=int), "SAME_STEP")]
+    ]
+    buffer = buffer_for(Scripted, 30, 3, optimize_memory_usage=layout)
+    buffer.extend(demonstrations(*(row for episode in episodes for row in episode)), plain)
+    # 3, 2, 2 rows; then the first of the two rings with 2 takes 4 more, and the other one
+    assert buffer.count.tolist() == [3, 6, 3]
+    check_contents(buffer, [episodes[0], episodes[1] + episodes[3], episodes[2] + episodes[4]])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_experience_follows_demonstrations(mode, n_steps, layout):
+    shown = diary(Scripted(period=2, first_episode=500), np.zeros(5, dtype=int), "SAME_STEP")
+    rows = [shown[:2], shown[2:4], [shown[4]._replace(ended=True)]]  # episode by episode into three rings
+    buffer = buffer_for(Scripted, 24, 3, n_steps, optimize_memory_usage=layout)
+    buffer.extend(demonstrations(*shown), plain)
+    check_contents(buffer, rows)
+    actions, envs = some_actions(Scripted, 20, 3), environments(Scripted, 3)
+    for i, env in enumerate(envs):
+        rows[i] = rows[i] + diary(env(), actions[:, i], mode)
+    for t, said in enumerate(experience(envs, actions, mode), 1):
+        buffer.add(*said)
+        check_contents(buffer, [each[: len(each) - 20 + t] for each in rows])
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_demonstrations_in_the_middle_of_an_episode_cut_it(prioritized, n_steps, layout):
+    actions = np.zeros((9, 1), dtype=int)
+    rows = diary(Scripted(period=5), actions[:, 0], "SAME_STEP")
+    shown = diary(Scripted(period=2, first_episode=500), np.zeros(4, dtype=int), "SAME_STEP")
+    said = experience([lambda: Scripted(period=5)], actions, "SAME_STEP")
+    buffer = buffer_for(Scripted, 20, n_steps=n_steps, optimize_memory_usage=layout, prioritized=prioritized)
+    for each in said[:3]:
+        buffer.add(*each)
+    buffer.extend(demonstrations(*shown), plain)
+    for each in said[3:]:
+        buffer.add(*each)
+    rows[2] = rows[2]._replace(ended=True)
+    check_contents(buffer, [rows[:3] + shown + rows[3:]])
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_episodes_under_way_are_cut_where_the_environments_start_anew(n_steps, layout):
+    buffer = buffer_for(Scripted, 30, 3, n_steps, optimize_memory_usage=layout)
+    buffer.cut()  # nothing is under way
+    assert len(buffer) == 0
+    rows: list[list[Row]] = [[], [], []]
+    for start in range(3):
+        envs = [lambda i=i, start=start: Scripted(period=2 + i, first_episode=100 * i + 10 * start) for i in range(3)]
+        actions = some_actions(Scripted, 7, 3)
+        for said in experience(envs, actions, "SAME_STEP"):
+            buffer.add(*said)
+        buffer.cut()
+        for i, env in enumerate(envs):
+            *before, last = diary(env(), actions[:, i], "SAME_STEP")
+            rows[i] += [*before, last._replace(ended=True)]
+        check_contents(buffer, rows)
+        assert buffer.ready == len(buffer)
+
+
+def test_demonstrated_actions_are_kept_as_the_policy_samples_them():
+    choices, box = Discrete(3, start=5), Box(-2, 6, (2,), np.float32)
+    for space, action, stored in ((choices, 7, 2), (box, np.array([0.0, 6.0]), [-0.5, 1.0])):
+        buffer = ReplayBuffer(LINE, np.zeros_like(stored, dtype=np.float32 if space is box else np.int64), 10)
+        transition = {"obs": [0.0], "action": action, "reward": 1, "next_obs": [1.0], "terminated": True, "truncated": False}
+        buffer.extend([transition], make_distribution(space, "squashed_normal").from_env)
+        window = buffer.sample(1)
+        assert window.action[0].tolist() == stored
+        assert (window.reward[0, 0], window.steps[0], window.next_obs[0, 0]) == (1, 0, 1)
+
+
+def test_no_demonstrations_are_nothing():
+    buffer = line_buffer(10)
+    buffer.extend([], plain)
+    assert len(buffer) == 0
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("num_envs, n_steps, least", [(1, 1, 2), (3, 1, 6), (3, 4, 15)])
+def test_a_buffer_too_small_for_a_window_of_each_environment_is_refused(num_envs, n_steps, least):
+    line_buffer(least, num_envs, n_steps)
+    with pytest.raises(SettingError, match=f"buffer_size must be >= {least}"):
+        line_buffer(least - 1, num_envs, n_steps)
+
+
+def test_settings_may_be_a_mapping_of_known_names():
+    assert as_replay_config({"replace": False}) == ReplayConfig(replace=False)
+    with pytest.raises(SettingError, match=r"replay\.prioritised is not a setting of the replay buffer; did you mean prioritized"):
+        as_replay_config({"prioritised": True})
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 1.1}, {"alpha": -0.1}, {"beta": 2}, {"beta": "x"}])
+def test_exponents_lie_between_0_and_1(wrong):
+    with pytest.raises(SettingError, match=f"replay.{next(iter(wrong))} must be"):
+        ReplayConfig(**wrong)
