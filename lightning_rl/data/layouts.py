@@ -97,10 +97,9 @@ class DerivedNext:
         tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.row, row._replace(obs=()))
         for place, obs in ((rows, row.obs), (after, next_obs)):
             tree_map(lambda column, leaf, place=place: column.__setitem__(place, leaf), self.observations.columns, obs)
-        for place in np.concatenate([rows, after]):
-            if self.final_of[place] >= 0:
-                self.free.append(int(self.final_of[place]))
-                self.final_of[place] = -1
+        overwritten = self.final_of[rows]
+        self.free.extend(overwritten[overwritten >= 0].tolist())
+        self.final_of[rows] = -1
         ended = np.flatnonzero(row.ended)
         if len(ended):
             self._keep_finals(rows[ended], tree_index(next_obs, ended))

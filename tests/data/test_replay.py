@@ -478,6 +478,14 @@ def test_each_episode_goes_to_the_ring_with_the_fewest_rows(layout):
     check_contents(buffer, [episodes[0], episodes[1] + episodes[3], episodes[2] + episodes[4]])
 
 
+def test_more_demonstrations_go_on_where_the_last_ones_ended():
+    shown = [diary(Scripted(period=2, first_episode=i), np.zeros(2, dtype=int), "SAME_STEP") for i in (10, 20, 30)]
+    buffer = buffer_for(Scripted, 30, 3)
+    for episode in shown:
+        buffer.extend(demonstrations(*episode), plain)
+    check_contents(buffer, shown)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n_steps", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,0 +1,54 @@
+"""Trees of arrays, row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_rl.data.table import RowTable, record_type
+
+TEMPLATE = ({"a": np.zeros((2, 3), np.uint8), "b": np.zeros((), np.int64)}, np.zeros(2, np.float32))
+
+
+def filled(rows: int, file=None) -> RowTable:
+    table = RowTable(TEMPLATE, rows, file)
+    parts, numbers = table.columns
+    parts["a"][:] = np.arange(rows)[:, None, None]
+    parts["b"][:] = 10 * np.arange(rows)
+    numbers[:] = np.arange(rows)[:, None] / 2
+    return table
+
+
+def test_the_leaves_of_a_row_lie_side_by_side_each_where_its_type_may():
+    kind = record_type(TEMPLATE)
+    assert [kind.fields[name][1] for name in kind.names] == [0, 8, 16]
+    assert kind.itemsize == 24  # 6, and 2 to get to the integer, 8, 8
+    assert record_type(()).itemsize == 0
+
+
+def test_rows_are_taken_as_copies_of_any_shape():
+    table = filled(5)
+    places = np.array([[3, 3], [0, 4]])
+    parts, numbers = table.take(places)
+    assert parts["a"].shape == (2, 2, 2, 3) and parts["a"].dtype == np.uint8
+    assert parts["b"].tolist() == [[30, 30], [0, 40]]
+    assert numbers[:, :, 1].tolist() == [[1.5, 1.5], [0, 2]]
+    parts["b"][:] = -1
+    assert table.columns[0]["b"].tolist() == [0, 10, 20, 30, 40]
+
+
+def test_resizing_keeps_the_first_rows():
+    table = filled(4)
+    table.resize(6)
+    assert table.columns[0]["b"].tolist() == [0, 10, 20, 30, 0, 0]
+    table.columns[0]["b"][5] = 7
+    assert table.take(np.array([5, 1]))[0]["b"].tolist() == [7, 10]
+    table.resize(2)
+    assert table.columns[0]["b"].tolist() == [0, 10] and table.columns[1].shape == (2, 2)
+
+
+def test_a_table_in_a_file_is_written_through(tmp_path):
+    file = tmp_path / "new" / "rows.bin"
+    table = filled(5, file)
+    assert table.take(np.array([2]))[0]["b"].tolist() == [20]
+    assert np.fromfile(file, record_type(TEMPLATE))["1"].tolist() == [0, 10, 20, 30, 40]
+    assert RowTable(TEMPLATE, 3, file).columns[0]["b"].tolist() == [0, 0, 0]
