@@ -35,7 +35,7 @@ class StoredNext:
     """Slots of a ring that hold no transition."""
 
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None) -> None:
-        self.table = RowTable((template, template.obs), lanes * length, directory and directory / "transitions.bin")
+        self.table = RowTable((template, template.obs), lanes * length, directory)
         self.row, self.next_obs = self.table.columns
 
     @staticmethod
@@ -75,8 +75,8 @@ class DerivedNext:
 
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None) -> None:
         self.slots = length + 1
-        self.observations = RowTable(template.obs, lanes * self.slots, directory and directory / "observations.bin")
-        self.table = RowTable(template._replace(obs=()), lanes * self.slots, directory and directory / "transitions.bin")
+        self.observations = RowTable(template.obs, lanes * self.slots, directory)
+        self.table = RowTable(template._replace(obs=()), lanes * self.slots, directory)
         self.row = self.table.columns
         self.final_of = np.full(lanes * self.slots, -1, dtype=np.int32)
         self.finals = RowTable(template.obs, 64)

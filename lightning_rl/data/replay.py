@@ -29,7 +29,7 @@ class ReplayConfig:
         beta: first exponent of the importance weights; it grows to 1 over the run.
         replace: whether a row may be drawn twice for one batch.
         optimize_memory_usage: store each observation once instead of beside the row before it too.
-        directory: keep the rows in files there instead of in memory.
+        directory: keep the rows in files there instead of in memory, while the run lasts.
     """
 
     prioritized: bool = False

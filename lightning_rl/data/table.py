@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,18 @@ class RowTable:
     Args:
         template: a tree of arrays, one row.
         rows: how many.
-        file: where to keep them instead of in memory; it is written anew.
+        directory: keep them in a file there instead of in memory: one of our own, which is gone when this process is.
     """
 
-    def __init__(self, template: Tree, rows: int, file: Path | None = None) -> None:
+    def __init__(self, template: Tree, rows: int, directory: Path | None = None) -> None:
         names = iter(range(sum(1 for _ in tree_leaves(template))))
         self._names = tree_map(lambda leaf: str(next(names)), template)
-        if file is None:
+        if directory is None:
             self.records: Any = np.zeros(rows, record_type(template))
         else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self.records = np.asarray(np.memmap(file, record_type(template), mode="w+", shape=(rows,)))
+            directory.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=directory) as file:  # the mapping outlives it
+                self.records = np.asarray(np.memmap(file, record_type(template), mode="w+", shape=(rows,)))
         self.columns = self._fields(self.records)
         """The leaves `[rows, ...]`, as views to read and write."""
 

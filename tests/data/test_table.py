@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from lightning_rl.data.table import RowTable, record_type
@@ -9,8 +11,8 @@ from lightning_rl.data.table import RowTable, record_type
 TEMPLATE = ({"a": np.zeros((2, 3), np.uint8), "b": np.zeros((), np.int64)}, np.zeros(2, np.float32))
 
 
-def filled(rows: int, file=None) -> RowTable:
-    table = RowTable(TEMPLATE, rows, file)
+def filled(rows: int, directory: Path | None = None) -> RowTable:
+    table = RowTable(TEMPLATE, rows, directory)
     parts, numbers = table.columns
     parts["a"][:] = np.arange(rows)[:, None, None]
     parts["b"][:] = 10 * np.arange(rows)
@@ -46,9 +48,11 @@ def test_resizing_keeps_the_first_rows():
     assert table.columns[0]["b"].tolist() == [0, 10] and table.columns[1].shape == (2, 2)
 
 
-def test_a_table_in_a_file_is_written_through(tmp_path):
-    file = tmp_path / "new" / "rows.bin"
-    table = filled(5, file)
-    assert table.take(np.array([2]))[0]["b"].tolist() == [20]
-    assert np.fromfile(file, record_type(TEMPLATE))["1"].tolist() == [0, 10, 20, 30, 40]
-    assert RowTable(TEMPLATE, 3, file).columns[0]["b"].tolist() == [0, 0, 0]
+def test_a_table_in_a_file_is_a_table_and_leaves_no_file(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    first, second = filled(5, folder), RowTable(TEMPLATE, 3, folder)
+    assert first.take(np.array([2]))[0]["b"].tolist() == [20]
+    assert second.columns[0]["b"].tolist() == [0, 0, 0]
+    assert list(folder.iterdir()) == []
+    mapped = Path("/proc/self/maps")
+    assert not mapped.exists() or mapped.read_text().count(str(folder)) == 2
