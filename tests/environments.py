@@ -77,13 +77,24 @@ class Image(Scripted):
         return picture
 
 
+class ImageBox(Image):
+    """The same with two continuous actions."""
+
+    action_space = Box(-1, 1, (2,), np.float32)
+
+
 class Probe(gym.Env):
     """A few numbers to see, one thing to learn (after Andy Jones, andyljones.com/posts/rl-debugging.html)."""
 
     observation_space = Box(-1, 1, (1,), np.float32)
+    action_spaces = {  # noqa: RUF012
+        "discrete": Discrete(2),
+        "box": Box(-1, 1, (1,), np.float32),
+        "hybrid": Dict({"choice": Discrete(2), "turn": Box(-1, 1, (1,), np.float32)}),
+    }
 
     def __init__(self, action: str = "discrete") -> None:
-        self.action_space = Discrete(2) if action == "discrete" else Box(-1, 1, (1,), np.float32)
+        self.action_space = self.action_spaces[action]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         super().reset(seed=seed)
@@ -125,28 +136,35 @@ class ObservedReward(Probe):
 
 
 class ObservedAction(ObservedReward):
-    """One step at -1 or at 1; the best action has the observation's sign: 1 if right and -1 if not, or minus the distance to half of it."""
+    """One step at -1 or at 1; the best action has the observation's sign: 1 if right and -1 if not, or minus the distance to half of it.
+
+    A hybrid action is paid for both.
+    """
 
     def step(self, action: Any) -> Step:
-        if isinstance(self.action_space, Discrete):
-            reward = 1.0 if (action == 1) == (self.seen > 0) else -1.0
-        else:
-            reward = -abs(float(action[0]) - self.seen / 2)
+        parts, reward = action if isinstance(action, dict) else {"choice": action, "turn": action}, 0.0
+        if not isinstance(self.action_space, Box):
+            reward += 1.0 if (parts["choice"] == 1) == (self.seen > 0) else -1.0
+        if not isinstance(self.action_space, Discrete):
+            reward -= abs(float(parts["turn"][0]) - self.seen / 2)
         return self.observe(), reward, True, False, {}
 
 
 class Endless(Probe):
-    """Reward 1 in every step and nothing to see; cut off after 8 steps, by truncation or by `termination`."""
+    """Reward 1 in every step and nothing to see, or the time that passed; cut off after `period` steps, by truncation or `termination`."""
 
-    def __init__(self, action: str = "discrete", ending: str = "truncation") -> None:
+    def __init__(self, action: str = "discrete", ending: str = "truncation", period: int = 8, clock: bool = False) -> None:
         super().__init__(action)
-        self.ending = ending
+        self.ending, self.period, self.clock = ending, period, clock
 
     def step(self, action: Any) -> Step:
         self.t += 1
-        end = self.t == 8
+        self.seen = self.t / self.period if self.clock else 0.0
+        end = self.t == self.period
         return self.observe(), 1.0, end and self.ending == "termination", end and self.ending == "truncation", {}
 
 
-for environment in (Scripted, ScriptedDict, ScriptedBox, Image, ConstantReward, DelayedReward, ObservedReward, ObservedAction, Endless):
+SCRIPTED = (Scripted, ScriptedDict, ScriptedBox, Image, ImageBox)
+PROBES = (ConstantReward, DelayedReward, ObservedReward, ObservedAction, Endless)
+for environment in SCRIPTED + PROBES:
     gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")

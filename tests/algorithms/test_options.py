@@ -1,19 +1,24 @@
-"""Every option of every on-policy algorithm changes what it says: an option without a row here is a failure."""
+"""Every option of every algorithm changes what it says: an option without a row here is a failure."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_rl import A2C, PPO
+from lightning_rl import A2C, DQN, PPO, SAC, TD3
 from lightning_rl.algorithms.settings import settings_of
+from lightning_rl.data.layouts import DerivedNext, StoredNext
+from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
-from tests.environments import Scripted
-from tests.fitting import ON_POLICY, Rows, fit, tiny, weights
+from tests.environments import Scripted, ScriptedBox
+from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, weights
 
 
 class Option(NamedTuple):
@@ -24,12 +29,14 @@ class Option(NamedTuple):
     given: dict[str, Any] = {}  # noqa: RUF012
 
 
+BOX = {"Scripted-v0": "ScriptedBox-v0", "Image-v0": "ImageBox-v0"}
+"""What TD3 is trained on instead."""
 COMMON = {
     "learning_rate": [Option(0.01), Option({"schedule": "linear", "start": 0.01}, given={"learning_rate": 0.01})],
     "gamma": [Option(0.5)],
-    "max_grad_norm": [Option(None), Option(0.01)],
+    "max_grad_norm": [Option(0.01), Option(None, given={"max_grad_norm": 0.01})],
     "net_arch": [Option([6]), Option([8, 8]), Option([])],
-    "activation": [Option("relu"), Option("gelu", given={"activation": "relu"})],
+    "activation": [Option("silu"), Option("gelu", given={"activation": "relu"})],
     "encoder": [Option("mlp", "Image-v0"), Option("fully_connected", "Image-v0")],
     "encoder_features": [Option(4, "Image-v0")],
     "normalize_obs": [Option("running"), Option("frozen", given={"normalize_obs": "running", "normalize_obs_steps": 20})],
@@ -37,6 +44,8 @@ COMMON = {
     "normalize_reward": [Option(True)],
     "clip_reward": [Option(1.0)],
     "reward_scale": [Option(0.1)],
+}
+ON = {
     "n_steps": [Option(4)],
     "gae_lambda": [Option(0.5)],
     "ent_coef": [Option(0.1), Option({"schedule": "linear", "start": 0.1}, given={"ent_coef": 0.1})],
@@ -46,8 +55,27 @@ COMMON = {
     "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
     "log_std_init": [Option(-1.0, "ScriptedBox-v0")],
 }
+PRIORITIZED = {"replay": {"prioritized": True}}
+OFF = {
+    "buffer_size": [Option(20)],
+    "batch_size": [Option(16)],
+    "learning_starts": [Option(24)],
+    "train_freq": [Option(8)],
+    "gradient_steps": [Option(2), Option(-1)],
+    "steps_per_iteration": [Option(32)],
+    "n_steps": [Option(3)],
+    "warmup": [Option("policy")],
+    "replay": [
+        Option({"prioritized": True}),
+        Option({"prioritized": True, "alpha": 0.1}, given=PRIORITIZED),
+        Option({"prioritized": True, "beta": 1.0}, given=PRIORITIZED),
+        Option({"replace": False}),
+    ],
+    "tau": [Option(0.5)],
+}
 OWN = {
-    PPO: {
+    PPO: ON
+    | {
         "batch_size": [Option(16)],
         "n_epochs": [Option(1)],
         "clip_range": [
@@ -59,23 +87,77 @@ OWN = {
         "target_kl": [Option(1e-9)],
         "ratio": [Option("per_dim", "ScriptedBox-v0")],
     },
-    A2C: {
+    A2C: ON
+    | {
         "normalize_advantage": [Option(True)],
         "use_rms_prop": [Option(False)],
         "rms_prop_eps": [Option(0.1)],
     },
+    SAC: OFF
+    | {
+        "target_update_interval": [Option(4)],
+        "n_critics": [Option(1), Option(3)],
+        "ent_coef": [Option(0.1), Option(0, given={"ent_coef": 0.1}), Option("auto_0.1"), Option("auto_0.1", given={"ent_coef": 0.1})],
+        "target_entropy": [Option(0.1), Option({"continuous": -5.0}, "ScriptedBox-v0")],
+        "target_entropy_multiplier": [Option(2.0, "ScriptedBox-v0")],
+        "target_entropy_scale": [Option(0.2)],
+        "value_network": [Option(True)],
+    },
+    DQN: OFF
+    | {
+        "target_update_interval": [Option(1)],
+        "exploration_fraction": [Option(0.9)],
+        "exploration_initial_eps": [Option(0.5, given={"exploration_fraction": 0.9})],
+        "exploration_final_eps": [Option(0.5)],
+        "double": [Option(True, given={"learning_rate": 0.1})],
+        "dueling": [Option(True)],
+        "noisy": [Option(True)],
+        "distribution": [Option("c51"), Option("quantiles", given={"distribution": "c51", "n_atoms": 50})],
+        "n_atoms": [Option(11, given={"distribution": "c51"})],
+        "v_min": [Option(-20.0, given={"distribution": "c51"})],
+        "v_max": [Option(20.0, given={"distribution": "c51"})],
+        "n_quantiles": [Option(10, given={"distribution": "quantiles"})],
+        "value_transform": [Option("signed_hyperbolic"), Option("symlog", given={"value_transform": "signed_hyperbolic"})],
+        "adam_eps": [Option(0.1)],
+    },
+    TD3: OFF
+    | {
+        "policy_delay": [Option(1)],
+        "n_critics": [Option(1), Option(3)],
+        "action_noise": [Option(0.5)],
+        "target_policy_noise": [Option(0.0)],
+        "target_noise_clip": [Option(0.1)],
+    },
 }
 OTHERS = {"env", "spaces", "max_env_steps", "log_interval"}
 """Those below that are not about weights."""
+OTHER_REPLAY = {"optimize_memory_usage", "directory"}
+"""The same of the replay buffer."""
 
-every_algorithm = pytest.mark.parametrize("algorithm", ON_POLICY)
+every_algorithm = pytest.mark.parametrize("algorithm", ALL)
+every_replaying_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
+
+
+def train(algorithm: type, env_id: str, settings: dict[str, Any]) -> Any:
+    """A model after three iterations."""
+    env_id = BOX.get(env_id, env_id) if algorithm is TD3 else env_id
+    model = tiny(algorithm, f"tests.environments:{env_id}", **({"max_env_steps": 48, "encoder_features": 8} | settings))
+    fit(model)
+    return model
 
 
 def trained(algorithm: type, env_id: str, settings: dict[str, Any]) -> Tensor:
     """The heads and hidden layers after three iterations."""
-    model = tiny(algorithm, f"tests.environments:{env_id}", **({"max_env_steps": 48, "encoder_features": 8} | settings))
-    fit(model)
-    return torch.nn.utils.parameters_to_vector([*model.network.actor.parameters(), *model.network.critic.parameters()])
+    model = train(algorithm, env_id, settings)
+    networks = [model.network, getattr(model, "critic", model.network)]
+    parts = [part for network in networks for name, part in network.named_children() if name in ("actor", "critic", "layers", "head")]
+    return torch.nn.utils.parameters_to_vector([parameter for part in parts for parameter in part.parameters()])
+
+
+@cache
+def trained_once(algorithm: type, env_id: str, settings: str) -> Tensor:
+    """The same, for settings that many options start from."""
+    return trained(algorithm, env_id, eval(settings))
 
 
 @every_algorithm
@@ -83,17 +165,22 @@ def test_every_option_is_tested(algorithm):
     assert settings_of(algorithm).keys() == COMMON.keys() | OWN[algorithm].keys() | OTHERS
 
 
+def test_every_option_of_the_replay_buffer_is_tested():
+    tested = {name for option in OFF["replay"] for name in option.value}
+    assert {field.name for field in fields(ReplayConfig)} == tested | OTHER_REPLAY
+
+
 @pytest.mark.parametrize(
     "algorithm, name, option",
     [
         pytest.param(algorithm, name, option, id=f"{algorithm.__name__}-{name}-{option.value}")
-        for algorithm in ON_POLICY
+        for algorithm in ALL
         for name, options in (COMMON | OWN[algorithm]).items()
         for option in options
     ],
 )
 def test_an_option_changes_what_is_learned(algorithm, name, option):
-    plain = trained(algorithm, option.env_id, option.given)
+    plain = trained_once(algorithm, option.env_id, repr(option.given))
     assert plain.isfinite().all()
     assert not torch.equal(trained(algorithm, option.env_id, option.given | {name: option.value}), plain)
 
@@ -101,7 +188,9 @@ def test_an_option_changes_what_is_learned(algorithm, name, option):
 @every_algorithm
 @pytest.mark.parametrize("env_id", ["Scripted-v0", "ScriptedBox-v0", "Image-v0"])
 def test_without_a_change_the_same_is_learned(algorithm, env_id):
-    assert torch.equal(trained(algorithm, env_id, {}), trained(algorithm, env_id, {}))
+    if algorithm is DQN and env_id == "ScriptedBox-v0":
+        env_id = "ScriptedDict-v0"
+    assert torch.equal(trained(algorithm, env_id, {}), trained_once(algorithm, env_id, "{}"))
 
 
 @every_algorithm
@@ -117,9 +206,10 @@ def test_the_environment_is_what_is_trained(algorithm):
 
 @every_algorithm
 def test_given_spaces_no_environment_is_built(algorithm):
-    spaces = Spaces(Scripted.observation_space, Scripted.action_space)
+    env = ScriptedBox if algorithm is TD3 else Scripted
+    spaces = Spaces(env.observation_space, env.action_space)
     model = tiny(algorithm, "Nowhere-v0", spaces=spaces)
-    assert model.network.value(torch.zeros(5, 2)).shape == (5, 1)
+    assert len(model.network.sample(torch.zeros(5, 2))[0]) == 5
     with pytest.raises(SettingError, match="Nowhere-v0"):
         tiny(algorithm, "Nowhere-v0")
     with pytest.raises(SettingError, match="spaces"):  # those of another environment
@@ -148,21 +238,74 @@ def test_statistics_are_frozen_after_random_steps_that_count(algorithm):
     model = tiny(algorithm, normalize_obs="frozen", normalize_obs_steps=20)
     seen, training_step = [], model.training_step
 
-    def watched(rollout, batch_idx):
+    def watched(batch, batch_idx):
         seen.append((float(model.network.normalizer.statistics[0].count), model.env_steps, model.progress))
-        training_step(rollout, batch_idx)
+        training_step(batch, batch_idx)
 
     model.training_step = watched
     fit(model)
     counts, env_steps, progress = zip(*seen, strict=True)
+    first = 36 if algorithm in ON_POLICY else 20  # who learns while acting has made no step of the iteration yet
     assert counts == pytest.approx([20] * 5, abs=1e-3)
-    assert env_steps == (36, 52, 68, 84, 100)
+    assert env_steps == tuple(range(first, first + 80, 16))
     assert progress == pytest.approx([(20 + 16 * k) / 96 for k in range(5)])
 
 
-def test_learning_rates_of_zero_leave_the_weights():
-    for algorithm in ON_POLICY:
-        model = tiny(algorithm, learning_rate=0.0)
-        before = weights(model)
+@every_algorithm
+def test_learning_rates_of_zero_leave_the_weights(algorithm):
+    model = tiny(algorithm, learning_rate=0.0)
+    before = weights(model)
+    fit(model)
+    assert torch.equal(weights(model), before)
+
+
+# ---------------------------------------------------------------- what must not matter
+
+
+@every_replaying_algorithm
+def test_how_the_rows_are_kept_changes_nothing_that_is_learned(algorithm, tmp_path):
+    kept = []
+
+    def note(buffer: ReplayBuffer) -> None:
+        records = buffer.layout.table.records
+        kept.append((type(buffer.layout), isinstance(records.base, np.memmap), len(buffer), records.itemsize))
+
+    def run(replay: dict[str, Any]) -> Tensor:
+        model = tiny(algorithm, replay=replay, n_steps=2)
+        model.on_train_end = lambda: note(model.dataset.buffer)
         fit(model)
-        assert torch.equal(weights(model), before)
+        return weights(model)
+
+    plain = run({})
+    assert torch.equal(run({"optimize_memory_usage": True}), plain)
+    assert torch.equal(run({"directory": str(tmp_path / "rows")}), plain)
+    assert torch.equal(run({"directory": str(tmp_path / "rows"), "optimize_memory_usage": True}), plain)
+    layouts, in_files, transitions, sizes = zip(*kept, strict=True)
+    assert layouts == (StoredNext, DerivedNext, StoredNext, DerivedNext)
+    assert in_files == (False, False, True, True) and (tmp_path / "rows").is_dir()
+    assert transitions == (96,) * 4
+    assert sizes[0] - sizes[1] == sizes[2] - sizes[3] == 16  # two observations of two float32 numbers lie elsewhere
+
+
+@every_replaying_algorithm
+def test_steps_per_iteration_only_groups(algorithm):
+    def run(steps_per_iteration: int) -> tuple[int, int, list[int]]:
+        model = tiny(algorithm, steps_per_iteration=steps_per_iteration, gradient_steps=2)
+        seen, end_update = [], model.end_update
+        model.end_update = lambda: (seen.append(model.collector.env_steps), end_update())
+        return fit(model).global_step, model.env_steps, seen
+
+    # two updates at 20 steps, two at 24, …, whatever an iteration is; rates, ε and statistics are those of the iteration's beginning
+    updates = [steps for steps in range(20, 97, 4) for _ in range(2)]
+    assert run(16) == (6, 96, updates)
+    assert run(2) == (48, 96, updates)
+    assert run(96) == (1, 96, updates)
+    assert run(1) == (48, 96, updates)  # an iteration is a step of each environment at least
+
+
+def test_without_chance_the_groups_change_no_weight():
+    settings = {"action_noise": 0.0, "target_policy_noise": 0.0, "warmup": "policy"}
+    first, *others = [tiny(TD3, steps_per_iteration=steps, **settings) for steps in (16, 2, 96)]
+    for model in (first, *others):
+        fit(model)
+    assert all(torch.equal(weights(model), weights(first)) for model in others)

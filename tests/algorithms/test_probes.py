@@ -11,54 +11,119 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, PPO
+from lightning_rl import A2C, DQN, PPO, SAC, TD3
+from lightning_rl.types import tree_leaves, tree_to_numpy
 from tests.environments import ConstantReward, DelayedReward, Endless, ObservedAction, ObservedReward
-from tests.fitting import ON_POLICY, fit, tiny
+from tests.fitting import fit, tiny
 
 GAMMA = 0.9
-ACTIONS = ("discrete", "box")
-LEARNING = {
-    PPO: {"batch_size": 32, "n_epochs": 4, "learning_rate": 0.01},
-    A2C: {"learning_rate": 0.01, "use_rms_prop": False},
+
+
+class Learner(NamedTuple):
+    """An algorithm with settings to learn fast, and the actions it can take."""
+
+    algorithm: type
+    settings: dict[str, Any]
+    actions: tuple[str, ...]
+    replays: bool = True
+
+
+ON_POLICY = {"learning_rate": 0.01, "n_steps": 8}
+REPLAY = {
+    "learning_rate": {"schedule": "linear", "start": 0.02},  # to end at rest: a few thousand steps suffice
+    "batch_size": 64,
+    "train_freq": 4,
+    "learning_starts": 600,
+    "buffer_size": 4_000,
+    "steps_per_iteration": 100,
+}
+SOFT = REPLAY | {"tau": 0.1, "ent_coef": 1e-4}
+DEEP = REPLAY | {"target_update_interval": 10, "exploration_final_eps": 0.2}
+NOISY = DEEP | {"noisy": True, "exploration_initial_eps": 0.0, "exploration_final_eps": 0.0, "gradient_steps": 2}
+LEARNERS = {
+    "PPO": Learner(PPO, ON_POLICY | {"batch_size": 32, "n_epochs": 4}, ("discrete", "box"), False),
+    "A2C": Learner(A2C, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), False),
+    "SAC": Learner(SAC, SOFT, ("discrete",)),
+    "SAC of continuous actions": Learner(SAC, SOFT | {"gradient_steps": 2}, ("box", "hybrid")),
+    "SAC with a value network": Learner(SAC, SOFT | {"value_network": True}, ("discrete", "box")),
+    "TD3": Learner(TD3, REPLAY | {"tau": 0.2}, ("box",)),
+    "DQN": Learner(DQN, DEEP, ("discrete",)),
+    "double": Learner(DQN, DEEP | {"double": True}, ("discrete",)),
+    "dueling": Learner(DQN, DEEP | {"dueling": True}, ("discrete",)),
+    "n-step": Learner(DQN, DEEP | {"n_steps": 3}, ("discrete",)),
+    "prioritized": Learner(DQN, DEEP | {"replay": {"prioritized": True, "beta": 1.0}}, ("discrete",)),
+    "noisy": Learner(DQN, NOISY, ("discrete",)),
+    "C51": Learner(DQN, DEEP | {"distribution": "c51", "v_min": -2.0, "v_max": 12.0}, ("discrete",)),
+    "quantiles": Learner(DQN, DEEP | {"distribution": "quantiles", "n_quantiles": 8}, ("discrete",)),
+    "transformed": Learner(DQN, DEEP | {"value_transform": "signed_hyperbolic"}, ("discrete",)),
+    "all at once": Learner(
+        DQN,
+        NOISY
+        | {"double": True, "dueling": True, "n_steps": 3, "replay": {"prioritized": True}}
+        | {"distribution": "c51", "v_min": -1.0, "v_max": 3.0, "value_transform": "signed_hyperbolic"},
+        ("discrete",),
+    ),
 }
 
 
 class Probe(NamedTuple):
-    """An environment, and what must be learned of it in `env_steps`: the values at `obs`, or the best actions there."""
+    """An environment, and what must be learned of it in `env_steps`, on-policy ones first: the values at `obs`, or the best actions."""
 
     env: type
     obs: list[float]
     values: list[float] | None = None
-    actions: dict[str, list[float]] | None = None
+    best: bool = False
     kwargs: dict[str, Any] = {}  # noqa: RUF012
-    settings: dict[str, Any] = {}  # noqa: RUF012
-    env_steps: int = 4_000
+    env_steps: tuple[int, int] = (4_000, 2_000)
 
 
 PROBES = {
     "the value of a constant reward": Probe(ConstantReward, [0], [1]),
     "the discount of a reward one step later": Probe(DelayedReward, [0, 1], [GAMMA, 1]),
     "a value for each observation": Probe(ObservedReward, [-1, 1], [-1, 1]),
-    "an action for each observation": Probe(ObservedAction, [-1, 1], actions={"discrete": [0, 1], "box": [-0.5, 0.5]}, env_steps=10_000),
+    "an action for each observation": Probe(ObservedAction, [-1, 1], best=True, env_steps=(10_000, 3_000)),
     # 1 + γ + γ² + … = 1 / (1 - γ)
-    "the value beyond a time limit": Probe(Endless, [0], [10], env_steps=10_000),
-    # after 8 steps nothing follows; all times look alike, so the value is the mean of (1 - γᵏ) / (1 - γ) over k = 1 … 8
-    "no value beyond a termination": Probe(Endless, [0], [3.5928], kwargs={"ending": "termination"}, settings={"gae_lambda": 1.0}),
+    "the value beyond a time limit": Probe(Endless, [0], [10], env_steps=(10_000, 3_000)),
+    # the second of two steps ends: 1 + γ · 1, and 1
+    "no value beyond a termination": Probe(Endless, [0, 0.5], [1.9, 1], kwargs={"ending": "termination", "period": 2, "clock": True}),
 }
+BEST = {"discrete": [0, 1], "box": [-0.5, 0.5], "hybrid": [0, 1, -0.5, 0.5]}
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("name", PROBES)
-@pytest.mark.parametrize("algorithm", ON_POLICY)
-def test_what_a_probe_teaches(algorithm, name, action):
+@torch.no_grad()
+def learned_values(model: Any, obs: torch.Tensor) -> torch.Tensor:
+    """What the network, or each critic, says of the best choice and of the policy's continuous actions, `[B, …]`."""
+    model.eval()
+    if isinstance(model, DQN):
+        return model.transform.inverse(model.network.value(obs)).amax(1)
+    if not hasattr(model, "critic"):
+        return model.network.value(obs)
+    action = model.network.sample(obs, deterministic=True)[0]
+    action = model.actions.continuous(action) if isinstance(model, SAC) else action
+    return model.critic(obs, action).amax(2).squeeze(-1).T
+
+
+@pytest.mark.parametrize(
+    "name, learner, action",
+    [
+        pytest.param(name, learner, action, id=f"{learner}-{action}-{name}")
+        for learner, row in LEARNERS.items()
+        for action in row.actions
+        for name in PROBES
+    ],
+)
+def test_what_a_probe_teaches(name, learner, action):
+    algorithm, settings, _, replays = LEARNERS[learner]
     probe = PROBES[name]
-    settings = {"gamma": GAMMA, "n_steps": 8, "max_env_steps": probe.env_steps, "net_arch": [16]}
+    settings = {"gamma": GAMMA, "max_env_steps": probe.env_steps[replays], "net_arch": [16]} | settings
     env = {"num_envs": 4, "kwargs": {"action": action, **probe.kwargs}}
-    model = tiny(algorithm, f"tests.environments:{probe.env.__name__}-v0", env=env, **(settings | LEARNING[algorithm] | probe.settings))
+    model = tiny(algorithm, f"tests.environments:{probe.env.__name__}-v0", env=env, **settings)
     fit(model)
     obs = torch.tensor(probe.obs).float().unsqueeze(-1)
     if probe.values is not None:
-        assert model.network.value(obs).flatten().tolist() == pytest.approx(probe.values, abs=0.02 * max(probe.values))
-    if probe.actions is not None:
-        actions = model.network.distribution.to_env(model.network.act(obs, deterministic=True).action.numpy())
-        assert np.ravel(actions) == pytest.approx(probe.actions[action], abs=0.1)
+        for row, value in zip(learned_values(model, obs).tolist(), probe.values, strict=True):
+            assert row == pytest.approx([value] * len(row), abs=0.02 * max(probe.values))
+    else:
+        model.network.eval()
+        actions = model.network.distribution.to_env(tree_to_numpy(model.network.sample(obs, deterministic=True)[0]))
+        assert np.concatenate([leaf.ravel() for leaf in tree_leaves(actions)]) == pytest.approx(BEST[action], abs=0.1)
