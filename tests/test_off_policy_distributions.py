@@ -289,6 +289,20 @@ def test_demonstrations_at_the_bounds_come_back_finite():
     np.testing.assert_allclose(distribution.to_env(u), ends, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
+def test_demonstrated_choices_may_come_in_any_integer_type(dtype):
+    for space, action, kept in ((Discrete(4, start=-2), [1, 0], [3, 2]), (MultiDiscrete([3, 2], start=[1, -1]), [[3, 0]], [[2, 1]])):
+        stored = make_distribution(space).from_env(np.array(action, dtype))
+        assert stored.tolist() == kept and stored.dtype == np.int64
+
+
+@pytest.mark.parametrize("action_dist", SQUASHES)
+def test_a_dimension_that_cannot_move_is_refused_in_one_line(action_dist):
+    stuck = Box(np.array([[-1, 2], [-1, -1]], np.float32), np.array([[1, 2], [1, 1]], np.float32))
+    with pytest.raises(SettingError, match=r"^(SAC|TD3|action_dist tanh_normal) needs a Box with low < high, got 2 for both at \[0, 1\]$"):
+        make_distribution(stuck, action_dist)
+
+
 def test_spaces_that_do_not_fit_are_refused_in_one_line():
     unbounded = Box(np.array([-1, -np.inf], np.float32), np.array([1, 1], np.float32))
     with pytest.raises(SettingError, match=r"^SAC needs a bounded Box, got Box\(2,\); use PPO$"):

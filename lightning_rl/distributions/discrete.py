@@ -53,7 +53,7 @@ class Categorical(Distribution):
         return action + self.start if self.start else action
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
-        return action - self.start
+        return action.astype(np.int64) - self.start
 
 
 class EpsilonGreedy(Categorical):

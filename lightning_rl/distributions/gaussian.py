@@ -177,7 +177,7 @@ class Bounds(nn.Module):
     """Between [-1, 1] and the bounds of a Box.
 
     Raises:
-        SettingError: a Box without bounds; `needed_by` says who needs them.
+        SettingError: a Box without bounds, or with a dimension that cannot move; `needed_by` says who needs them.
     """
 
     log_half_range: Tensor
@@ -187,6 +187,8 @@ class Bounds(nn.Module):
         if not space.is_bounded():
             instead = "clipped_normal" if needed_by.startswith("action_dist") else "PPO"
             raise SettingError(f"{needed_by} needs a bounded Box, got {short(space)}; use {instead}")
+        for place in np.argwhere(space.low >= space.high).tolist():
+            raise SettingError(f"{needed_by} needs a Box with low < high, got {space.low[*place]:g} for both at {place}")
         self.shape, self.low, self.high = space.shape, space.low, space.high
         half_range = torch.as_tensor((space.high - space.low) / 2, dtype=torch.float32).flatten()
         self.register_buffer("log_half_range", half_range.log(), persistent=False)
