@@ -13,9 +13,9 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("behind", [(), (2,), (2, 3)])
-def test_what_belongs_to_each_rows_action(behind):
-    z, action = torch.randn(5, 4, *behind, generator=seeded()), torch.tensor([3, 0, 1, 1, 2])
+@pytest.mark.parametrize(("streams", "atoms"), [(1, 1), (2, 3)])
+def test_what_belongs_to_each_rows_action(streams, atoms):
+    z, action = torch.randn(5, 4, streams, atoms, generator=seeded()), torch.tensor([3, 0, 1, 1, 2])
     assert torch.equal(chosen(z, action), torch.stack([z[i, a] for i, a in enumerate(action)]))
 
 

@@ -63,12 +63,13 @@ def test_the_advantages_of_a_dueling_network_have_the_mean_0(returns):
     net = network(RETURNS[returns](), dueling=True, streams=2)
     obs = observations(6)
     z, features = net(obs), net.encoder(obs)
-    torch.testing.assert_close(z.mean(1), net.head.value(features)[:, 0])
-    advantage = net.head.advantage(features)
+    value, advantage = net.head.value(features).reshape(6, 2, -1), net.head.advantage(features).reshape(6, 3, 2, -1)
+    torch.testing.assert_close(z.mean(1), value)
     for row, action in ((0, 1), (4, 2)):
-        by_hand = net.head.value(features)[row, 0] + advantage[row, action] - advantage[row].sum(0) / 3
+        by_hand = value[row] + advantage[row, action] - advantage[row].sum(0) / 3
         torch.testing.assert_close(z[row, action], by_hand)
-    net.head.advantage[-2].bias.data += 5.0  # what all actions have in common is not theirs
+    last = [layer for layer in net.head.advantage if isinstance(layer, torch.nn.Linear)][-1]
+    last.bias.data += 5.0  # what all actions have in common is not theirs
     torch.testing.assert_close(net(obs), z, rtol=1e-4, atol=1e-5)
 
 
