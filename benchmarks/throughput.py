@@ -1,12 +1,13 @@
 """Environment steps per second of ours and of Stable-Baselines3, side by side in one run.
 
     pip install -r benchmarks/requirements.txt
-    python benchmarks/throughput.py [--cases ppo_cartpole a2c_cartpole ppo_cheetah8 ppo_pong] [--repeats 5] [--device cuda]
+    python benchmarks/throughput.py [--cases ppo_cartpole sac_cheetah …] [--repeats 5] [--device cuda]
 
 Same hyper-parameters, network, environments and threads; repeats alternate, each in a process of its own; medians. The clock runs over
 training alone: all environment steps over the wall time of `fit` or `learn`, first update and saving included, imports and construction
 excluded. Ours runs as a user runs it: progress bar, CSV and TensorBoard loggers and checkpoints on (no evaluation, the peer has none);
-Stable-Baselines3 runs with its defaults, which log and save nothing.
+Stable-Baselines3 runs with its defaults, which log and save nothing. The off-policy cases make one update after each step but the first
+100, so that their rates are those of updates too; SAC's have a third column, the bare loop of `bare_sac.py`.
 """
 
 from __future__ import annotations
@@ -47,8 +48,30 @@ CASES: dict[str, dict[str, Any]] = {
         "settings": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 2.5e-4},
         "atari": True,
     },
+    "sac_pendulum": {
+        "algorithm": "SAC",
+        "env": "Pendulum-v1",
+        "steps": 3_000,
+        "num_envs": 1,
+        "settings": {"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 256},
+        "bare": True,
+    },
+    "sac_cheetah": {
+        "algorithm": "SAC",
+        "env": "HalfCheetah-v5",
+        "steps": 3_000,
+        "num_envs": 1,
+        "settings": {"learning_rate": 3e-4, "learning_starts": 100, "batch_size": 256},
+        "bare": True,
+    },
+    "dqn_cartpole": {
+        "algorithm": "DQN",
+        "env": "CartPole-v1",
+        "steps": 15_000,
+        "num_envs": 1,
+        "settings": {"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 64, "train_freq": 1, "buffer_size": 100_000},
+    },
 }
-NUM_ENVS = 8
 
 
 def ours(case: dict[str, Any], threads: int, device: str) -> float:
@@ -60,7 +83,7 @@ def ours(case: dict[str, Any], threads: int, device: str) -> float:
     pl.seed_everything(1)
     normalize = {"normalize_obs": "running", "normalize_reward": True} if case.get("normalize") else {}
     atari = case.get("atari", False)
-    env = lrl.EnvConfig(case["env"], num_envs=NUM_ENVS, atari=atari, vectorization="async" if atari else "sync")
+    env = lrl.EnvConfig(case["env"], num_envs=case.get("num_envs", 8), atari=atari, vectorization="async" if atari else "sync")
     normalize |= {"net_arch": [], "clip_reward": 1} if atari else {}
     algorithm = getattr(lrl, case["algorithm"])(env=env, max_env_steps=case["steps"], **case["settings"], **normalize)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,13 +101,14 @@ def sb3(case: dict[str, Any], threads: int, device: str) -> float:
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
 
     torch.set_num_threads(threads)
+    num_envs = case.get("num_envs", 8)
     if case.get("atari"):
         envs = make_atari_env(
-            partial(make_atari_game, case["env"]), NUM_ENVS, seed=1, vec_env_cls=SubprocVecEnv, env_kwargs={"frameskip": 1}
+            partial(make_atari_game, case["env"]), num_envs, seed=1, vec_env_cls=SubprocVecEnv, env_kwargs={"frameskip": 1}
         )
         envs = VecFrameStack(envs, 4)
     else:
-        envs = make_vec_env(case["env"], n_envs=NUM_ENVS, seed=1)
+        envs = make_vec_env(case["env"], n_envs=num_envs, seed=1)
     if case.get("normalize"):
         envs = VecNormalize(envs)
     policy = "CnnPolicy" if case.get("atari") else "MlpPolicy"
@@ -102,7 +126,16 @@ def make_atari_game(env_id: str, **settings: Any) -> Any:
     return gymnasium.make(env_id, **settings)
 
 
-PEERS = {"ours": ours, "sb3": sb3}
+def bare(case: dict[str, Any], threads: int, device: str) -> float:
+    """Seconds of a hand-written loop."""
+    import torch
+    from bare_sac import bare_sac
+
+    torch.set_num_threads(threads)
+    return bare_sac(case["env"], case["steps"], case["settings"]["learning_starts"], case["settings"]["learning_rate"])
+
+
+PEERS = {"ours": ours, "sb3": sb3, "bare": bare}
 
 
 def measure(peer: str, case: str, threads: int, device: str) -> float:
@@ -116,7 +149,7 @@ def measure(peer: str, case: str, threads: int, device: str) -> float:
 def main() -> None:
     """Measure and print a table, then the same as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=["ppo_cartpole", "a2c_cartpole", "ppo_cheetah8"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=[case for case in CASES if case != "ppo_pong"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -129,17 +162,22 @@ def main() -> None:
     cores = f"{os.cpu_count()} cores, {options.threads} thread(s), {options.device}"
     print(f"{platform.processor() or platform.machine()}, {cores}, Python {platform.python_version()}")
     print(", ".join(f"{name} {version(name)}" for name in packages))
-    print("\n| case | ours, steps/s | SB3, steps/s | ratio of medians | ours, all | SB3, all |\n|---|---|---|---|---|---|")
+    print(
+        "\n| case | ours, steps/s | SB3 | bare | ours / SB3 | ours / bare | ours, all | SB3, all | bare, all |\n|---|---|---|---|---|---|---|---|---|"
+    )
     rows = {}
     for case in options.cases:
-        rates: dict[str, list[float]] = {peer: [] for peer in PEERS}
+        rates: dict[str, list[float]] = {peer: [] for peer in PEERS if peer != "bare" or CASES[case].get("bare")}
         for _ in range(options.repeats):
             for peer, values in rates.items():
                 values.append(measure(peer, case, options.threads, options.device))
         medians = {peer: statistics.median(values) for peer, values in rates.items()}
-        rows[case] = {"rates": rates, "ratio": medians["ours"] / medians["sb3"]}
-        every = " | ".join(" ".join(f"{rate:,.0f}" for rate in rates[peer]) for peer in PEERS)
-        print(f"| {case} | {medians['ours']:,.0f} | {medians['sb3']:,.0f} | {rows[case]['ratio']:.2f} | {every} |", flush=True)
+        ratios = {peer: medians["ours"] / medians[peer] for peer in ("sb3", "bare") if peer in medians}
+        rows[case] = {"rates": rates, "ratios": ratios}
+        cells = [f"{medians[peer]:,.0f}" if peer in medians else "" for peer in PEERS]
+        cells += [f"{ratios[peer]:.2f}" if peer in ratios else "" for peer in ("sb3", "bare")]
+        cells += [" ".join(f"{rate:,.0f}" for rate in rates.get(peer, [])) for peer in PEERS]
+        print(f"| {case} | {' | '.join(cells)} |", flush=True)
     print("\n" + json.dumps(rows))
 
 

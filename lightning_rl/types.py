@@ -154,4 +154,5 @@ def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norm of all tensors taken as one vector."""
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
+    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -189,13 +189,13 @@ class Algorithm(pl.LightningModule):
         Raises:
             NotFiniteError: it is infinite or not a number.
         """
-        if not math.isfinite(loss):
+        if not math.isfinite(loss.item()):
             at = f"{self.env_steps:,} environment steps, {self.updates:,} updates"
-            raise NotFiniteError(f"{name} is {float(loss)} after {at}; lower learning_rate, or see what the environment returns")
+            raise NotFiniteError(f"{name} is {loss.item()} after {at}; lower learning_rate, or see what the environment returns")
         return loss
 
     def learned(self, batch: Transition, errors: Tensor) -> None:
-        """The errors |δ| `[B]` of a batch, for a buffer that draws by them."""
+        """The errors |δ| `[B, S]` of a batch, for a buffer that draws by them."""
         assert isinstance(self.dataset, ReplayDataset)
         self.dataset.learned(batch.rows, errors)
 

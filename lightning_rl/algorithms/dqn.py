@@ -149,8 +149,9 @@ class DQN(Algorithm):
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))
         z = chosen(self.network(self.network.normalizer(batch.obs)), batch.action)
         loss, error = self.returns.loss(z, target, probs)  # [B, S]
-        self.learned(batch, error.detach().mean(-1))
-        self.record(q_value=lambda: self.returns.mean(z.detach()).mean())
+        self.learned(batch, error)
+        taken = z.detach()  # a function that is kept must not keep the graph
+        self.record(q_value=lambda: self.returns.mean(taken).mean())
         return self.finite("loss", mean(loss.mean(-1), batch.weight))
 
     def configure_callbacks(self) -> list[pl.Callback]:

@@ -54,6 +54,8 @@ def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
 def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
     """Scale gradients to a Euclidean norm of at most `max_norm`. Returns the norm before."""
     norm = total_norm(gradients)
+    if max_norm == float("inf"):
+        return norm
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(scale)

@@ -134,7 +134,7 @@ class SAC(Algorithm):
         with torch.no_grad():
             target = batch.reward + batch.discount * self.next_value(batch)
         q = losses.chosen(self.critic(obs, self.actions.continuous(batch.action)), self.actions.choices(batch.action))
-        self.learned(batch, (q - target).detach().abs().mean((0, 2)))
+        self.learned(batch, (q - target).abs().mean(0))
         loss = mean(losses.critic_loss(q, target), batch.weight)
         self.record(critic_loss=loss, q_value=q.mean())
         return self.finite("critic_loss", loss) if self.value is None else loss + self.value_loss(batch, obs, policy)

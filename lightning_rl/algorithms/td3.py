@@ -125,7 +125,7 @@ class TD3(Algorithm):
             target = batch.reward + batch.discount * self.target_critic(next_obs, next_action)[:, :, 0].amin(0)
         q = self.critic(obs, batch.action)[:, :, 0]
         loss = mean(critic_loss(q, target), batch.weight)
-        self.learned(batch, (q - target).detach().abs().mean((0, 2)))
+        self.learned(batch, (q - target).abs().mean(0))
         self.record(critic_loss=loss, q_value=q.mean())
         return self.finite("critic_loss", loss)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.replay import ReplayBuffer
-from lightning_rl.errors import check_choice, check_range
+from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.acting import RandomActor
 from lightning_rl.types import Transition, tree_to_numpy, tree_to_torch
 
@@ -36,13 +36,15 @@ class ReplaySettings:
             check_range(name, getattr(self, name), 1, whole=True)
         check_range("learning_starts", self.learning_starts, 0, whole=True)
         check_range("gradient_steps", self.gradient_steps, -1, whole=True)
+        if self.gradient_steps == 0:
+            raise SettingError("gradient_steps 0 would never learn; use a number of updates, or -1 for as many as environment steps")
         check_choice("warmup", self.warmup, ("random", "policy"))
 
 
 class ReplayDataset(ExperienceDataset):
     """Endless iterations; each is an iterator over batches that steps the environments on its way.
 
-    After every `train_freq` environment steps, counted over all environments, come `gradient_steps` batches (-1: as many as steps), from
+    After every `train_freq` environment steps, counted over all environments of this rank, come `gradient_steps` batches (-1: as many as steps), from
     the moment that `learning_starts` steps were made. Learning is never made up for: a run that is continued with an empty buffer fills it
     again with `learning_starts` steps of its policy.
 
@@ -85,8 +87,9 @@ class ReplayDataset(ExperienceDataset):
         """Before an iteration: how far the run is, all ranks together."""
         self.steps, self.progress = env_steps / self.ranks, progress
         if self.learning_starts is None:
-            start = self.settings.learning_starts / self.ranks
-            self.random_until = start if self.settings.warmup == "random" else 0.0
+            open_rows = (self.settings.n_steps - 1) * self.collector.num_envs  # no window need be complete before
+            start = max(self.settings.learning_starts / self.ranks, open_rows)
+            self.random_until = self.settings.learning_starts / self.ranks if self.settings.warmup == "random" else 0.0
             self.learning_starts = start if len(self.buffer) or not env_steps else self.steps + start
             self.phases = max(0, self._phases())
 
@@ -116,7 +119,6 @@ class ReplayDataset(ExperienceDataset):
                 self.phases += due
                 for _ in range(due * updates):
                     yield self.sample()
-        collector.end()
 
     def sample(self) -> Transition:
         """A batch of transitions, with what the reward signals make of them now."""
@@ -129,8 +131,8 @@ class ReplayDataset(ExperienceDataset):
         return Transition(obs, action, reward, discount, next_obs, weight, window.rows)
 
     def learned(self, rows: np.ndarray, errors: Tensor) -> None:
-        """The errors |δ| `[B]` of rows after learning from them, for buffers that draw by them."""
-        self.buffer.sampler.update(rows, errors)
+        """The errors |δ| `[B, S]` of rows after learning from them, for buffers that draw by them."""
+        self.buffer.sampler.update(rows, errors.detach().mean(-1))
 
     def metrics(self) -> dict[str, float]:
         """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row)."""

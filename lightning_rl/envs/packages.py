@@ -7,7 +7,7 @@ import logging
 
 import gymnasium as gym
 
-EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari", "opencv": "atari"}
+EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari", "opencv": "atari", "minatar": "minatar"}
 """Which of our extras brings a missing package."""
 
 
@@ -21,6 +21,8 @@ def prepare_package(env_id: str) -> None:
         ale_py = importlib.import_module("ale_py")
         gym.register_envs(ale_py)
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    if env_id.startswith("MinAtar/") and env_id not in gym.registry:
+        importlib.import_module("minatar.gym").register_envs()
     spec = gym.registry.get(env_id)
     if spec is not None and "mujoco" in str(spec.entry_point):
         importlib.import_module("mujoco").set_mju_user_warning(logging.getLogger("mujoco").info)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def chosen(z: Tensor, action: Tensor) -> Tensor:
-    """What belongs to an action: `[B, n, ...]` and `[B]` to `[B, ...]`."""
-    return z[torch.arange(len(z), device=z.device), action]
+    """What belongs to an action: `[B, n, S, Z]` and `[B]` to `[B, S, Z]`."""
+    return z.gather(1, action.view(-1, 1, 1, 1).expand(-1, 1, *z.shape[2:])).squeeze(1)
 
 
 def huber(error: Tensor, threshold: float = 1.0) -> Tensor:
     """½ δ² up to the threshold κ, κ (|δ| − ½ κ) beyond (Huber 1964); DQN's clipped error (Mnih et al. 2015)."""
-    size = error.abs()
-    near = size.clamp(max=threshold)
-    return near * (size - 0.5 * near)
+    return functional.huber_loss(error, error.new_zeros(()).expand_as(error), reduction="none", delta=threshold)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:

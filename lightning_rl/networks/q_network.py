@@ -62,21 +62,22 @@ class QNetwork(nn.Module):
 
         def head(actions: int) -> nn.Module:
             layers = mlp(features, net_arch, activation, layer)
-            layers.append(layer(net_arch[-1] if net_arch else features, actions * streams * self.returns.atoms))
-            return layers.append(nn.Unflatten(-1, (actions, streams, self.returns.atoms)))
+            return layers.append(layer(net_arch[-1] if net_arch else features, actions * streams * self.returns.atoms))
 
-        self.head = DuelingHead(head(1), head(self.distribution.num_inputs)) if dueling else head(self.distribution.num_inputs)
+        actions = self.distribution.num_inputs
+        self.outputs = (actions, streams, self.returns.atoms)
+        self.head = DuelingHead(head(1), head(actions), actions) if dueling else head(actions)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
         """What turns normalized observations into one value for each action, if it is that plain."""
-        plain = type(self) is QNetwork and not self.noisy_layers and isinstance(self.head, nn.Sequential)
-        head: Any = self.head
-        return (self.encoder, head[:-1]) if plain and head[-1].unflattened_size[1:] == (1, 1) else None
+        plain = type(self) is QNetwork and not self.noisy_layers and self.outputs[1:] == (1, 1)
+        return (self.encoder, self.head) if plain and isinstance(self.head, nn.Sequential) else None
 
     def forward(self, obs: Tree) -> Tensor:
         """What is known of the return of each action at normalized observations, `[..., n, S, Z]`."""
-        return self.head(self.encoder(obs)).float()
+        z = self.head(self.encoder(obs)).float()
+        return z.view(*z.shape[:-1], *self.outputs)
 
     def resample(self, generator: Generator | None = None) -> None:
         """New noise for noisy layers."""
@@ -107,12 +108,12 @@ class QNetwork(nn.Module):
 
 
 class DuelingHead(nn.Module):
-    """V + A − mean A over the actions."""
+    """V + A − mean A over the `actions`."""
 
-    def __init__(self, value: nn.Module, advantage: nn.Module) -> None:
+    def __init__(self, value: nn.Module, advantage: nn.Module, actions: int) -> None:
         super().__init__()
-        self.value, self.advantage = value, advantage
+        self.value, self.advantage, self.actions = value, advantage, actions
 
     def forward(self, features: Tensor) -> Tensor:
-        advantage = self.advantage(features)
-        return self.value(features) + advantage - advantage.mean(-3, keepdim=True)
+        advantage = self.advantage(features).unflatten(-1, (self.actions, -1))
+        return (self.value(features).unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)).flatten(-2)

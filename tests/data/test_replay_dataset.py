@@ -307,7 +307,7 @@ def test_weights_follow_the_progress_of_the_run():
     iteration = next(iter(run.dataset))
     run.dataset.begin_iteration(0, 1.0)
     next(iteration)
-    run.dataset.learned(np.arange(5), torch.tensor([1.0, 1.0, 1.0, 1.0, 16.0]))
+    run.dataset.learned(np.arange(5), torch.tensor([1.0, 1.0, 1.0, 1.0, 16.0]).unsqueeze(-1))
     for progress, least in ((1.0, 1 / 16), (0.0, 1 / 4)):  # β = 1, and ½
         run.dataset.begin_iteration(5, progress)
         batch = run.dataset.sample()

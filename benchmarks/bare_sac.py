@@ -1,0 +1,109 @@
+"""Soft actor-critic in one hand-written loop: the arithmetic of ours with nothing around it, the limit that a library can reach.
+
+One environment, two hidden layers of 256, batches of 256, one update a step; twin critics as one batched product, rows of memory in one
+table, fused Adam, the faster route of float32 products. It logs, saves and checks nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import pairwise
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+WIDTH, BATCH, GAMMA, TAU = 256, 256, 0.99, 0.005
+
+
+class Twins(nn.Module):
+    """Two perceptrons in one batched product."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        sizes = [inputs, WIDTH, WIDTH, 1]
+        shapes = list(pairwise(sizes))
+        self.w = nn.ParameterList([torch.empty(2, a, b).uniform_(-1 / math.sqrt(a), 1 / math.sqrt(a)) for a, b in shapes])
+        self.b = nn.ParameterList([torch.empty(2, 1, b).uniform_(-1 / math.sqrt(a), 1 / math.sqrt(a)) for a, b in shapes])
+
+    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Q `[2, B]`."""
+        x = torch.cat([obs, action], -1)
+        x = x.expand(2, *x.shape)
+        for weight, bias in list(zip(self.w, self.b, strict=True))[:-1]:
+            x = torch.baddbmm(bias, x, weight).relu()
+        return torch.baddbmm(self.b[-1], x, self.w[-1]).squeeze(-1)
+
+
+def draw(x: Tensor) -> tuple[Tensor, Tensor]:
+    """An action in [-1, 1] and its log-probability."""
+    mean, log_std = x.chunk(2, -1)
+    log_std = log_std.clamp(-20, 2)
+    noise = torch.randn_like(mean)
+    u = mean + log_std.exp() * noise
+    log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - u - functional.softplus(-2 * u))
+    return u.tanh(), log_prob.sum(-1)
+
+
+def bare_sac(env_id: str, steps: int, learning_starts: int, learning_rate: float, seed: int = 1) -> float:
+    """Seconds of a run."""
+    torch.manual_seed(seed)
+    torch.set_float32_matmul_precision("medium")
+    rng = np.random.default_rng(seed)
+    env = gym.make(env_id)
+    space: Any = env.action_space
+    o, a = env.observation_space.shape[0], space.shape[0]  # type: ignore[index]
+    low, high = space.low, space.high
+    actor = nn.Sequential(nn.Linear(o, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2 * a))
+    critic, target = Twins(o + a), Twins(o + a)
+    target.load_state_dict(critic.state_dict())
+    critic_parameters, target_parameters, actor_parameters = (list(net.parameters()) for net in (critic, target, actor))
+    log_alpha = torch.zeros(1, requires_grad=True)
+    critic_adam, actor_adam, alpha_adam = (
+        torch.optim.Adam(parameters, learning_rate, fused=True) for parameters in (critic_parameters, actor_parameters, [log_alpha])
+    )
+    table = np.zeros((steps, 2 * o + a + 2), dtype=np.float32)
+    layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in actor if isinstance(layer, nn.Linear)]
+    obs, _ = env.reset(seed=seed)
+    start = time.perf_counter()
+    for t in range(steps):
+        if t < learning_starts:
+            action = rng.uniform(-1, 1, a)
+        else:
+            x = obs.astype(np.float32)
+            for weight, bias in layers[:-1]:
+                x = np.maximum(x @ weight + bias, 0)
+            x = x @ layers[-1][0] + layers[-1][1]
+            action = np.tanh(x[:a] + np.exp(x[a:].clip(-20, 2)) * rng.standard_normal(a))
+        next_obs, reward, terminated, truncated, _ = env.step(low + (action + 1) / 2 * (high - low))
+        row = table[t]
+        row[:o], row[o : o + a], row[o + a : 2 * o + a], row[-2], row[-1] = obs, action, next_obs, reward, terminated
+        obs = env.reset()[0] if terminated or truncated else next_obs
+        if t < learning_starts:
+            continue
+        batch = torch.from_numpy(table.take(rng.integers(0, t + 1, BATCH), 0))
+        state, done_action, state2, reward_, done = batch.split([o, a, o, 1, 1], 1)
+        alpha = log_alpha.detach().exp()
+        with torch.no_grad():
+            action2, log_prob2 = draw(actor(state2))
+            y = reward_.squeeze(1) + GAMMA * (1 - done.squeeze(1)) * (target(state2, action2).amin(0) - alpha * log_prob2)
+        critic_loss = 0.5 * (critic(state, done_action) - y).square().sum(0).mean()
+        critic_adam.zero_grad()
+        critic_loss.backward()
+        critic_adam.step()
+        new_action, log_prob = draw(actor(state))
+        actor_loss = (alpha * log_prob - critic(state, new_action).amin(0)).mean()
+        actor_adam.zero_grad()
+        actor_loss.backward(inputs=actor_parameters)
+        actor_adam.step()
+        alpha_loss = -(log_alpha.exp() * (log_prob.detach() - a)).mean()
+        alpha_adam.zero_grad()
+        alpha_loss.backward()
+        alpha_adam.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(target_parameters, critic_parameters, TAU)
+    return time.perf_counter() - start
