@@ -162,9 +162,8 @@ def main() -> None:
     cores = f"{os.cpu_count()} cores, {options.threads} thread(s), {options.device}"
     print(f"{platform.processor() or platform.machine()}, {cores}, Python {platform.python_version()}")
     print(", ".join(f"{name} {version(name)}" for name in packages))
-    print(
-        "\n| case | ours, steps/s | SB3 | bare | ours / SB3 | ours / bare | ours, all | SB3, all | bare, all |\n|---|---|---|---|---|---|---|---|---|"
-    )
+    head = ["case", "ours, steps/s", "SB3", "bare", "ours / SB3", "ours / bare", "ours, all", "SB3, all", "bare, all"]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     rows = {}
     for case in options.cases:
         rates: dict[str, list[float]] = {peer: [] for peer in PEERS if peer != "bare" or CASES[case].get("bare")}

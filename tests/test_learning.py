@@ -32,6 +32,12 @@ def best_return(config, seed, folder):
         ("a2c/cartpole", (1, 2, 3, 4, 5), 475, 4),
         ("ppo/lunarlander", (1, 2, 3), 200, 2),
         ("ppo/pendulum", (1, 2, 3), -250, 2),
+        ("sac/pendulum", (1, 2, 3), -180, 3),
+        ("sac/cartpole", (1, 2, 3), 450, 2),
+        ("sac/lunarlander_continuous", (1, 2, 3), 150, 2),
+        ("dqn/cartpole", (1, 2, 3), 475, 2),
+        ("dqn/lunarlander", (1, 2, 3), 150, 2),
+        ("td3/pendulum", (1, 2, 3), -200, 3),
     ],
 )
 def test_a_config_reaches_its_return(config, seeds, threshold, needed, tmp_path):

@@ -182,7 +182,7 @@ def test_exploration_is_decided_by_the_generator():
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
 
 
-@pytest.mark.parametrize("action_dist", ["squashed_normal", "noisy"])
+@pytest.mark.parametrize("action_dist", ["squashed_normal", "noisy", "clipped_normal", "tanh_normal"])
 def test_random_continuous_actions_are_uniform_between_the_bounds(action_dist):
     distribution = make_distribution(LOPSIDED, action_dist)
     action = distribution.to_env(distribution.random(torch.full((40_000, distribution.num_inputs), 9.0), (), seeded()).numpy())

@@ -172,7 +172,8 @@ class Algorithm(pl.LightningModule):
             callback.on_update_end(self.trainer, self)
 
     def record(self, **values: Metric) -> None:
-        """Keep metrics of this iteration, logged as `train/<name>`: the mean of all values recorded under a name.
+        """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
+        all values recorded under a name.
 
         A function is called only if this iteration is logged.
         """

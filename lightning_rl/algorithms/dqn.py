@@ -24,7 +24,7 @@ from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.networks.return_heads import make_return_head
-from lightning_rl.schedules import piecewise
+from lightning_rl.schedules import ScheduleSetting, piecewise
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import make_value_transform
 
@@ -64,7 +64,7 @@ class DQN(Algorithm):
         value_transform: learn h(return): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
         adam_eps: ε of Adam.
 
-    Metrics: `train/loss`, `train/q_value` (of the actions taken, transformed), `rollout/exploration_rate`, and of the memory `replay/size`,
+    Metrics: `train/loss`, `train/q_value` (of the actions taken, transformed), `train/exploration_rate`, and of the memory `replay/size`,
     `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions newer than a drawn one).
     """
 
@@ -72,7 +72,7 @@ class DQN(Algorithm):
         self,
         env: EnvConfig,
         *,
-        learning_rate: Any = 1e-4,
+        learning_rate: ScheduleSetting = 1e-4,
         max_grad_norm: float | None = 10.0,
         net_arch: list[int] | None = None,
         activation: str = "relu",
@@ -129,7 +129,7 @@ class DQN(Algorithm):
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
-        self.record(exploration_rate=torch.tensor(self.network.distribution.epsilon))
+        self.record(**{"rollout/exploration_rate": torch.tensor(self.network.distribution.epsilon)})
         with self.fast_matmul():
             for batch in batches:
                 self.network.resample(self.noise)

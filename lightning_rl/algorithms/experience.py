@@ -47,6 +47,9 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
     )
     buffer.extend(algorithm.demonstrations, distribution.from_env)
     algorithm.say(notice)
+    if algorithm.env_steps and not len(buffer):
+        steps = f"{settings.learning_starts:,} steps of its policy"
+        algorithm.say(f"checkpoints hold no replay buffer: the run fills it again with {steps} before it learns on")
     signals = list(algorithm.reward_signals.values())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks)
 

@@ -44,7 +44,9 @@ class RunLog:
         row["time/time_elapsed"] = now - self.started
         row["time/iterations"] = trainer.global_step
         for name, values in self.recorded.items():
-            row[f"train/{name}"] = float(torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean())
+            row[name if "/" in name else f"train/{name}"] = float(
+                torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean()
+            )
         for logger in loggers:
             logger.log_metrics(row, step=env_steps)
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})

@@ -137,7 +137,8 @@ class SAC(Algorithm):
         self.learned(batch, (q - target).abs().mean(0))
         loss = mean(losses.critic_loss(q, target), batch.weight)
         self.record(critic_loss=loss, q_value=q.mean())
-        return self.finite("critic_loss", loss) if self.value is None else loss + self.value_loss(batch, obs, policy)
+        loss = self.finite("critic_loss", loss)
+        return loss if self.value is None else loss + self.value_loss(batch, obs, policy)
 
     def next_value(self, batch: Transition) -> Tensor:
         """V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""

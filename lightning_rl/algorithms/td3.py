@@ -24,6 +24,7 @@ from lightning_rl.losses.soft_actor_critic import critic_loss
 from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.critic import Critic
 from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.types import Transition, Tree
 
 
@@ -59,7 +60,7 @@ class TD3(Algorithm):
         self,
         env: EnvConfig,
         *,
-        learning_rate: Any = 1e-3,
+        learning_rate: ScheduleSetting = 1e-3,
         net_arch: list[int] | None = None,
         activation: str = "relu",
         max_grad_norm: float | None = None,

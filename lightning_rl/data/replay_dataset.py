@@ -44,9 +44,9 @@ class ReplaySettings:
 class ReplayDataset(ExperienceDataset):
     """Endless iterations; each is an iterator over batches that steps the environments on its way.
 
-    After every `train_freq` environment steps, counted over all environments of this rank, come `gradient_steps` batches (-1: as many as steps), from
-    the moment that `learning_starts` steps were made. Learning is never made up for: a run that is continued with an empty buffer fills it
-    again with `learning_starts` steps of its policy.
+    After every `train_freq` environment steps, counted over all environments of this rank, come `gradient_steps` batches (-1: as many as
+    steps), from the moment that `learning_starts` steps were made. Learning is never made up for: a run that is continued with an empty
+    buffer fills it again with `learning_starts` steps of its policy.
 
     Args:
         collector: of this rank, with the steps of one iteration.

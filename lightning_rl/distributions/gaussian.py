@@ -23,6 +23,7 @@ class DiagonalGaussian(Distribution):
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
         super().__init__()
         self.shape, self.low_bound, self.high_bound = space.shape, space.low, space.high
+        self.bounded = space.is_bounded()
         self.num_inputs = self.num_parts = math.prod(space.shape)
         self.log_std = nn.Parameter(torch.full((self.num_inputs,), float(log_std_init)))
 
@@ -36,6 +37,12 @@ class DiagonalGaussian(Distribution):
     def draw(self, x: Any, noise: Any) -> Any:
         """The action for means and noise, arrays or tensors alike."""
         return x + noise
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        if not self.bounded:
+            return super().random(x, mask, generator)
+        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device).flatten() for bound in (self.low_bound, self.high_bound))
+        return low + (high - low) * torch.empty_like(x).uniform_(generator=generator)
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return x
@@ -75,6 +82,9 @@ class TanhGaussian(DiagonalGaussian):
         u = x.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.nodes
         stretch = log_tanh_derivative(u) @ self.node_weights.to(x.dtype)
         return log_prob - log_tanh_derivative(action) - self.bounds.log_half_range, entropy + stretch + self.bounds.log_half_range
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return torch.empty_like(x).uniform_(-INSIDE, INSIDE, generator=generator).atanh()
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return self.bounds.scale(np.tanh(action))
