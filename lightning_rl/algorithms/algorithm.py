@@ -105,8 +105,9 @@ class Algorithm(pl.LightningModule):
             "encoder_features": encoder_features,
             "normalize_obs": normalize_obs,
         }
-        self.critic_settings = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
         self.reward_signals = torch.nn.ModuleDict({"extrinsic": Extrinsic(gamma, reward_scale, clip_reward, normalize_reward)})
+        critic = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
+        self.critic_settings = {**critic, "streams": len(self.reward_signals)}
         self.register_buffer("gamma", torch.tensor([signal.gamma for signal in self.reward_signals.values()]), persistent=False)
         self.save_hyperparameters(plain({**complete_settings(self), "env": self.env}))
         self.env_steps = self.updates = self.episodes = 0

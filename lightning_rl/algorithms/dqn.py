@@ -116,7 +116,9 @@ class DQN(Algorithm):
         self.double_q, self.adam_eps = double, adam_eps
         self.transform = make_value_transform(value_transform)
         self.returns = make_return_head(distribution, n_atoms, v_min, v_max, n_quantiles)
-        self.network = QNetwork(self.spaces, self.returns, dueling=dueling, noisy=noisy, **self.network_settings)
+        self.network = QNetwork(
+            self.spaces, self.returns, dueling=dueling, noisy=noisy, streams=len(self.reward_signals), **self.network_settings
+        )
         self.target = make_target(self.network)
         self.target_networks = [(self.network, self.target)]
 
