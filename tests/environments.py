@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 Reset = tuple[Any, dict[str, Any]]
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -164,7 +164,43 @@ class Endless(Probe):
         return self.observe(), 1.0, end and self.ending == "termination", end and self.ending == "truncation", {}
 
 
-SCRIPTED = (Scripted, ScriptedDict, ScriptedBox, Image, ImageBox)
+class Anything(gym.Env):
+    """Random observations of one kind, legal actions of another, and the same reward for all; an episode has 5 steps."""
+
+    observation_spaces = {  # noqa: RUF012
+        "vector": Box(-1, 1, (3,), np.float32),
+        "image": Box(0, 255, (36, 36, 3), np.uint8),
+        "one-hot": Discrete(5),
+        "bits": MultiBinary(4),
+        "dict": Dict({"where": Tuple((Box(-1, 1, (2,), np.float32), Discrete(3))), "picture": Box(0, 255, (8, 8, 1), np.uint8)}),
+    }
+    action_spaces = {  # noqa: RUF012
+        "discrete": Discrete(3, start=1),
+        "multi-discrete": MultiDiscrete([2, 3]),
+        "multi-binary": MultiBinary(3),
+        "box": Box(np.float32([-2, 0]), np.float32([1, 10])),
+        "hybrid": Dict({"choice": Discrete(3), "turn": Box(-2, 2, (2,), np.float32)}),
+        "nested": Tuple((Box(0, 1, (1,), np.float32), Dict({"bits": MultiBinary(2), "pair": MultiDiscrete([2, 4])}), Discrete(2))),
+    }
+
+    def __init__(self, observation: str = "vector", action: str = "discrete", reward: float = 1.0) -> None:
+        self.observation_space, self.action_space = self.observation_spaces[observation], self.action_spaces[action]
+        self.reward = reward
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Step:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is no action of {self.action_space}")
+        self.t += 1
+        return self.observation_space.sample(), self.reward, self.t == 5, False, {}
+
+
+SCRIPTED = (Anything, Scripted, ScriptedDict, ScriptedBox, Image, ImageBox)
 PROBES = (ConstantReward, DelayedReward, ObservedReward, ObservedAction, Endless)
 for environment in SCRIPTED + PROBES:
     gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")

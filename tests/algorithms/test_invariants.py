@@ -1,4 +1,4 @@
-"""What holds in every run of every on-policy algorithm, with a plain Lightning Trainer."""
+"""What holds in every run of every algorithm, with a plain Lightning Trainer; `test_off_policy.py` has what holds of replay alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl import PPO, EnvConfig, SettingError
+from lightning_rl import A2C, DQN, PPO, SAC, TD3, EnvConfig, SettingError
 from lightning_rl.data.collector import Collector
-from tests.environments import Scripted
-from tests.fitting import ON_POLICY, Rows, fit, tiny, weights
+from tests.environments import Scripted, ScriptedBox
+from tests.fitting import ALL, ON_POLICY, UPDATES, Rows, fit, tiny, weights
 
 ITERATIONS = 6
-every_algorithm = pytest.mark.parametrize("algorithm", ON_POLICY)
+every_algorithm = pytest.mark.parametrize("algorithm", ALL)
+every_on_policy_algorithm = pytest.mark.parametrize("algorithm", ON_POLICY)
+STEPS_OF_AN_UPDATE = {PPO: 1, A2C: 1, DQN: 1, SAC: 3, TD3: 1.5}
+"""How many optimizers step in one, on average."""
 
 
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
@@ -37,7 +40,7 @@ def test_the_ratio_is_one_before_the_first_step_of_every_iteration(autoreset, en
     assert min(last for *_, last in deviation.values()) > 1e-4  # later minibatches meet a policy that has moved
 
 
-@every_algorithm
+@every_on_policy_algorithm
 def test_every_rollout_is_collected_with_the_newest_weights(algorithm, monkeypatch):
     model, seen = tiny(algorithm), []
     collect, training_step = Collector.collect, model.training_step
@@ -67,7 +70,8 @@ def test_global_step_counts_iterations_and_updates_count_gradient_steps(algorith
     model.step = lambda *arguments: steps.append(1) or step(*arguments)
     trainer = fit(model)
     assert trainer.global_step == ITERATIONS and model.env_steps == 96
-    assert model.updates == len(steps) == ITERATIONS * (2 * 2 if algorithm is PPO else 1)
+    assert model.updates == UPDATES[algorithm]
+    assert len(steps) == UPDATES[algorithm] * STEPS_OF_AN_UPDATE[algorithm]
 
 
 def test_an_iteration_that_stops_early_counts_as_one():
@@ -86,7 +90,7 @@ def test_callbacks_hear_of_every_update_as_it_is_made(algorithm):
 
     model = tiny(algorithm)
     fit(model, callbacks=[Listener()])
-    assert heard == list(range(1, model.updates + 1))
+    assert heard == list(range(1, UPDATES[algorithm] + 1))
 
 
 @every_algorithm
@@ -132,7 +136,7 @@ def test_every_row_is_learned_from_once_in_each_epoch():
     assert len(rows) == 64 and set(rows.values()) == {3}
 
 
-@every_algorithm
+@every_on_policy_algorithm
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
 def test_batches_of_one_row_and_rows_that_do_not_count_give_numbers(algorithm, autoreset):
     # with a period of 1 under NEXT_STEP every other row is a reset: a minibatch may have no row that counts
@@ -209,7 +213,8 @@ def test_a_run_ends_after_its_valid_steps_though_reset_rows_take_longer(algorith
 def test_schedules_follow_environment_steps_whatever_the_number_of_environments(algorithm):
     def rates(num_envs: int) -> list[tuple[int, float, float]]:
         schedule = {"schedule": "linear", "start": 1e-3, "end": 1e-4}
-        model = tiny(algorithm, env={"num_envs": num_envs}, n_steps=32 // num_envs, learning_rate=schedule, max_env_steps=320)
+        iteration = {"n_steps": 32 // num_envs} if algorithm in ON_POLICY else {"steps_per_iteration": 32}
+        model = tiny(algorithm, env={"num_envs": num_envs}, **iteration, learning_rate=schedule, max_env_steps=320)
         training_step, seen = model.training_step, []
 
         def watched(rollout, batch_idx):
@@ -223,7 +228,8 @@ def test_schedules_follow_environment_steps_whatever_the_number_of_environments(
     assert rates(1) == rates(8)
     # the rate of an iteration is that of its beginning: 1e-3 - 9e-4 · k / 10
     assert [rate for _, rate, _ in rates(8)] == pytest.approx([1e-3 - 9e-5 * k for k in range(10)])
-    assert [steps for steps, _, _ in rates(8)] == [32 * (k + 1) for k in range(10)]
+    first = 32 if algorithm in ON_POLICY else 0  # who learns while acting has made no step of the iteration yet
+    assert [steps for steps, _, _ in rates(8)] == [first + 32 * k for k in range(10)]
 
 
 @every_algorithm
@@ -232,9 +238,10 @@ def test_checkpoints_are_plain_data_and_bring_the_weights_back(algorithm, tmp_pa
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
     checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
     assert checkpoint["lightning_rl"]["env_steps"] == 96 and checkpoint["lightning_rl"]["updates"] == model.updates
-    assert checkpoint["hyper_parameters"]["env"]["id"] == "tests.environments:Scripted-v0"
+    assert checkpoint["hyper_parameters"]["env"]["id"] == model.env.id
     loaded = algorithm.load_from_checkpoint(tmp_path / "a.ckpt")
     assert torch.equal(weights(loaded), weights(model)) and loaded.collector is None
+    assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))  # critics, targets and temperature too
     statistics = loaded.network.normalizer.statistics[0]
     assert statistics.count == pytest.approx(96, abs=1e-3) and torch.equal(statistics.mean, model.network.normalizer.statistics[0].mean)
 
@@ -245,27 +252,31 @@ def test_a_run_that_continues_counts_on(algorithm, tmp_path):
     model = tiny(algorithm)
     trainer = fit(model, tmp_path / "a.ckpt")
     assert (trainer.global_step, model.env_steps) == (ITERATIONS, 96)
-    assert model.updates == ITERATIONS * (4 if algorithm is PPO else 1)
+    # a new buffer takes 16 steps to learn from: 4 updates in the first two iterations, 4 in each of the last three
+    assert model.updates == (UPDATES[algorithm] if algorithm in ON_POLICY else 16)
 
 
 @every_algorithm
 def test_the_same_environment_stores_the_same_settings_however_it_is_given(algorithm):
-    ways = [EnvConfig("CartPole-v1"), "CartPole-v1", {"id": "CartPole-v1"}]
+    env_id = "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"
+    ways = [EnvConfig(env_id), env_id, {"id": env_id}]
     first, *others = [dict(algorithm(env=env).hparams) for env in ways] + [dict(algorithm(ways[0]).hparams)]
-    assert first["env"]["id"] == "CartPole-v1" and first["env"]["num_envs"] == 8 and first["gamma"] == 0.99
+    assert first["env"]["id"] == env_id and first["env"]["num_envs"] == 8 and first["gamma"] == 0.99
     assert all(other == first for other in others)
 
 
 @every_algorithm
 def test_a_function_that_builds_an_environment_trains_and_is_not_stored(algorithm):
     torch.manual_seed(0)
-    settings = {"n_steps": 2, "max_env_steps": 16} | ({"batch_size": 16} if algorithm is PPO else {})
-    model = algorithm(Scripted, **settings)
+    settings = {PPO: {"n_steps": 2, "batch_size": 16}, A2C: {"n_steps": 2}}.get(
+        algorithm, {"steps_per_iteration": 16, "learning_starts": 8}
+    )
+    model = algorithm(ScriptedBox if algorithm is TD3 else Scripted, max_env_steps=16, **settings)
     assert model.hparams["env"] is None
     assert fit(model).global_step == 1 and model.env_steps == 16
 
 
-@every_algorithm
+@every_on_policy_algorithm
 @pytest.mark.parametrize("steps, actor_moves", [(16, False), (15, True)])
 def test_the_critic_alone_learns_while_it_is_burnt_in(algorithm, steps, actor_moves):
     model = tiny(algorithm, critic_burn_in_steps=steps, max_env_steps=16)
@@ -298,7 +309,7 @@ def test_the_ratio_is_one_at_every_precision(precision):
     assert not torch.equal(before.double(), weights(model).double())
 
 
-@pytest.mark.parametrize("algorithm", ON_POLICY)
+@every_on_policy_algorithm
 def test_a_continued_run_draws_on_instead_of_repeating_its_start(algorithm, tmp_path):
     first = tiny(algorithm, "CartPole-v1", max_env_steps=16)
     seen = []
@@ -310,7 +321,7 @@ def test_a_continued_run_draws_on_instead_of_repeating_its_start(algorithm, tmp_
     assert len(seen) == 2 and not torch.equal(seen[0][0], seen[1][0])
 
 
-@pytest.mark.parametrize("algorithm", ON_POLICY)
+@every_algorithm
 def test_what_is_judged_and_saved_is_what_acts_next(algorithm):
     counts = {"judged": [], "acts": []}
 
@@ -321,6 +332,6 @@ def test_what_is_judged_and_saved_is_what_acts_next(algorithm):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             counts["acts"].append(float(pl_module.network.normalizer.statistics[0].count))
 
-    fit(tiny(algorithm, "CartPole-v1", normalize_obs="running"), callbacks=[Judge()])
+    fit(tiny(algorithm, normalize_obs="running"), callbacks=[Judge()])
     assert counts["judged"] == pytest.approx([16, 32, 48, 64, 80, 96], abs=1e-3)
     assert counts["acts"] == pytest.approx([0, 16, 32, 48, 64, 80], abs=1e-3)
