@@ -64,7 +64,7 @@ class DQN(Algorithm):
         value_transform: learn h(return): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
         adam_eps: ε of Adam.
 
-    Metrics: `train/loss`, `train/q_value` (of the actions taken, transformed), `train/exploration_rate`, and of the memory `replay/size`,
+    Metrics: `train/loss`, `train/q_value` (of the actions taken, transformed), `rollout/exploration_rate`, and of the memory `replay/size`,
     `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions newer than a drawn one).
     """
 
