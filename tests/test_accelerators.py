@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import gymnasium as gym
 import numpy as np
@@ -51,6 +53,50 @@ def test_two_ranks_see_different_experience_and_keep_equal_weights(tmp_path):
     assert len(set(seeds.strip("[]").split(", "))) == 2
     assert counts.split() == ["192", "96", "6"]  # 2 ranks x 2 environments x 8 steps an iteration
     assert len(list(tmp_path.glob("runs/PPO/CartPole-v1/version_*"))) == 1
+
+
+REPLAYING_RANKS = """
+import sys, torch
+from tests.fitting import fit, tiny
+from lightning_rl import DQN, SAC, TD3
+
+for algorithm, env_id in ((SAC, "CartPole-v1"), (DQN, "CartPole-v1"), (TD3, "Pendulum-v1")):
+    model = tiny(algorithm, env_id, normalize_obs="running", normalize_reward=True, max_env_steps=192, learning_starts=32,
+                 steps_per_iteration=32, replay={"prioritized": algorithm is DQN, "directory": sys.argv[1]})
+
+    def compare():
+        mine = torch.cat([value.flatten().double() for value in model.state_dict().values()])
+        difference = (model.all_gather(mine)[0] - model.all_gather(mine)[1]).abs().max().item()
+        rows = model.all_gather(torch.from_numpy(model.dataset.buffer.layout.row.obs[:48]))  # of the first environment
+        apart = (rows[0] - rows[1]).abs().sum(-1).gt(0).double().mean().item()
+        if model.global_rank == 0:
+            counts = model.env_steps, model.collector.env_steps, len(model.dataset.buffer), model.updates, model.trainer.global_step
+            print("COMPARED", difference, apart, *counts)
+
+    model.on_train_end = compare
+    fit(model, devices=2, strategy="ddp")
+"""
+
+
+def test_two_ranks_replay_memories_of_their_own_and_keep_equal_weights(tmp_path):
+    (tmp_path / "ranks.py").write_text(REPLAYING_RANKS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "ranks.py", str(tmp_path / "rows")]
+    ranks = [
+        subprocess.Popen(command, cwd=tmp_path, env=env | {"LOCAL_RANK": str(rank)}, stdout=PIPE, stderr=PIPE, text=True) for rank in (0, 1)
+    ]
+    (out, err), _ = (rank.communicate(timeout=120) for rank in ranks)
+    found = [line.split()[1:] for line in out.splitlines() if line.startswith("COMPARED")]
+    assert len(found) == 3, err[-2000:]
+    for difference, apart, *counts in found:
+        assert float(difference) == 0.0  # of all that a checkpoint holds: targets, temperature and statistics too
+        assert float(apart) > 0.9
+        # each rank makes half the steps, and after half of 32 of them an update for each 4 of its own
+        assert counts == ["192", "96", "96", "20", "6"]
 
 
 class Pixels(gym.Env):
