@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
-from lightning_rl import A2C, PPO, Algorithm, SettingError, Trainer, load_policy
+from lightning_rl import A2C, PPO, SAC, Algorithm, SettingError, Trainer, load_policy
 from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.data.replay import ReplayConfig
 from tests.fitting import fit, tiny
 
 
@@ -83,6 +86,18 @@ def test_a_loaded_algorithm_counts_on(saved):
     assert (loaded.env_steps, loaded.updates) == (16, 4)
     fit(loaded)
     assert (loaded.env_steps, loaded.updates) == (32, 8)
+
+
+def test_what_replays_is_loaded_with_its_settings_and_fills_its_memory_anew(tmp_path):
+    model = tiny(SAC, replay=ReplayConfig(prioritized=True, alpha=0.7), target_entropy={"discrete": 0.3})
+    fit(model).save_checkpoint(tmp_path / "a.ckpt")
+    stored = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
+    assert stored["replay"] == asdict(ReplayConfig(prioritized=True, alpha=0.7)) and stored["target_entropy"] == {"discrete": 0.3}
+    loaded = SAC.load_from_checkpoint(tmp_path / "a.ckpt", max_env_steps=128)
+    assert loaded.replay_config == model.replay_config and loaded.replay_settings == model.replay_settings
+    assert (loaded.env_steps, loaded.updates, loaded.target_entropy.item()) == (96, 20, pytest.approx(0.3))
+    fit(loaded)
+    assert (loaded.env_steps, loaded.updates) == (128, 24)  # 16 of 32 steps fill the memory
 
 
 def test_whole_floats_are_integers_and_others_are_refused():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, PPO, EvaluationConfig, Policy, Trainer, load_policy
+from lightning_rl import A2C, DQN, PPO, SAC, TD3, EvaluationConfig, Policy, Trainer, load_policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.errors import SettingError
 from lightning_rl.types import tree_map, tree_to_torch
@@ -15,6 +15,8 @@ from tests.environments import Endless, Scripted
 from tests.fitting import fit, tiny, weights
 
 SPACES = ["Scripted-v0", "ScriptedBox-v0", "ScriptedDict-v0", "Image-v0"]
+REPLAYING = [(SAC, "ScriptedBox-v0"), (SAC, "ScriptedDict-v0"), (DQN, "Scripted-v0"), (DQN, "Image-v0"), (TD3, "ImageBox-v0")]
+every_kind = pytest.mark.parametrize("algorithm, env_id", [*((PPO, env_id) for env_id in SPACES), *REPLAYING])
 
 
 @pytest.fixture
@@ -47,14 +49,15 @@ def observations(model, count):
     return rows, tree_map(lambda *leaves: np.stack(leaves), *rows)
 
 
-@pytest.mark.parametrize("env_id", SPACES)
-def test_a_policy_acts_as_the_network_it_was_saved_from(env_id, saved):
-    model, path = saved(env_id)
+@every_kind
+def test_a_policy_acts_as_the_network_it_was_saved_from(algorithm, env_id, saved):
+    model, path = saved(env_id, algorithm)
     policy = load_policy(path)
     rows, batch = observations(model, 5)
     model.network.eval()
-    step = model.network.act(tree_to_torch(batch), deterministic=True)
-    expected = model.network.distribution.to_env(tree_map(lambda leaf: leaf.numpy(), step.action))
+    with torch.no_grad():
+        action, _ = model.network.sample(tree_to_torch(batch), deterministic=True)
+    expected = model.network.distribution.to_env(tree_map(lambda leaf: leaf.numpy(), action))
     actions, memory = policy.act(batch)
     np.testing.assert_array_equal(actions, expected)
     assert memory == () and not any(module.training for module in policy.network.modules())
@@ -64,12 +67,12 @@ def test_a_policy_acts_as_the_network_it_was_saved_from(env_id, saved):
         assert model.spaces.action.contains(one if isinstance(model.spaces.action, gym.spaces.Box) else int(one))
 
 
-@pytest.mark.parametrize("env_id", SPACES)
-def test_loading_builds_no_environment(env_id, saved, request):
-    model, path = saved(env_id)
+@every_kind
+def test_loading_builds_no_environment(algorithm, env_id, saved, request):
+    model, path = saved(env_id, algorithm)
     request.getfixturevalue("no_environments")
     loaded = Algorithm.load_from_checkpoint(path)
-    assert type(loaded) is PPO and loaded.spaces == model.spaces and loaded.collector is None
+    assert type(loaded) is algorithm and loaded.spaces == model.spaces and loaded.collector is None
     assert torch.equal(weights(loaded), weights(model)) and loaded.env_steps == 96
     load_policy(path).act(model.spaces.observation.sample())
 
