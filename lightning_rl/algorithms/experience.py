@@ -14,7 +14,7 @@ from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.make import make_vector_env
+from lightning_rl.envs.make import make_vector_env, stacked_frames
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import single_spaces
@@ -33,7 +33,8 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
     distribution = algorithm.network.distribution
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
     action = tree_index(tree_to_numpy(distribution.random(x)), 0)
-    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks)
+    frames = stacked_frames(algorithm.env)
+    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks, frames)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     collector = make_collector(algorithm, steps, log_probs=False)
     buffer = ReplayBuffer(
@@ -43,6 +44,7 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
         collector.num_envs,
         n_steps=settings.n_steps,
         config=config,
+        frames=frames,
         seed=algorithm.seed,
     )
     buffer.extend(algorithm.demonstrations, distribution.from_env)

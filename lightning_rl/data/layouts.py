@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rl.data.table import RowTable, record_type
-from lightning_rl.types import Tree, tree_index, tree_map
+from lightning_rl.errors import SettingError
+from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
 
 class Row(NamedTuple):
@@ -29,17 +30,18 @@ class StoredNext:
         lanes: N rings of rows.
         length: transitions in each.
         directory: where to keep them instead of in memory.
+        frames: how many frames the environment stacks; they are stored as they come.
     """
 
     spare = 0
     """Slots of a ring that hold no transition."""
 
-    def __init__(self, template: Row, lanes: int, length: int, directory: Path | None) -> None:
+    def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
         self.table = RowTable((template, template.obs), lanes * length, directory)
         self.row, self.next_obs = self.table.columns
 
     @staticmethod
-    def bytes_per_row(template: Row) -> int:
+    def bytes_per_row(template: Row, frames: int = 1) -> int:
         """What a transition takes."""
         return record_type((template, template.obs)).itemsize
 
@@ -68,24 +70,32 @@ class StoredNext:
 class DerivedNext:
     """An observation is stored once: what followed a row is the observation of the next, or lies in a side table where an episode ended.
 
-    Arguments as `StoredNext`. Each ring has a slot more than transitions, for what followed its newest one.
+    Of stacked frames only the newest is stored; the others are those of the rows before, the first one of an episode repeated. Each ring
+    has slots beside its transitions, for what followed the newest one and for frames before the oldest. Other arguments as `StoredNext`.
+
+    Args:
+        frames: how many frames the environment stacks along the first dimension of its observations.
     """
 
-    spare = 1
-
-    def __init__(self, template: Row, lanes: int, length: int, directory: Path | None) -> None:
-        self.slots = length + 1
-        self.observations = RowTable(template.obs, lanes * self.slots, directory)
+    def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
+        self.frames, self.spare = frames, frames
+        self.slots = length + self.spare
+        frame = _newest(template.obs, frames, 0)
+        self.observations = RowTable(frame, lanes * self.slots, directory)
         self.table = RowTable(template._replace(obs=()), lanes * self.slots, directory)
         self.row = self.table.columns
+        self.time = np.zeros(lanes, dtype=np.int64)
+        """Steps since the beginning of each ring's episode."""
+        self.back = np.zeros(lanes * self.slots, dtype=np.uint8)
+        """How many of the frames before a row belong to its episode."""
         self.final_of = np.full(lanes * self.slots, -1, dtype=np.int32)
-        self.finals = RowTable(template.obs, 64)
+        self.finals = RowTable(frame, 64)
         self.free = list(range(64))
 
     @staticmethod
-    def bytes_per_row(template: Row) -> int:
+    def bytes_per_row(template: Row, frames: int = 1) -> int:
         """What a transition takes, without the last observations of episodes."""
-        return record_type(template.obs).itemsize + record_type(template._replace(obs=())).itemsize + 4
+        return record_type(_newest(template.obs, frames, 0)).itemsize + record_type(template._replace(obs=())).itemsize + 5
 
     def successor(self, rows: np.ndarray) -> np.ndarray:
         """The slots after rows in their rings."""
@@ -93,20 +103,33 @@ class DerivedNext:
 
     def write(self, rows: np.ndarray, row: Row, next_obs: Tree) -> None:
         """Write one row into each of some rings."""
-        after = self.successor(rows)
+        lanes = rows // self.slots
+        self._check_first(tree_index(row.obs, self.time[lanes] == 0))
+        frame, next_frame = (_newest(obs, self.frames, 1) for obs in (row.obs, next_obs))
         tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.row, row._replace(obs=()))
-        for place, obs in ((rows, row.obs), (after, next_obs)):
+        for place, obs in ((rows, frame), (self.successor(rows), next_frame)):
             tree_map(lambda column, leaf, place=place: column.__setitem__(place, leaf), self.observations.columns, obs)
+        self.back[rows] = np.minimum(self.time[lanes], self.frames - 1)
+        self.time[lanes] = np.where(row.ended, 0, self.time[lanes] + 1)
         overwritten = self.final_of[rows]
         self.free.extend(overwritten[overwritten >= 0].tolist())
         self.final_of[rows] = -1
         ended = np.flatnonzero(row.ended)
         if len(ended):
-            self._keep_finals(rows[ended], tree_index(next_obs, ended))
+            self._keep_finals(rows[ended], tree_index(next_frame, ended))
+
+    def _check_first(self, obs: Tree) -> None:
+        for leaf in tree_leaves(obs) if self.frames > 1 else ():
+            if not (leaf == leaf[:, -1:]).all():
+                raise SettingError(
+                    "an episode begins with frames that are not all its first one, so that they cannot be stored once; "
+                    "set replay.optimize_memory_usage to false"
+                )
 
     def cut(self, rows: np.ndarray) -> None:
         """End the episodes of the newest rows of some rings."""
         self.row.ended[rows] = True
+        self.time[rows // self.slots] = 0
         self._keep_finals(rows, self.observations.take(self.successor(rows)))
 
     def _keep_finals(self, rows: np.ndarray, final_obs: Tree) -> None:
@@ -120,22 +143,39 @@ class DerivedNext:
 
     def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Tree]:
         """Rows, and the observations that followed the last rows of their windows."""
-        obs, next_obs = self.observations.take(rows), self.observations.take(self.successor(last))
+        older = np.arange(self.frames - 1, -1, -1)
+        obs = self.observations.take(self._before(rows, older))
+        after = np.concatenate([self._before(last, older[1:]), self.successor(last)[:, None]], 1)
+        next_obs = self.observations.take(after)
         final = self.final_of[last]
         ended = np.flatnonzero(final >= 0)
         if len(ended):
             ends = self.finals.take(final[ended])
-            tree_map(lambda leaf, end: leaf.__setitem__(ended, end), next_obs, ends)
+            tree_map(lambda leaf, end: leaf.__setitem__((ended, -1), end), next_obs, ends)
+        if self.frames == 1:
+            obs, next_obs = tree_index((obs, next_obs), (slice(None), 0))
         return self.table.take(rows)._replace(obs=obs), next_obs
+
+    def _before(self, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """The slots `[B, k]` so many steps before rows, or of the first frame of their episodes."""
+        slot = (rows % self.slots)[:, None]
+        return rows[:, None] - slot + (slot - np.minimum(steps, self.back[rows][:, None])) % self.slots
 
     def state_dict(self) -> dict[str, Any]:
         """Everything stored."""
         tables = {name: getattr(self, name).records for name in ("observations", "table", "finals")}
-        return {**tables, "final_of": self.final_of, "free": list(self.free)}
+        return {**tables, "time": self.time, "back": self.back, "final_of": self.final_of, "free": list(self.free)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self.finals.resize(len(state["finals"]))
         for name in ("observations", "table", "finals"):
             getattr(self, name).records[:] = state[name]
-        self.final_of[:], self.free = state["final_of"], list(state["free"])
+        for name in ("time", "back", "final_of"):
+            getattr(self, name)[:] = state[name]
+        self.free = list(state["free"])
+
+
+def _newest(obs: Tree, frames: int, dim: int) -> Tree:
+    """The newest of stacked frames."""
+    return obs if frames == 1 else tree_map(lambda leaf: leaf.take(-1, dim), obs)

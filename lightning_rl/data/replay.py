@@ -91,6 +91,7 @@ class ReplayBuffer:
         num_envs: N.
         n_steps: n, the longest window.
         config: how to keep rows and draw them.
+        frames: how many frames the environment stacks along the first dimension of its observations, so that each can be stored once.
         seed: of the draws.
     """
 
@@ -103,13 +104,14 @@ class ReplayBuffer:
         *,
         n_steps: int = 1,
         config: ReplayConfig = ReplayConfig(),
+        frames: int = 1,
         seed: int = 0,
     ) -> None:
         length = capacity // num_envs
         check_range("buffer_size", capacity, num_envs * (n_steps + 1), whole=True)
         self.template = row_template(space, action)
         directory = None if config.directory is None else Path(config.directory)
-        self.layout = config.layout(self.template, num_envs, length, directory)
+        self.layout = config.layout(self.template, num_envs, length, directory, frames)
         self.length, self.slots, self.n_steps = length, length + self.layout.spare, n_steps
         rows = num_envs * self.slots
         self.sampler = Prioritized(rows, config.alpha, config.beta) if config.prioritized else Uniform(rows, config.replace)

@@ -33,8 +33,13 @@ def make_env(config: EnvConfig) -> gym.Env:
         env = _atari(env)
     for wrapper in config.wrappers:
         env = _wrap(env, wrapper)
-    frames = config.frame_stack or (4 if config.atari else None)
-    return gym.wrappers.FrameStackObservation(env, frames) if frames else env
+    stacks = config.frame_stack or config.atari
+    return gym.wrappers.FrameStackObservation(env, stacked_frames(config)) if stacks else env
+
+
+def stacked_frames(env: Any) -> int:
+    """How many frames `make_env` stacks, the first one of an episode repeated at its beginning; 1 for environments made elsewhere."""
+    return (env.frame_stack or (4 if env.atari else 1)) if isinstance(env, EnvConfig) else 1
 
 
 def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = 8) -> VectorEnv:

@@ -25,9 +25,9 @@ def words(total: float, monkeypatch: pytest.MonkeyPatch, buffer_size: int = 1_00
 def test_the_line_says_what_a_buffer_takes(monkeypatch):
     # 2 · 17 · 4 of observations, 24 of the action, 4 of the reward and two flags: 166, in steps of 4
     assert words(8e9, monkeypatch) == "replay buffer: 1,000,000 transitions, 168.0 MB of 8.0 GB memory"
-    # 17 · 4, 24 + 4 + 2 in steps of 4, and 4 that say where a last observation lies
+    # 17 · 4, 24 + 4 + 2 in steps of 4, and 5 that say where a last observation lies and which frames belong together
     saving = words(8e9, monkeypatch, optimize_memory_usage=True)
-    assert saving == "replay buffer: 1,000,000 transitions, 104.0 MB of 8.0 GB memory"
+    assert saving == "replay buffer: 1,000,000 transitions, 105.0 MB of 8.0 GB memory"
     assert words(64e9, monkeypatch, 10_000_000) == "replay buffer: 10,000,000 transitions, 1.7 GB of 64.0 GB memory"
 
 
