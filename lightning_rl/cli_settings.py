@@ -21,13 +21,15 @@ from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.evaluation import EvaluationConfig
 from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, spell_out
+from lightning_rl.data.replay import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.trainer import Trainer
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only")
 OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
-ENV_SETTINGS = [field.name for field in fields(EnvConfig)]
+NESTED = {part: [field.name for field in fields(config)] for part, config in (("env", EnvConfig), ("replay", ReplayConfig))}
+"""The names inside an algorithm's settings that are mappings themselves."""
 
 
 def check_keys(config: Mapping[str, Any], where: str) -> None:
@@ -40,7 +42,10 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
     arguments = mapping("model.init_args", model.get("init_args"), where)
     if "env" in arguments and arguments["env"] is None:
         raise SettingError(f"model.env{where} must be an id such as CartPole-v1 or a mapping, got nothing")
-    check_names("model.env.", mapping("model.env", arguments.get("env"), where), ENV_SETTINGS, where)
+    for part, names in NESTED.items():
+        if part in arguments and arguments[part] is None:
+            raise SettingError(f"model.{part}{where} must be a mapping of settings, got nothing")
+        check_names(f"model.{part}.", mapping(f"model.{part}", arguments.get(part), where), names, where)
 
 
 def init_args(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -138,8 +143,8 @@ def config_of(option: str, value: str) -> dict[str, Any] | None:
     """The config that an option stands for: a file, or a part of one such as `--model PPO`, `--model.env CartPole-v1`."""
     if option == "--config":
         config, where = read_config(value), f" in {value}"
-    elif option == "--model.env":
-        config, where = spell_out({"model": {"init_args": {"env": parse(value, option)}}}), ""
+    elif (part := option.removeprefix("--model.")) in NESTED:
+        config, where = spell_out({"model": {"init_args": {part: parse(value, option)}}}), ""
     elif option == "--model.class_path":
         config, where = spell_out({"model": value}), ""
     elif (name := option.removeprefix("--")) in ("model", *sections()):
@@ -170,7 +175,7 @@ def check_option(name: str, algorithm: type) -> None:
     section, key, inner = (*name.split(".", 2), "", "")[:3]
     if section == "model":
         check_names("--model.", [key.rstrip("+")], model_settings(algorithm))
-        if key == "env":
-            check_names("--model.env.", [inner.partition(".")[0].rstrip("+")], ENV_SETTINGS)
+        if key in NESTED:
+            check_names(f"--model.{key}.", [inner.partition(".")[0].rstrip("+")], NESTED[key])
     elif section in sections():
         check_names(f"--{section}.", [key.rstrip("+")], sections()[section])

@@ -1,6 +1,6 @@
 """What observation and action spaces are to the rest of the house: their kind, their storage, and their plain form in files.
 
-Only this file and `distributions.py` ask what class a space has.
+Only this file and `distributions/` ask what class a space has.
 """
 
 from __future__ import annotations

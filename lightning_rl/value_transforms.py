@@ -109,7 +109,7 @@ def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
 
 def support_to_scalar(logits: Tensor, low: int, high: int) -> Tensor:
     """The mean of softmax(logits) on the integers low … high, `[..., Z]` to `[...]`. An inverse transform follows after, never per atom."""
-    return logits.softmax(-1) @ torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)
+    return (logits.softmax(-1) * torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)).sum(-1)
 
 
 def _library(x: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +19,7 @@ from lightning_rl.algorithms.optimization import best_matmul, gradient_step, mat
 from lightning_rl.algorithms.run_log import Metric, RunLog
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
 from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
+from lightning_rl.callbacks.target_update import TargetNetworkUpdate
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.replay import ReplayConfig
@@ -59,7 +61,7 @@ class Algorithm(pl.LightningModule):
         spaces: observation and action space; probed from one environment unless given.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
-    the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, `train/grad_norm` (before clipping).
+    the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, and norms of gradients before clipping.
     """
 
     def __init__(
@@ -123,6 +125,10 @@ class Algorithm(pl.LightningModule):
     # ---------------------------------------------------------------- for algorithms
 
     network: Any
+    target_update: TargetNetworkUpdate | None = None
+    """How target networks follow, if there are any."""
+    target_networks: list[tuple[torch.nn.Module, torch.nn.Module]]
+    """Pairs of an online network and its target."""
     gamma: Tensor
     generator: Generator
     seed: int
@@ -196,12 +202,12 @@ class Algorithm(pl.LightningModule):
             raise NotFiniteError(f"{name} is {loss.item()} after {at}; lower learning_rate, or see what the environment returns")
         return loss
 
-    def learned(self, batch: Transition, errors: Tensor) -> None:
-        """The errors |δ| `[B, S]` of a batch, for a buffer that draws by them."""
+    def learned(self, batch: Transition, errors: Callable[[], Tensor]) -> None:
+        """A batch's errors |δ| `[B]`, which only a buffer that draws by them asks for."""
         assert isinstance(self.dataset, ReplayDataset)
-        self.dataset.learned(batch.rows, errors)
+        self.dataset.buffer.sampler.update(batch.rows, errors)
 
-    def unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
+    def _unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
         """The callback, unless the Trainer has one of its kind."""
         trainer: Any = self.trainer
         return [] if any(isinstance(each, type(callback)) for each in trainer.callbacks) else [callback]
@@ -232,9 +238,10 @@ class Algorithm(pl.LightningModule):
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         if self.env_steps and self.global_rank == 0:  # continued: one rank brings what all ranks had
             self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
-        self._counted = self.collector.env_steps
+        self._counted_rows = self.collector.rows
         if self.normalize_obs == "frozen" and not self.env_steps:
             self.network.normalizer.update(self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size))
+            self.collector.rows += 1  # those steps are counted too
             self._count()
         self._matmul = best_matmul(self.modules(), self.device)
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
@@ -279,7 +286,8 @@ class Algorithm(pl.LightningModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """What learning itself needs, whatever Trainer runs it."""
-        return [CloseEnvironments()]
+        target_updates = [] if self.target_update is None else self._unless_given(self.target_update)
+        return [CloseEnvironments(), *target_updates]
 
     def setup(self, stage: str) -> None:
         trainer: Any = self.trainer
@@ -318,10 +326,10 @@ class Algorithm(pl.LightningModule):
     def _count(self) -> None:
         """The counts of all ranks together, where there is something new; all decisions use these numbers."""
         assert self.collector is not None
-        counts = self.collector.env_steps, self.collector.statistics.episodes
-        if counts[0] == self._counted:  # on all ranks alike: each makes the same number of steps
+        if self.collector.rows == self._counted_rows:  # on all ranks alike
             return
-        self._counted = counts[0]
+        self._counted_rows = self.collector.rows
+        counts = self.collector.env_steps, self.collector.statistics.episodes
         if self.trainer.world_size > 1:
             total = torch.tensor(counts, dtype=torch.float64, device=self.device)
             torch.distributed.all_reduce(total)

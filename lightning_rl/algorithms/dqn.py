@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -49,7 +48,7 @@ class DQN(Algorithm):
         warmup: actions before learning starts: `random` or from the `policy`.
         replay: how memories are kept and drawn, see `ReplayConfig`.
         tau: fraction by which the target network moves each time; 1 copies it.
-        target_update_interval: updates between moves of the target network.
+        target_update_interval: updates between moves of the target network (environment steps in Stable-Baselines3: divide by train_freq).
         exploration_fraction: part of the run over which the share of random actions falls linearly.
         exploration_initial_eps: share of random actions at the start.
         exploration_final_eps: share of random actions from then on.
@@ -58,14 +57,15 @@ class DQN(Algorithm):
         noisy: explore by noise in the weights; set both `exploration_…_eps` to 0 then.
         distribution: what is known of a return: its mean (`none`), a histogram (`c51`), or `quantiles` (QR-DQN).
         n_atoms: of C51.
-        v_min: the least return that C51 knows.
-        v_max: the greatest return that C51 knows.
+        v_min: the least return that C51 knows, transformed if there is a value_transform.
+        v_max: the greatest.
         n_quantiles: of QR-DQN.
         value_transform: learn h(return): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
         adam_eps: ε of Adam.
 
     Metrics: `train/loss`, `train/q_value` (of the actions taken, transformed), `rollout/exploration_rate`, and of the memory `replay/size`,
-    `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions newer than a drawn one).
+    `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of its own environment newer
+    than a drawn one, in the last batch).
     """
 
     def __init__(
@@ -106,18 +106,27 @@ class DQN(Algorithm):
         check_range("exploration_fraction", exploration_fraction, 0, 1)
         check_range("exploration_initial_eps", exploration_initial_eps, 0, 1)
         check_range("exploration_final_eps", exploration_final_eps, 0, 1)
+        check_range("v_min", v_min, -1e9, 1e9)
+        check_range("v_max", v_max, -1e9, 1e9)
         check_range("adam_eps", adam_eps, 0, open_low=True)
         self.replay_config = as_replay_config(replay)
         self.replay_settings = ReplaySettings(
-            buffer_size, batch_size, learning_starts, train_freq, gradient_steps, steps_per_iteration, n_steps, warmup
+            buffer_size=buffer_size,
+            batch_size=batch_size,
+            learning_starts=learning_starts,
+            train_freq=train_freq,
+            gradient_steps=gradient_steps,
+            steps_per_iteration=steps_per_iteration,
+            n_steps=n_steps,
+            warmup=warmup,
         )
         self.target_update = TargetNetworkUpdate(tau, target_update_interval)
         self.exploration = piecewise([[0, exploration_initial_eps], [exploration_fraction, exploration_final_eps]])
         self.double_q, self.adam_eps = double, adam_eps
         self.transform = make_value_transform(value_transform)
-        self.returns = make_return_head(distribution, n_atoms, v_min, v_max, n_quantiles)
+        returns = make_return_head(distribution, n_atoms, v_min, v_max, n_quantiles)
         self.network = QNetwork(
-            self.spaces, self.returns, dueling=dueling, noisy=noisy, streams=len(self.reward_signals), **self.network_settings
+            self.spaces, returns, dueling=dueling, noisy=noisy, streams=len(self.reward_signals), **self.network_settings
         )
         self.target = make_target(self.network)
         self.target_networks = [(self.network, self.target)]
@@ -128,6 +137,10 @@ class DQN(Algorithm):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         self.network.distribution.epsilon = self.exploration(self.progress)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.network.distribution.epsilon = self.exploration(min(1.0, self.env_steps / self.max_env_steps))
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
@@ -142,22 +155,20 @@ class DQN(Algorithm):
 
     def loss(self, batch: Transition) -> Tensor:
         """The distance of Z(s, a) from h(r + γ h⁻¹(Z̄(s', a*))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018)."""
+        returns = self.network.returns
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
             next_z = self.target(next_obs)  # [B, n, S, Z]
             judge = self.network(next_obs) if self.double_q else next_z
-            next_action = self.network.distribution.mode(self.returns.mean(judge).sum(-1), batch.next_action_mask)
-            values, probs = self.returns.distribution(chosen(next_z, next_action))  # [B, S, Z]
+            next_action = self.network.distribution.mode(returns.mean(judge).sum(-1), batch.next_action_mask)
+            values, probs = returns.distribution(chosen(next_z, next_action))  # [B, S, Z]
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))
         z = chosen(self.network(self.network.normalizer(batch.obs)), batch.action)
-        loss, error = self.returns.loss(z, target, probs)  # [B, S]
-        self.learned(batch, error)
+        loss, error = returns.loss(z, target, probs)  # [B, S]
+        self.learned(batch, lambda: error.mean(-1))
         taken = z.detach()  # a function that is kept must not keep the graph
-        self.record(q_value=lambda: self.returns.mean(taken).mean())
+        self.record(q_value=lambda: returns.mean(taken).mean())
         return self.finite("loss", mean(loss.mean(-1), batch.weight))
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        return [*super().configure_callbacks(), *self.unless_given(self.target_update)]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam([FlatParameters(self.network)], eps=self.adam_eps, fused=True)

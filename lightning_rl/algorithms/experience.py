@@ -34,26 +34,26 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
     action = tree_index(tree_to_numpy(distribution.random(x)), 0)
     frames = stacked_frames(algorithm.env)
-    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks, frames)
+    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks // algorithm.trainer.num_nodes, frames)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    collector = make_collector(algorithm, steps, log_probs=False)
     buffer = ReplayBuffer(
         spaces.observation,
         action,
         settings.buffer_size,
-        collector.num_envs,
+        algorithm.num_envs,
         n_steps=settings.n_steps,
         config=config,
         frames=frames,
-        seed=algorithm.seed,
+        seed=torch.initial_seed() + algorithm.global_rank,
     )
     buffer.extend(algorithm.demonstrations, distribution.from_env)
     algorithm.say(notice)
-    if algorithm.env_steps and not len(buffer):
-        steps = f"{settings.learning_starts:,} steps of its policy"
-        algorithm.say(f"checkpoints hold no replay buffer: the run fills it again with {steps} before it learns on")
+    resumed = algorithm.env_steps > 0
+    if resumed and not len(buffer):
+        algorithm.say(f"checkpoints hold no replay buffer: the policy makes {settings.learning_starts:,} steps before the run learns on")
+    collector = make_collector(algorithm, steps, log_probs=False)
     signals = list(algorithm.reward_signals.values())
-    return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks)
+    return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
 
 
 def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
@@ -61,14 +61,15 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.env_steps]  # a continued run draws on, it does not repeat
-    algorithm.seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] // 2)
-    algorithm.generator = Generator().manual_seed(algorithm.seed)
+    acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
+    algorithm.seed = learning
+    algorithm.generator = Generator().manual_seed(learning)
     stepper = make_stepper(make_vector_env(algorithm.env), algorithm.env if isinstance(algorithm.env, EnvConfig) else None)
     if single_spaces(stepper.envs) != algorithm.spaces:
         stepper.close()
         raise SettingError(f"the environment's spaces are not those of the model, {algorithm.spaces}; load it with its own environment")
     precision = algorithm.trainer.precision_plugin.forward_context
-    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, algorithm.seed, log_probs, precision)
+    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision)
 
 
 def planned_iterations(algorithm: Any, collector: Collector) -> int:

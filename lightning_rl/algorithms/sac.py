@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
@@ -58,8 +57,10 @@ class SAC(Algorithm):
         value_network: learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8).
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`,
+    `train/critic_grad_norm` and `train/actor_grad_norm` (before clipping),
     `train/ent_coef` and `train/entropy` (with two kinds of actions `…_continuous` and `…_discrete`), and of the memory `replay/size`,
-    `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions newer than a drawn one).
+    `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of its own environment newer
+    than a drawn one, in the last batch).
     """
 
     def __init__(
@@ -91,9 +92,18 @@ class SAC(Algorithm):
         net_arch = [256, 256] if net_arch is None else net_arch
         super().__init__(env, net_arch=net_arch, activation=activation, max_grad_norm=max_grad_norm, **common)
         check_range("n_critics", n_critics, 1, whole=True)
+        check_range("target_entropy_multiplier", target_entropy_multiplier, 0)
+        check_range("target_entropy_scale", target_entropy_scale, 0, 1)
         self.replay_config = as_replay_config(replay)
         self.replay_settings = ReplaySettings(
-            buffer_size, batch_size, learning_starts, train_freq, gradient_steps, steps_per_iteration, n_steps, warmup
+            buffer_size=buffer_size,
+            batch_size=batch_size,
+            learning_starts=learning_starts,
+            train_freq=train_freq,
+            gradient_steps=gradient_steps,
+            steps_per_iteration=steps_per_iteration,
+            n_steps=n_steps,
+            warmup=warmup,
         )
         self.target_update = TargetNetworkUpdate(tau, target_update_interval)
         self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **self.network_settings)
@@ -119,8 +129,8 @@ class SAC(Algorithm):
             for batch in batches:
                 obs = self.network.normalizer(batch.obs)
                 policy = self.policy(obs, batch.action_mask)
-                self.step(self.critic_loss(batch, obs, policy), critic_optimizer)
-                self.record(grad_norm=self.step(self.actor_loss(batch, obs, policy), actor_optimizer))
+                self.record(critic_grad_norm=self.step(self.critic_loss(batch, obs, policy), critic_optimizer))
+                self.record(actor_grad_norm=self.step(self.actor_loss(batch, obs, policy), actor_optimizer))
                 for optimizer in temperature_optimizers:
                     self.step(self.temperature_loss(batch, policy), optimizer)
                 self.end_update()
@@ -134,7 +144,7 @@ class SAC(Algorithm):
         with torch.no_grad():
             target = batch.reward + batch.discount * self.next_value(batch)
         q = losses.chosen(self.critic(obs, self.actions.continuous(batch.action)), self.actions.choices(batch.action))
-        self.learned(batch, (q - target).abs().mean(0))
+        self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
         loss = mean(losses.critic_loss(q, target), batch.weight)
         self.record(critic_loss=loss, q_value=q.mean())
         loss = self.finite("critic_loss", loss)
@@ -164,8 +174,9 @@ class SAC(Algorithm):
         q = self.critic(obs, policy.action)
         q = q.amin(0) if self.value is None else q[0]
         loss = mean(losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature()), batch.weight)
-        for kind, entropy, alpha in zip(self.kind_names, policy.entropy.mean(0), self.temperature(), strict=True):
-            self.record(**{f"entropy{kind}": entropy, f"ent_coef{kind}": alpha})
+        entropies = policy.entropy.detach()
+        for k, kind in enumerate(self.kind_names):
+            self.record(**{f"entropy{kind}": lambda k=k: entropies[:, k].mean(), f"ent_coef{kind}": lambda k=k: self.temperature()[k]})
         self.record(actor_loss=loss)
         return loss
 
@@ -178,9 +189,6 @@ class SAC(Algorithm):
     def expected(self, q: Tensor, policy: SoftSample) -> Tensor:
         """E_π[Q], exact over the choices."""
         return losses.expected(q, policy.probs, self.actions.num_branches)
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        return [*super().configure_callbacks(), *self.unless_given(self.target_update)]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
@@ -197,6 +205,8 @@ def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, 
     if isinstance(setting, Mapping):
         for kind in setting.keys() - auto.keys():
             raise SettingError(f"target_entropy.{kind}: the actions are {' and '.join(auto)}")
+        for kind, value in setting.items():
+            check_range(f"target_entropy.{kind}", value, -1e9, 1e9)
         return [float({**auto, **setting}[kind]) for kind in auto]
     if setting == "auto":
         return list(auto.values())

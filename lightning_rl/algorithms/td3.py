@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
@@ -52,8 +51,9 @@ class TD3(Algorithm):
         target_policy_noise: standard deviation of the noise on the target's actions in [-1, 1].
         target_noise_clip: that noise is cut to ± this.
 
-    Metrics: `train/critic_loss`, `train/actor_loss`, `train/q_value`, and of the memory `replay/size`, `replay/mean_picks` (how often a
-    memory was drawn) and `replay/age_mean` (transitions newer than a drawn one).
+    Metrics: `train/critic_loss`, `train/actor_loss`, `train/q_value`, `train/critic_grad_norm` and `train/actor_grad_norm` (before clipping),
+    and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of its own
+    environment newer than a drawn one, in the last batch).
     """
 
     def __init__(
@@ -93,7 +93,14 @@ class TD3(Algorithm):
         self.target_policy_noise, self.target_noise_clip = target_policy_noise, target_noise_clip
         self.replay_config = as_replay_config(replay)
         self.replay_settings = ReplaySettings(
-            buffer_size, batch_size, learning_starts, train_freq, gradient_steps, steps_per_iteration, n_steps, warmup
+            buffer_size=buffer_size,
+            batch_size=batch_size,
+            learning_starts=learning_starts,
+            train_freq=train_freq,
+            gradient_steps=gradient_steps,
+            steps_per_iteration=steps_per_iteration,
+            n_steps=n_steps,
+            warmup=warmup,
         )
         self.target_update = TargetNetworkUpdate(tau, policy_delay)
         self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings)
@@ -111,9 +118,9 @@ class TD3(Algorithm):
         with self.fast_matmul():
             for batch in batches:
                 obs = self.network.normalizer(batch.obs)
-                self.record(grad_norm=self.step(self.critic_loss(batch, obs), critic_optimizer))
+                self.record(critic_grad_norm=self.step(self.critic_loss(batch, obs), critic_optimizer))
                 if (self.updates + 1) % self.policy_delay == 0:
-                    self.step(self.actor_loss(batch, obs), actor_optimizer)
+                    self.record(actor_grad_norm=self.step(self.actor_loss(batch, obs), actor_optimizer))
                 self.end_update()
 
     def critic_loss(self, batch: Transition, obs: Tree) -> Tensor:
@@ -126,7 +133,7 @@ class TD3(Algorithm):
             target = batch.reward + batch.discount * self.target_critic(next_obs, next_action)[:, :, 0].amin(0)
         q = self.critic(obs, batch.action)[:, :, 0]
         loss = mean(critic_loss(q, target), batch.weight)
-        self.learned(batch, (q - target).abs().mean(0))
+        self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
         self.record(critic_loss=loss, q_value=q.mean())
         return self.finite("critic_loss", loss)
 
@@ -135,9 +142,6 @@ class TD3(Algorithm):
         loss = -mean(self.critic(obs, self.network(obs))[0, :, 0].sum(-1), batch.weight)
         self.record(actor_loss=loss)
         return loss
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        return [*super().configure_callbacks(), *self.unless_given(self.target_update)]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return [torch.optim.Adam([FlatParameters(network)], fused=True) for network in (self.critic, self.network)]

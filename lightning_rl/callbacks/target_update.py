@@ -34,19 +34,18 @@ class TargetNetworkUpdate(pl.Callback):
         if not getattr(pl_module, "target_networks", ()):
             raise SettingError(f"TargetNetworkUpdate: {type(pl_module).__name__} has no target networks")
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        online, target = (nn.ModuleList(networks) for networks in zip(*pl_module.target_networks, strict=True))
+        self.weights: tuple[Any, Any] = list(target.parameters()), list(online.parameters())
+        self.buffers = list(zip(target.buffers(), online.buffers(), strict=True))
+
+    @torch.no_grad()
     def on_update_end(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """After an update of the algorithm."""
         if algorithm.updates % self.every_n_updates == 0:
-            for online, target in algorithm.target_networks:
-                follow(online, target, self.tau)
-
-
-@torch.no_grad()
-def follow(online: nn.Module, target: nn.Module, tau: float) -> None:
-    """Move a network's weights the fraction tau towards another's; copy its buffers."""
-    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
-    for target_buffer, buffer in zip(target.buffers(), online.buffers(), strict=True):
-        target_buffer.copy_(buffer)
+            torch._foreach_lerp_(*self.weights, self.tau)
+            for target, online in self.buffers:
+                target.copy_(online)
 
 
 def make_target(online: Network) -> Network:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
-from lightning_rl.networks.acting import Actor, Precision, RandomActor, make_actor
+from lightning_rl.networks.acting import Precision, RandomActor, StepActor, make_actor
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_torch
 
@@ -98,6 +98,8 @@ class Collector:
         self.precision = precision
         self.statistics = EpisodeStatistics(num_envs)
         self.env_steps = 0
+        self.rows = 0
+        """Rows stepped, experience or not; the same number on all ranks."""
         self._space = spaces.observation
         self._obs = allocate(self._space, n_steps + 1, num_envs)
         self._obs_tensor = tree_to_torch(self._obs)
@@ -122,13 +124,13 @@ class Collector:
         self._memory = self.network.memory.initial(self.num_envs)
         self._start = np.ones(self.num_envs, dtype=bool)
 
-    def begin(self) -> Actor:
+    def begin(self) -> StepActor:
         """Before the first step of an iteration: who acts. The first call resets the environments."""
         if self._current is None:
             self.reset()
         return make_actor(self.network, tree_index(self._obs, slice(self.n_steps)), self.generator, self.precision)
 
-    def step(self, t: int, actor: Actor) -> tuple[EnvStep, Tree]:
+    def step(self, t: int, actor: StepActor) -> tuple[EnvStep, Tree]:
         """Step t of an iteration: what happened, and the policy's memory after it."""
         tree_map(_assign, self._obs_rows[t], self._current)
         flags = self._flags
@@ -139,6 +141,7 @@ class Collector:
         flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
         self._start, self._current = step.episode_start, step.obs
         self.env_steps += int(np.count_nonzero(step.valid))
+        self.rows += self.num_envs
         self.statistics.update(step)
         return step, self._memory
 

@@ -135,8 +135,9 @@ class DerivedNext:
     def _keep_finals(self, rows: np.ndarray, final_obs: Tree) -> None:
         while len(self.free) < len(rows):
             size = len(self.finals.records)
-            self.free.extend(range(size, 2 * size))
-            self.finals.resize(2 * size)
+            more = min(max(len(rows), size // 2), len(self.final_of) - size)
+            self.free.extend(range(size, size + more))
+            self.finals.resize(size + more)
         slots = np.array([self.free.pop() for _ in rows], dtype=np.int32)
         tree_map(lambda column, leaf: column.__setitem__(slots, leaf), self.finals.columns, final_obs)
         self.final_of[rows] = slots

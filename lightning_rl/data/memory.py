@@ -48,7 +48,6 @@ def in_words(size: int) -> str:
 
 
 def _free_disk(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.absolute().parent
+    folder = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize

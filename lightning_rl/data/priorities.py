@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,8 @@ class Uniform:
     def remove(self, rows: np.ndarray) -> None:
         """Rows that may no longer be drawn: nothing to keep."""
 
-    def update(self, rows: np.ndarray, errors: Tensor) -> None:
-        """The errors of rows after learning from them: they do not matter."""
+    def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
+        """What the errors of rows were when they were learned from: it does not matter."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to save."""
@@ -106,9 +107,9 @@ class Prioritized:
         """Rows that may no longer be drawn."""
         self.tree[rows] = 0.0
 
-    def update(self, rows: np.ndarray, errors: Tensor) -> None:
-        """New priorities of rows, from their errors |δ|."""
-        priority = (errors.cpu().numpy() + self.epsilon) ** self.alpha
+    def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
+        """New priorities of rows, from their errors |δ| `[B]`."""
+        priority = (errors().detach().cpu().numpy() + self.epsilon) ** self.alpha
         self.tree[rows] = priority
         self.largest = max(self.largest, float(priority.max()))
 

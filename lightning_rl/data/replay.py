@@ -28,7 +28,8 @@ class ReplayConfig:
         alpha: exponent of the priorities; 0 is uniform.
         beta: first exponent of the importance weights; it grows to 1 over the run.
         replace: whether a row may be drawn twice for one batch.
-        optimize_memory_usage: store each observation once instead of beside the row before it too.
+        optimize_memory_usage: store each observation once instead of beside the row before it too, and each of stacked frames; nothing is
+            gained where episodes take few steps.
         directory: keep the rows in files there instead of in memory, while the run lasts.
     """
 
@@ -42,6 +43,11 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         check_range("replay.alpha", self.alpha, 0, 1)
         check_range("replay.beta", self.beta, 0, 1)
+        for name in ("prioritized", "replace", "optimize_memory_usage"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"replay.{name} must be true or false, got {getattr(self, name)!r}")
+        if self.prioritized and not self.replace:
+            raise SettingError("replay.replace false does not go with replay.prioritized: rows drawn by their errors may come twice")
 
     @property
     def layout(self) -> type[StoredNext] | type[DerivedNext]:
@@ -57,6 +63,8 @@ def as_replay_config(setting: ReplayConfig | Mapping[str, Any]) -> ReplayConfig:
     """
     if isinstance(setting, ReplayConfig):
         return setting
+    if not isinstance(setting, Mapping):
+        raise SettingError(f"replay must be a ReplayConfig or a mapping of its settings, got {setting!r}")
     names = {field.name for field in fields(ReplayConfig)}
     for name in setting.keys() - names:
         raise SettingError(f"replay.{name} is not a setting of the replay buffer{nearest(name, names)}")
@@ -108,7 +116,9 @@ class ReplayBuffer:
         seed: int = 0,
     ) -> None:
         length = capacity // num_envs
-        check_range("buffer_size", capacity, num_envs * (n_steps + 1), whole=True)
+        if capacity < num_envs * (n_steps + 1):
+            least = f"num_envs * (n_steps + 1) = {num_envs} * {n_steps + 1} = {num_envs * (n_steps + 1)}"
+            raise SettingError(f"buffer_size must be at least {least}, got {capacity}")
         self.template = row_template(space, action)
         directory = None if config.directory is None else Path(config.directory)
         self.layout = config.layout(self.template, num_envs, length, directory, frames)

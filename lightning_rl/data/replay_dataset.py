@@ -38,6 +38,8 @@ class ReplaySettings:
         check_range("gradient_steps", self.gradient_steps, -1, whole=True)
         if self.gradient_steps == 0:
             raise SettingError("gradient_steps 0 would never learn; use a number of updates, or -1 for as many as environment steps")
+        if self.batch_size > self.buffer_size:
+            raise SettingError(f"batch_size {self.batch_size} is more than buffer_size {self.buffer_size}")
         check_choice("warmup", self.warmup, ("random", "policy"))
 
 
@@ -56,6 +58,7 @@ class ReplayDataset(ExperienceDataset):
         device: where batches go.
         iterations: the planned number of iterations.
         ranks: how many ranks share the environment steps.
+        resumed: whether a run goes on: its policy is no beginner, and acts from the first step.
     """
 
     def __init__(
@@ -67,13 +70,14 @@ class ReplayDataset(ExperienceDataset):
         device: torch.device,
         iterations: int,
         ranks: int,
+        resumed: bool = False,
     ) -> None:
         super().__init__(collector, iterations)
         self.buffer, self.signals, self.device = buffer, signals, device
-        self.settings, self.ranks = settings, ranks
+        self.settings, self.ranks, self.resumed = settings, ranks, resumed
         powers = np.arange(settings.n_steps)[:, None]
         gamma = np.array([signal.gamma for signal in signals])
-        self.powers: list[Tensor] = list(torch.tensor(gamma**powers, dtype=torch.float32, device=device).split(1, 1))
+        self.powers: list[Tensor] = list(torch.tensor(gamma**powers, dtype=torch.float32, device=device).unbind(1))
         self.discounts = np.concatenate([np.zeros((1, len(gamma))), gamma ** (powers + 1)]).astype(np.float32)
         self.progress, self.steps = 0.0, 0.0
         self.learning_starts: float | None = None
@@ -87,10 +91,11 @@ class ReplayDataset(ExperienceDataset):
         """Before an iteration: how far the run is, all ranks together."""
         self.steps, self.progress = env_steps / self.ranks, progress
         if self.learning_starts is None:
+            wanted = self.settings.learning_starts / self.ranks
+            begin = 0.0 if self.resumed and len(self.buffer) else self.steps
             open_rows = (self.settings.n_steps - 1) * self.collector.num_envs  # no window need be complete before
-            start = max(self.settings.learning_starts / self.ranks, open_rows)
-            self.random_until = self.settings.learning_starts / self.ranks if self.settings.warmup == "random" else 0.0
-            self.learning_starts = start if len(self.buffer) or not env_steps else self.steps + start
+            self.learning_starts = begin + max(wanted, open_rows)
+            self.random_until = begin + wanted if self.settings.warmup == "random" and not self.resumed else 0.0
             self.phases = max(0, self._phases())
 
     def end_iteration(self) -> None:
@@ -126,13 +131,9 @@ class ReplayDataset(ExperienceDataset):
         self.rows = window.rows
         arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
         obs, action, reward, discount, next_obs, weight = tree_to_torch(arrays, self.device)
-        streams = [signal(reward) @ power for signal, power in zip(self.signals, self.powers, strict=True)]
+        streams = [(signal(reward) * power).sum(-1, keepdim=True) for signal, power in zip(self.signals, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
         return Transition(obs, action, reward, discount, next_obs, weight, window.rows)
-
-    def learned(self, rows: np.ndarray, errors: Tensor) -> None:
-        """The errors |δ| `[B, S]` of rows after learning from them, for buffers that draw by them."""
-        self.buffer.sampler.update(rows, errors.detach().mean(-1))
 
     def metrics(self) -> dict[str, float]:
         """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row)."""

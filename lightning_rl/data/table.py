@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rl.errors import SettingError
 from lightning_rl.types import Tree, tree_leaves, tree_map
 
 
@@ -33,9 +34,12 @@ class RowTable:
         if directory is None:
             self.records: Any = np.zeros(rows, record_type(template))
         else:
-            directory.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=directory) as file:  # the mapping outlives it
-                self.records = np.asarray(np.memmap(file, record_type(template), mode="w+", shape=(rows,)))
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                with TemporaryFile(dir=directory) as file:  # the mapping outlives it
+                    self.records = np.asarray(np.memmap(file, record_type(template), mode="w+", shape=(rows,)))
+            except OSError as error:
+                raise SettingError(f"replay.directory {str(directory)!r}: {error.strerror}; name a folder to write to") from error
         self.columns = self._fields(self.records)
         """The leaves `[rows, ...]`, as views to read and write."""
 

@@ -71,7 +71,7 @@ class TanhGaussian(DiagonalGaussian):
 
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
         super().__init__(space, log_std_init)
-        self.bounds = Bounds(space, "action_dist tanh_normal")
+        self.bounds = Bounds(space, "action_dist tanh_normal", "clipped_normal")
         nodes, weights = np.polynomial.hermite_e.hermegauss(16)
         self.register_buffer("nodes", torch.as_tensor(nodes, dtype=torch.float32), persistent=False)
         self.register_buffer("node_weights", torch.as_tensor(weights / weights.sum(), dtype=torch.float32), persistent=False)
@@ -80,7 +80,7 @@ class TanhGaussian(DiagonalGaussian):
         log_prob, entropy = super().evaluate(x, action)
         # H(a) = H(u) + E[log |da/du|]; the expectation by Gauss-Hermite quadrature
         u = x.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.nodes
-        stretch = log_tanh_derivative(u) @ self.node_weights.to(x.dtype)
+        stretch = (log_tanh_derivative(u) * self.node_weights).sum(-1)
         return log_prob - log_tanh_derivative(action) - self.bounds.log_half_range, entropy + stretch + self.bounds.log_half_range
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
@@ -99,11 +99,14 @@ class SquashedGaussian(Distribution):
     The density is that of the environment's action (Haarnoja et al. 2018, app. C). log σ is cut to [-20, 2].
     """
 
+    constant: Tensor
+
     def __init__(self, space: Box) -> None:
         super().__init__()
         self.bounds = Bounds(space, "SAC")
         self.num_parts = math.prod(space.shape)
         self.num_inputs = 2 * self.num_parts
+        self.register_buffer("constant", self.bounds.log_half_range + 0.5 * math.log(2 * math.pi) + 2 * math.log(2), persistent=False)
 
     def rsample(self, x: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         """A reparameterized action in [-1, 1] and its log-probability, `[..., D]` each."""
@@ -114,8 +117,8 @@ class SquashedGaussian(Distribution):
         return u.tanh(), self._log_prob(noise, log_std, u)
 
     def _log_prob(self, noise: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
-        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        return log_normal - log_tanh_derivative(u) - self.bounds.log_half_range
+        # log N(u) − log (1 − tanh² u) − log (half range), the constants together
+        return 2 * (u + functional.softplus(-2 * u)) - 0.5 * noise.square() - log_std - self.constant
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return self.rsample(x, generator)[0]
@@ -187,15 +190,14 @@ class Bounds(nn.Module):
     """Between [-1, 1] and the bounds of a Box.
 
     Raises:
-        SettingError: a Box without bounds, or with a dimension that cannot move; `needed_by` says who needs them.
+        SettingError: a Box without bounds, or with a dimension that cannot move; the message says who needs them and what to use instead.
     """
 
     log_half_range: Tensor
 
-    def __init__(self, space: Box, needed_by: str) -> None:
+    def __init__(self, space: Box, needed_by: str, instead: str = "PPO") -> None:
         super().__init__()
         if not space.is_bounded():
-            instead = "clipped_normal" if needed_by.startswith("action_dist") else "PPO"
             raise SettingError(f"{needed_by} needs a bounded Box, got {short(space)}; use {instead}")
         for place in np.argwhere(space.low >= space.high).tolist():
             raise SettingError(f"{needed_by} needs a Box with low < high, got {space.low[*place]:g} for both at {place}")

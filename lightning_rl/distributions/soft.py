@@ -57,21 +57,21 @@ class SoftActions(nn.Module):
                 draws.append(leaf.rsample(part, generator))
             else:
                 log_probs.append(leaf.log_probs(part, legal).clamp(min=LEAST_LOG_PROB))
-        action, entropy, probs = None, [], torch.ones_like(x[:, :1])
+        action, probs, entropy = None, torch.ones_like(x[:, :1]), []
         if draws:
-            actions, log_prob = (torch.cat(parts, -1) for parts in zip(*draws, strict=True))
-            action, entropy = actions, [-log_prob.sum(-1)]
+            action, log_prob = (_join(list(parts)) for parts in zip(*draws, strict=True))
+            entropy.append(-log_prob.sum(-1, keepdim=True))
         if log_probs:
-            log_p = torch.cat(log_probs, -1)
+            log_p = _join(log_probs)
             probs = log_p.exp()
-            entropy.append(-(probs * log_p).sum(-1))
-        return SoftSample(action, probs, torch.stack(entropy, -1))
+            entropy.append(-(probs * log_p).sum(-1, keepdim=True))
+        return SoftSample(action, probs, _join(entropy))
 
     def continuous(self, action: Tree) -> Tensor | None:
         """The continuous dimensions `[B, A]` of stored actions; None where there are none."""
         parts = zip(self.boxes, self.distribution.flat(action), strict=True)
         actions = [part for box, part in parts if box]
-        return torch.cat(actions, -1) if actions else None
+        return _join(actions) if actions else None
 
     def choices(self, action: Tree) -> Tensor:
         """The places of stored actions' choices among the M, `[B, branches]`."""
@@ -89,3 +89,7 @@ class SoftActions(nn.Module):
 
 LEAST_LOG_PROB = -1e9
 """Instead of the log-probability of an illegal choice: times its probability, 0, it must be 0."""
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -34,7 +34,8 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 
 def mean(x: Tensor, weight: Tensor) -> Tensor:
     """Weighted mean over the rows of `x [B]` or `[B, D]`, and plain mean over D; `weight [B]` sums to 1."""
-    return weight @ x if x.dim() == 1 else (weight @ x).mean()
+    # no matrix product: mixed precision would round it
+    return (weight * x).sum() if x.dim() == 1 else (weight.unsqueeze(-1) * x).sum(0).mean()
 
 
 def scaled(coefficient: float, loss: Tensor) -> Tensor | float:

@@ -1,7 +1,8 @@
 """Soft actor-critic. Entropies come `[B, K]`, a column for each kind of action with its temperature α `[K]`; S reward streams.
 
 Values of choices come `[..., M, S]`, branch after branch, beside their probabilities `[B, M]`; a policy without choices has one of
-probability 1, so that the same lines serve continuous, discrete and hybrid actions.
+probability 1, so that the same lines serve continuous, discrete and hybrid actions. Sums are no matrix products: mixed precision would
+round those.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from torch import Tensor
 
 def chosen(q: Tensor, choice: Tensor) -> Tensor:
     """Q of an action: the mean over branches of the values of its choices.  `[E, B, M, S]` and `[B, branches]` to `[E, B, S]`."""
+    if q.shape[-2] == 1:
+        return q.squeeze(-2)
     index = choice.unsqueeze(-1).expand(len(q), *choice.shape, q.shape[-1])
     return q.gather(-2, index).mean(-2)
 
 
 def expected(q: Tensor, probs: Tensor, branches: int) -> Tensor:
     """E_π[Q]: the mean over branches of Σ_a π(a|s) Q(s, a), exact.  `[..., B, M, S]` and `[B, M]` to `[..., B, S]`."""
+    if q.shape[-2] == 1:
+        return q.squeeze(-2)
     return (probs.unsqueeze(-1) * q).sum(-2) / branches
 
 
@@ -25,7 +30,7 @@ def soft_value(expected_q: Tensor, entropy: Tensor, alpha: Tensor) -> Tensor:
 
     expected_q `[B, S]`, entropy `[B, K]`, alpha `[K]`.  Returns `[B, S]`.
     """
-    return expected_q + (entropy @ alpha).unsqueeze(-1) / expected_q.shape[-1]
+    return expected_q + (entropy * alpha).sum(-1, keepdim=True) / expected_q.shape[-1]
 
 
 def critic_loss(q: Tensor, target: Tensor) -> Tensor:
@@ -35,7 +40,7 @@ def critic_loss(q: Tensor, target: Tensor) -> Tensor:
 
 def actor_loss(expected_q: Tensor, entropy: Tensor, alpha: Tensor) -> Tensor:
     """−(Σ_S E_π[Q] + Σ_k α_k H_k) (Haarnoja et al. 2018, eq. 7; Christodoulou 2019, eq. 12).  `[B, S]` and `[B, K]` to `[B]`."""
-    return -(expected_q.sum(-1) + entropy @ alpha)
+    return -(expected_q.sum(-1) + (entropy * alpha).sum(-1))
 
 
 def temperature_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: Tensor) -> Tensor:
@@ -43,4 +48,4 @@ def temperature_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: Tensor)
 
     α rises where the entropy is below its target.
     """
-    return (entropy.detach() - target_entropy) @ log_alpha.exp()
+    return ((entropy.detach() - target_entropy) * log_alpha.exp()).sum(-1)

@@ -108,7 +108,7 @@ class NumpyActor:
         return torch.from_numpy(np.stack(self.taken))
 
 
-Actor = TorchActor | NumpyActor | RandomActor
+StepActor = TorchActor | NumpyActor | RandomActor
 
 
 def make_actor(network: Any, obs: Tree, generator: Generator, precision: Precision = nullcontext) -> TorchActor | NumpyActor:

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_distribution
-from lightning_rl.errors import check_range
+from lightning_rl.errors import check_choice, check_range
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.mlp import mlp, orthogonal
@@ -52,6 +52,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         check_observation_space(spaces.observation)
         check_range("log_std_init", log_std_init, -20, 20)
+        check_choice("action_dist", action_dist, ("clipped_normal", "tanh_normal"))
         self.normalizer = make_normalizer(normalize_obs, spaces.observation)
         self.memory = NoMemory()
         self.actor_encoder = TreeEncoder(spaces.observation, encoder, encoder_features)

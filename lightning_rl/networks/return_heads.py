@@ -46,7 +46,7 @@ class CategoricalReturn(nn.Module):
 
     def mean(self, z: Tensor) -> Tensor:
         """The expected return `[...]`."""
-        return z.softmax(-1) @ self.support
+        return (z.softmax(-1) * self.support).sum(-1)
 
     def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Values and probabilities of the atoms, `[..., Z]` each."""

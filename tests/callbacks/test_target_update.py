@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
 from lightning_rl import DQN, PPO, SAC, TD3
-from lightning_rl.callbacks.target_update import TargetNetworkUpdate, follow, make_target
+from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.flat import FlatParameters
 from tests.fitting import fit, tiny
@@ -16,6 +18,13 @@ from tests.fitting import fit, tiny
 OFF_POLICY = {"net_arch": [4], "batch_size": 4, "learning_starts": 8, "train_freq": 2, "steps_per_iteration": 16, "max_env_steps": 48}
 UPDATES = (48 - 8) // 2
 ENVIRONMENTS = {SAC: "ScriptedBox", TD3: "ScriptedBox", DQN: "Scripted"}
+
+
+def follow(online, target, tau):
+    """One move."""
+    callback, algorithm = TargetNetworkUpdate(tau), SimpleNamespace(target_networks=[(online, target)], updates=1)
+    callback.on_train_start(None, algorithm)
+    callback.on_update_end(None, algorithm)
 
 
 def model_of(algorithm, **settings):

@@ -57,6 +57,7 @@ class Run:
         network: nn.Module | None = None,
         config: ReplayConfig = ReplayConfig(),
         gammas: Iterable[tuple[float, float]] = ((0.9, 1.0),),
+        resumed: bool = False,
         **settings: Any,
     ) -> None:
         self.story, self.actions, self.batches, self.ranks = "", [], [], ranks
@@ -77,7 +78,7 @@ class Run:
         n_steps = self.settings.n_steps
         self.buffer = ReplayBuffer(kind.observation_space, action, self.settings.buffer_size, num_envs, n_steps=n_steps, config=config)
         signals = [Extrinsic(gamma, scale) for gamma, scale in gammas]
-        self.dataset = ReplayDataset(self.collector, self.buffer, signals, self.settings, torch.device("cpu"), 100, ranks)
+        self.dataset = ReplayDataset(self.collector, self.buffer, signals, self.settings, torch.device("cpu"), 100, ranks, resumed)
 
     def iterate(self, iterations: int, progress: float = 0.0) -> Run:
         for iteration in islice(self.dataset, iterations):
@@ -177,7 +178,7 @@ def test_random_actions_are_kept_as_the_policy_would_sample_them():
 @pytest.mark.parametrize("num_envs", [1, 4])
 @pytest.mark.parametrize("gradient_steps", [1, -1])
 def test_a_continued_run_fills_its_buffer_again_and_makes_up_for_nothing(num_envs, gradient_steps):
-    run = Run(num_envs, length=5, learning_starts=20, gradient_steps=gradient_steps)
+    run = Run(num_envs, length=5, learning_starts=20, gradient_steps=gradient_steps, resumed=True)
     run.collector.env_steps = 1000
     run.iterate(12)
     steps = 5 * 12 * num_envs
@@ -189,7 +190,7 @@ def test_a_continued_run_fills_its_buffer_again_and_makes_up_for_nothing(num_env
 @pytest.mark.parametrize("num_envs", [1, 4])
 def test_a_continued_run_that_brings_its_buffer_learns_at_once_but_makes_up_for_nothing(num_envs):
     before = Run(num_envs, length=5, learning_starts=20).iterate(6)
-    run = Run(num_envs, length=5, learning_starts=20)
+    run = Run(num_envs, length=5, learning_starts=20, resumed=True)
     run.buffer.load_state_dict(before.buffer.state_dict())
     run.collector.env_steps = 1000
     assert run.iterate(2).told() == " ".join(["s" * num_envs + "b" * num_envs] * 10)
@@ -217,7 +218,7 @@ def test_ranks_share_the_steps_before_learning(ranks):
 
 
 def test_a_continued_run_on_several_ranks_fills_its_buffers_again_together():
-    run = Run(2, ranks=2, learning_starts=24)
+    run = Run(2, ranks=2, learning_starts=24, resumed=True)
     run.collector.env_steps = 500  # 1000 of both
     run.iterate(2)
     assert run.story.startswith("s" * 14 + "bb") and run.story.count("b") == 40 - 12
@@ -296,7 +297,7 @@ def test_nested_observations_are_trees_of_tensors():
 def test_what_was_learned_of_rows_makes_their_priorities():
     run = Run(config=ReplayConfig(prioritized=True, alpha=1.0), batch_size=2, length=5).iterate(1)
     errors = torch.tensor([3.0, 3.0])
-    run.dataset.learned(run.batches[-1].rows, errors)
+    run.dataset.buffer.sampler.update(run.batches[-1].rows, lambda: errors.mean(-1))
     tree = run.buffer.sampler.tree
     assert tree[run.batches[-1].rows].tolist() == pytest.approx([3.0, 3.0], rel=1e-5)
     assert sorted(tree[np.arange(5)].tolist())[:3] == [1, 1, 1]
@@ -307,7 +308,7 @@ def test_weights_follow_the_progress_of_the_run():
     iteration = next(iter(run.dataset))
     run.dataset.begin_iteration(0, 1.0)
     next(iteration)
-    run.dataset.learned(np.arange(5), torch.tensor([1.0, 1.0, 1.0, 1.0, 16.0]).unsqueeze(-1))
+    run.dataset.buffer.sampler.update(np.arange(5), lambda: torch.tensor([1.0, 1.0, 1.0, 1.0, 16.0]))
     for progress, least in ((1.0, 1 / 16), (0.0, 1 / 4)):  # β = 1, and ½
         run.dataset.begin_iteration(5, progress)
         batch = run.dataset.sample()

@@ -172,7 +172,7 @@ class Known(SAC):
         self.target.layers[-1].bias.data.copy_(torch.tensor(target_q).unsqueeze(1))
 
     def learned(self, batch, errors):
-        self.errors = errors.flatten()
+        self.errors = errors()
 
 
 def transition(reward, discount):
