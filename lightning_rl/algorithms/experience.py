@@ -48,6 +48,8 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
     )
     buffer.extend(algorithm.demonstrations, distribution.from_env)
     algorithm.say(notice)
+    if settings.learning_starts >= algorithm.max_env_steps:
+        algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
     resumed = algorithm.env_steps > 0
     if resumed and not len(buffer):
         algorithm.say(f"checkpoints hold no replay buffer: the policy makes {settings.learning_starts:,} steps before the run learns on")

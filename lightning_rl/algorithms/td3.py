@@ -51,9 +51,9 @@ class TD3(Algorithm):
         target_policy_noise: standard deviation of the noise on the target's actions in [-1, 1].
         target_noise_clip: that noise is cut to ± this.
 
-    Metrics: `train/critic_loss`, `train/actor_loss`, `train/q_value`, `train/critic_grad_norm` and `train/actor_grad_norm` (before clipping),
-    and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of its own
-    environment newer than a drawn one, in the last batch).
+    Metrics: `train/critic_loss`, `train/actor_loss`, `train/q_value`, `train/critic_grad_norm` and `train/actor_grad_norm` (before
+    clipping), and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of
+    its own environment newer than a drawn one, in the last batch).
     """
 
     def __init__(

@@ -38,8 +38,6 @@ class ReplaySettings:
         check_range("gradient_steps", self.gradient_steps, -1, whole=True)
         if self.gradient_steps == 0:
             raise SettingError("gradient_steps 0 would never learn; use a number of updates, or -1 for as many as environment steps")
-        if self.batch_size > self.buffer_size:
-            raise SettingError(f"batch_size {self.batch_size} is more than buffer_size {self.buffer_size}")
         check_choice("warmup", self.warmup, ("random", "policy"))
 
 

@@ -497,3 +497,17 @@ def test_the_metrics_that_a_docstring_names_are_logged(algorithm):
     model = tiny(algorithm, **({"value_network": True} if algorithm is SAC else {}))
     assert len(names) >= 6 - 2 * (algorithm is DQN)
     assert set(names) - set(fit(model).callback_metrics) == set()
+
+
+def test_acting_and_learning_draw_different_numbers():
+    model, seeds = tiny(SAC, "tests.environments:ScriptedBox-v0", warmup="policy"), []
+    training_step = model.training_step
+
+    def watched(batches, batch_idx):
+        training_step(batches, batch_idx)
+        seeds.append((model.dataset.collector.generator.initial_seed(), model.noise.initial_seed(), model.generator.initial_seed()))
+
+    model.training_step = watched
+    fit(model, max_steps=1)
+    acting, learning, shuffling = seeds[0]
+    assert acting != learning == shuffling
