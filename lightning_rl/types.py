@@ -92,6 +92,8 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     Raises:
         ValueError: the trees differ in their keys or lengths.
     """
+    if not others:
+        return _map_one(function, tree)
     if isinstance(tree, dict):
         for other in others:
             if not isinstance(other, dict) or other.keys() != tree.keys():
@@ -109,6 +111,16 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         if isinstance(other, dict | tuple):
             raise ValueError(f"trees differ: a leaf against a {type(other).__name__}")
     return function(tree, *others)
+
+
+def _map_one(function: Callable[..., Any], tree: Tree) -> Tree:
+    """`tree_map` of a single tree, which is asked for several times in every step of an environment."""
+    if isinstance(tree, tuple):
+        children = [_map_one(function, child) if isinstance(child, tuple | dict) else function(child) for child in tree]
+        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    if isinstance(tree, dict):
+        return {key: _map_one(function, tree[key]) for key in sorted(tree, key=str)}
+    return function(tree)
 
 
 def tree_index(tree: Tree, index: Any) -> Tree:
@@ -133,6 +145,8 @@ def tree_unstack(tree: Tree, dim: int = 0) -> list[Tree]:
 
 def tree_to_torch(tree: Tree, device: torch.device | str = "cpu") -> Tree:
     """Tensors that share memory with the arrays where the device allows."""
+    if device == "cpu" or device == torch.device("cpu"):
+        return tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else torch.as_tensor(leaf), tree)
     return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), tree)
 
 

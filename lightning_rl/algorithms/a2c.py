@@ -14,7 +14,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import check_range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.flat import FlatAdam, FlatParameters
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.types import Rollout
@@ -99,4 +99,4 @@ class A2C(Algorithm):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.use_rms_prop:
             return torch.optim.RMSprop([FlatParameters(self.network)], alpha=0.99, eps=self.rms_prop_eps)
-        return torch.optim.Adam([FlatParameters(self.network)], eps=1e-5, fused=True)
+        return FlatAdam(self.network, eps=1e-5)

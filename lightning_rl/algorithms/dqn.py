@@ -20,7 +20,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import check_range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
-from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.networks.return_heads import make_return_head
 from lightning_rl.schedules import ScheduleSetting, piecewise
@@ -165,10 +165,10 @@ class DQN(Algorithm):
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))
         z = chosen(self.network(self.network.normalizer(batch.obs)), batch.action)
         loss, error = returns.loss(z, target, probs)  # [B, S]
-        self.learned(batch, lambda: error.mean(-1))
+        self.learned(batch, lambda: error.abs().mean(-1))
         taken = z.detach()  # a function that is kept must not keep the graph
         self.record(q_value=lambda: returns.mean(taken).mean())
-        return self.finite("loss", mean(loss.mean(-1), batch.weight))
+        return self.finite("loss", mean(loss, batch.weight))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam([FlatParameters(self.network)], eps=self.adam_eps, fused=True)
+        return FlatAdam(self.network, self.adam_eps)

@@ -20,18 +20,17 @@ def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_no
 
     Args:
         loss: a scalar.
-        optimizer: over parameters, or over the `FlatParameters` of a network.
+        optimizer: over parameters, or over the `FlatParameters` of one network.
         scaler: of 16-bit precision; a disabled one does nothing.
         max_norm: cut the gradient to this Euclidean norm.
         world_size: number of ranks, each with its own gradient.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    flat = [parameter for parameter in parameters if isinstance(parameter, FlatParameters)]
-    for parameter in parameters + [part for vector in flat for part in vector.parts]:
-        parameter.grad = None
-    scaler.scale(loss).backward(inputs=[part for vector in flat for part in vector.parts] or parameters)
-    for vector in flat:
-        vector.gather_gradient()
+    if len(parameters) == 1 and isinstance(parameters[0], FlatParameters):
+        parameters[0].differentiate(scaler.scale(loss))
+    else:
+        optimizer.zero_grad()
+        scaler.scale(loss).backward(inputs=parameters)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     average_over_ranks(gradients, world_size)
     scaler.unscale_(optimizer)
@@ -54,7 +53,7 @@ def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
 def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
     """Scale gradients to a Euclidean norm of at most `max_norm`. Returns the norm before."""
     norm = total_norm(gradients)
-    if max_norm == float("inf"):
+    if max_norm == float("inf") or (norm.device.type == "cpu" and norm <= max_norm):
         return norm
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:

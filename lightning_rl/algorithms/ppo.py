@@ -14,7 +14,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.types import Rollout
@@ -128,7 +128,7 @@ class PPO(Algorithm):
         return losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss, kl
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam([FlatParameters(self.network)], eps=1e-5, fused=True)
+        return FlatAdam(self.network, eps=1e-5)
 
 
 def check_batch_size(batch_size: int, n_steps: int, num_envs: int) -> None:

@@ -22,7 +22,7 @@ from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.critic import Critic
-from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.networks.temperature import Temperature
 from lightning_rl.types import Transition, Tree
 
@@ -193,7 +193,7 @@ class SAC(Algorithm):
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
         networks = [critics, self.network, *([self.temperature] if self.temperature.learned else [])]
-        return [torch.optim.Adam([FlatParameters(network)], fused=True) for network in networks]
+        return [FlatAdam(network) for network in networks]
 
 
 def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:

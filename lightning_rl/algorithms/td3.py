@@ -22,7 +22,7 @@ from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.soft_actor_critic import critic_loss
 from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.critic import Critic
-from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.types import Transition, Tree
 
@@ -144,4 +144,4 @@ class TD3(Algorithm):
         return loss
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [torch.optim.Adam([FlatParameters(network)], fused=True) for network in (self.critic, self.network)]
+        return [FlatAdam(network) for network in (self.critic, self.network)]

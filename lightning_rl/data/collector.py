@@ -140,7 +140,7 @@ class Collector:
         self._reward[t] = step.reward
         flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
         self._start, self._current = step.episode_start, step.obs
-        self.env_steps += int(np.count_nonzero(step.valid))
+        self.env_steps += self.num_envs if step.valid is self.stepper.all_valid else int(np.count_nonzero(step.valid))
         self.rows += self.num_envs
         self.statistics.update(step)
         return step, self._memory

@@ -126,7 +126,8 @@ class ReplayBuffer:
         rows = num_envs * self.slots
         self.sampler = Prioritized(rows, config.alpha, config.beta) if config.prioritized else Uniform(rows, config.replace)
         self.rng = np.random.default_rng(seed)
-        self.first = np.arange(num_envs) * self.slots
+        self.envs = np.arange(num_envs)
+        self.first = self.envs * self.slots
         self.head = np.zeros(num_envs, dtype=np.int64)
         """The slot of each ring that is written next."""
         self.count = np.zeros(num_envs, dtype=np.int64)
@@ -149,11 +150,11 @@ class ReplayBuffer:
             next_obs = tree_map(np.array, next_obs)
             tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), next_obs, step.final_obs)
         row = Row(obs, action, step.reward, step.terminated, step.terminated | step.truncated)
-        envs = np.arange(len(self.head))
-        if not step.valid.all():
+        if step.valid.all():
+            self.write(self.envs, row, next_obs)
+        else:
             envs = np.flatnonzero(step.valid)
-            row, next_obs = tree_index((row, next_obs), envs)
-        self.write(envs, row, next_obs)
+            self.write(envs, *tree_index((row, next_obs), envs))
 
     def write(self, envs: np.ndarray, row: Row, next_obs: Tree) -> None:
         """Keep one transition in each of some rings."""

@@ -129,7 +129,9 @@ class ReplayDataset(ExperienceDataset):
         self.rows = window.rows
         arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
         obs, action, reward, discount, next_obs, weight = tree_to_torch(arrays, self.device)
-        streams = [(signal(reward) * power).sum(-1, keepdim=True) for signal, power in zip(self.signals, self.powers, strict=True)]
+        streams = [signal(reward) for signal in self.signals]
+        if self.settings.n_steps > 1:
+            streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
         return Transition(obs, action, reward, discount, next_obs, weight, window.rows)
 

@@ -35,7 +35,10 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 def mean(x: Tensor, weight: Tensor) -> Tensor:
     """Weighted mean over the rows of `x [B]` or `[B, D]`, and plain mean over D; `weight [B]` sums to 1."""
     # no matrix product: mixed precision would round it
-    return (weight * x).sum() if x.dim() == 1 else (weight.unsqueeze(-1) * x).sum(0).mean()
+    if x.dim() == 1:
+        return (weight * x).sum()
+    total = (weight.unsqueeze(-1) * x).sum()
+    return total if x.shape[-1] == 1 else total / x.shape[-1]
 
 
 def scaled(coefficient: float, loss: Tensor) -> Tensor | float:

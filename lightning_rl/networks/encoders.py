@@ -45,8 +45,12 @@ class TreeEncoder(nn.Module):
         check_range("encoder_features", features, 1, whole=True)
         self.leaves = nn.ModuleList([_leaf_encoder(leaf, encoder, features) for leaf in observation_leaves(space)])
         self.num_features = sum(int(leaf.num_features) for leaf in self.leaves)  # type: ignore[arg-type, misc]
+        self.is_vector = [getattr(leaf, "dims", 0) for leaf in self.leaves] == [1] and isinstance(self.leaves[0], VectorEncoder)
+        """Whether observations, if they are floats, are what they encode to."""
 
     def forward(self, obs: Tree) -> Tensor:
+        if self.is_vector and isinstance(obs, Tensor) and obs.is_floating_point():
+            return obs
         encoded = [encoder(leaf) for encoder, leaf in zip(self.leaves, tree_leaves(obs), strict=True)]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
 

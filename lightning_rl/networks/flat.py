@@ -1,9 +1,11 @@
-"""All parameters of a network as one vector."""
+"""All parameters of a network as one vector, and Adam for it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class FlatParameters(nn.Parameter):
@@ -24,6 +26,46 @@ class FlatParameters(nn.Parameter):
         vector.parts = parts
         return vector
 
-    def gather_gradient(self) -> None:
-        """After the backward pass: the vector's gradient from those of its parts, 0 where a part has none."""
-        self.grad = torch.cat([torch.zeros_like(part).flatten() if part.grad is None else part.grad.flatten() for part in self.parts])
+    def differentiate(self, loss: Tensor) -> None:
+        """The vector's gradient of a loss, 0 where a part has none; no other parameter gets one."""
+        gradients = torch.autograd.grad(loss, self.parts, allow_unused=True)
+        pairs = zip(self.parts, gradients, strict=True)
+        self.grad = torch.cat([part.new_zeros(part.numel()) if gradient is None else gradient.flatten() for part, gradient in pairs])
+
+
+class FlatAdam(torch.optim.Adam):
+    """Adam (Kingma and Ba 2015) on one `FlatParameters`: torch's fused kernel, called without the bookkeeping that many tensors need.
+
+    Its state is that of `torch.optim.Adam(…, fused=True)`.
+    """
+
+    def __init__(self, module: nn.Module, eps: float = 1e-8) -> None:
+        super().__init__([FlatParameters(module)], eps=eps, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step from the vector's gradient."""
+        (group,) = self.param_groups
+        (vector,) = group["params"]
+        state = self.state[vector]
+        if not state:
+            state["step"] = torch.zeros((), device=vector.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(vector), torch.zeros_like(vector)
+        state["step"] += 1
+        torch._fused_adam_(
+            [vector],
+            [vector.grad],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [state["step"]],
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it in a profiler's record, which costs more than the step

@@ -28,7 +28,6 @@ class Extrinsic(nn.Module):
         self.gamma, self.scale, self.clip = gamma, scale, clip
         self.returns = ReturnScale(gamma) if normalize else NoScale()
 
-    @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
         """Rewards as the environment paid them, of any shape, as they are learned from."""
         return self.returns(self._scaled(reward))

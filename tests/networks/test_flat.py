@@ -9,7 +9,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 from lightning_rl.algorithms.optimization import clip, gradient_step
-from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.flat import FlatAdam, FlatParameters
 
 OFF = GradScaler(enabled=False)
 
@@ -74,3 +74,27 @@ def test_clipping_scales_a_gradient_of_3_4_12_to_the_given_norm():
     assert clip(gradients, 1.3).item() == 13.0
     torch.testing.assert_close(torch.cat(gradients), torch.tensor([0.3, 0.4, 1.2]))
     assert abs(clip(gradients, 100.0).item() - 1.3) < 1e-6 and abs(gradients[1].item() - 1.2) < 1e-6
+
+
+def test_flat_adam_is_torchs_adam():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    twin = copy.deepcopy(network)
+    ours, theirs = FlatAdam(network, eps=1e-5), torch.optim.Adam(twin.parameters(), eps=1e-5)
+    for k in range(50):
+        x = torch.randn(8, 3)
+        for optimizer in (ours, theirs):
+            optimizer.param_groups[0]["lr"] = 0.01 / (k + 1)
+        ours.param_groups[0]["params"][0].differentiate(network(x).square().sum())
+        ours.step()
+        theirs.zero_grad()
+        twin(x).square().sum().backward()
+        theirs.step()
+    for one, other in zip(network.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    again = FlatAdam(copy.deepcopy(network), eps=1e-5)
+    again.load_state_dict(copy.deepcopy(ours.state_dict()))
+    for optimizer in (ours, again):
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(32)
+        optimizer.step()
+    assert torch.equal(ours.param_groups[0]["params"][0], again.param_groups[0]["params"][0])
