@@ -51,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sac_pendulum": {
         "algorithm": "SAC",
         "env": "Pendulum-v1",
-        "steps": 3_000,
+        "steps": 10_000,
         "num_envs": 1,
         "settings": {"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 256},
         "bare": True,
@@ -59,7 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sac_cheetah": {
         "algorithm": "SAC",
         "env": "HalfCheetah-v5",
-        "steps": 3_000,
+        "steps": 10_000,
         "num_envs": 1,
         "settings": {"learning_rate": 3e-4, "learning_starts": 100, "batch_size": 256},
         "bare": True,
@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dqn_cartpole": {
         "algorithm": "DQN",
         "env": "CartPole-v1",
-        "steps": 15_000,
+        "steps": 60_000,
         "num_envs": 1,
         "settings": {"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 64, "train_freq": 1, "buffer_size": 100_000},
     },
