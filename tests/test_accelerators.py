@@ -77,7 +77,8 @@ for algorithm, env_id in ((SAC, "CartPole-v1"), (DQN, "CartPole-v1"), (TD3, "Pen
     fit(model, devices=2, strategy="ddp")
 
 # rows that only reset, at different times on the two ranks: neither may wait for the other
-model = tiny(DQN, "CartPole-v1", env={"num_envs": 1, "autoreset": "NEXT_STEP"}, max_env_steps=100, learning_starts=20, steps_per_iteration=2)
+env = {"num_envs": 1, "autoreset": "NEXT_STEP"}
+model = tiny(DQN, "CartPole-v1", env=env, max_env_steps=100, learning_starts=20, steps_per_iteration=2)
 fit(model, devices=2, strategy="ddp")
 print("RESETTING", model.env_steps >= 100)
 """
