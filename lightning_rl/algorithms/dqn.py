@@ -165,7 +165,7 @@ class DQN(Algorithm):
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))
         z = chosen(self.network(self.network.normalizer(batch.obs)), batch.action)
         loss, error = returns.loss(z, target, probs)  # [B, S]
-        self.learned(batch, lambda: error.abs().mean(-1))
+        self.learned(batch, lambda: error.mean(-1))
         taken = z.detach()  # a function that is kept must not keep the graph
         self.record(q_value=lambda: returns.mean(taken).mean())
         return self.finite("loss", mean(loss, batch.weight))

@@ -26,9 +26,9 @@ class ScalarReturn(nn.Module):
         return z, torch.ones_like(z)
 
     def loss(self, z: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and error for priorities (with its sign), `[...]` each, of z against a target's atoms."""
+        """Loss, and error for priorities, `[...]` each, of z against a target's atoms."""
         error = (z - target).squeeze(-1)
-        return losses.huber(error), error
+        return losses.huber(error), error.detach().abs()
 
 
 class CategoricalReturn(nn.Module):
