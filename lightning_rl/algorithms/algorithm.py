@@ -241,7 +241,6 @@ class Algorithm(pl.LightningModule):
         self._counted_rows = self.collector.rows
         if self.normalize_obs == "frozen" and not self.env_steps:
             self.network.normalizer.update(self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size))
-            self.collector.rows += 1  # those steps are counted too
             self._count()
         self._matmul = best_matmul(self.modules(), self.device)
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)

@@ -99,7 +99,7 @@ class Collector:
         self.statistics = EpisodeStatistics(num_envs)
         self.env_steps = 0
         self.rows = 0
-        """Rows stepped, experience or not; the same number on all ranks."""
+        """Rows stepped, experience or not: they grow on all ranks in the same iterations."""
         self._space = spaces.observation
         self._obs = allocate(self._space, n_steps + 1, num_envs)
         self._obs_tensor = tree_to_torch(self._obs)
@@ -183,6 +183,7 @@ class Collector:
             rows.append(tree_index(row, torch.from_numpy(step.valid)))
             current = step.obs
             self.env_steps += int(step.valid.sum())
+            self.rows += self.num_envs
         self._current = None
         return tree_map(lambda *leaves: torch.cat(leaves), *rows)
 
