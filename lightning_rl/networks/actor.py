@@ -11,11 +11,12 @@ from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.mlp import mlp
 from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
 
 
-class Actor(nn.Module):
+class Actor(PolicyNetwork):
     """π(a|s): normalizer → encoder → memory → hidden layers → head → distribution. Weights start as torch's own layers do.
 
     Args:
@@ -59,18 +60,5 @@ class Actor(nn.Module):
         """The distribution's input at normalized observations, `[..., num_inputs]`."""
         return self.layers(self.encoder(obs)).float()
 
-    def sample(
-        self,
-        obs: Tree,
-        memory: Tree = (),
-        episode_start: Tensor | None = None,
-        action_mask: Tree = (),
-        *,
-        deterministic: bool = False,
-        generator: Generator | None = None,
-    ) -> tuple[Tree, Tree]:
-        """The action at observations as they are, and the new memory."""
-        x = self(self.normalizer(obs))
-        if deterministic:
-            return self.distribution.mode(x, action_mask), memory
-        return self.distribution.sample(x, action_mask, generator), memory
+    def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
+        return self(self.normalizer(obs)), memory

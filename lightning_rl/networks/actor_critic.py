@@ -13,11 +13,12 @@ from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.mlp import mlp, orthogonal
 from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Step, Tree
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(PolicyNetwork):
     """π(a|s) and V(s): normalizer → encoder → memory → hidden layers → heads, shared up to the memory or separate.
 
     Orthogonal weights: gain √2 in hidden layers, 0.01 in the policy's head, 1 in the value head.
@@ -67,7 +68,7 @@ class ActorCritic(nn.Module):
         """What turns normalized observations into the distribution's input; a subclass may compute something else."""
         return (self.actor_encoder, self.actor) if type(self) is ActorCritic else None
 
-    def _policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
+    def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         features, memory = self.memory(self.actor_encoder(self.normalizer(obs)), memory, episode_start)
         return self.actor(features).float(), memory
 
@@ -76,25 +77,9 @@ class ActorCritic(nn.Module):
         features, _ = self.memory(self.critic_encoder(self.normalizer(obs)), memory, episode_start)
         return self.critic(features).float()
 
-    def sample(
-        self,
-        obs: Tree,
-        memory: Tree = (),
-        episode_start: Tensor | None = None,
-        action_mask: Tree = (),
-        *,
-        deterministic: bool = False,
-        generator: Generator | None = None,
-    ) -> tuple[Tree, Tree]:
-        """Only what stepping an environment needs: the action and the new memory."""
-        x, memory = self._policy(obs, memory, episode_start)
-        if deterministic:
-            return self.distribution.mode(x, action_mask), memory
-        return self.distribution.sample(x, action_mask, generator), memory
-
     def log_prob(self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()) -> Tensor:
         """Log-probability of an action `[..., D]`."""
-        x, _ = self._policy(obs, memory, episode_start)
+        x, _ = self.policy(obs, memory, episode_start)
         return self.distribution.evaluate(x, action, action_mask)[0]
 
     def evaluate(

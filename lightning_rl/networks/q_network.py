@@ -12,12 +12,13 @@ from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.mlp import NoisyLinear, mlp
 from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.networks.return_heads import ScalarReturn
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
 
 
-class QNetwork(nn.Module):
+class QNetwork(PolicyNetwork):
     """Q(s, ·) of finitely many actions, each a number or a distribution over returns. Weights start as torch's own layers do.
 
     Args:
@@ -88,23 +89,10 @@ class QNetwork(nn.Module):
         """The expected return of each action at observations as they are, `[..., n, S]`."""
         return self.returns.mean(self(self.normalizer(obs)))
 
-    def sample(
-        self,
-        obs: Tree,
-        memory: Tree = (),
-        episode_start: Tensor | None = None,
-        action_mask: Tree = (),
-        *,
-        deterministic: bool = False,
-        generator: Generator | None = None,
-    ) -> tuple[Tree, Tree]:
-        """The action at observations as they are, and the new memory."""
+    def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         if self.training:
             self.resample(generator)
-        x = self.value(obs).sum(-1)
-        if deterministic:
-            return self.distribution.mode(x, action_mask), memory
-        return self.distribution.sample(x, action_mask, generator), memory
+        return self.value(obs).sum(-1), memory
 
 
 class DuelingHead(nn.Module):

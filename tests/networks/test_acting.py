@@ -47,7 +47,7 @@ def test_both_actors_take_the_same_actions_for_the_same_noise(space, settings, a
     actor = make_actor(network, obs, Generator().manual_seed(1))
     assert isinstance(actor, NumpyActor)
     sent = [actor.act(t, (), np.zeros(N, bool))[0] for t in range(T)]
-    x, _ = network._policy(torch.from_numpy(obs), (), None)
+    x, _ = network.policy(torch.from_numpy(obs), (), None)
     noise = network.distribution.noise(torch.empty_like(x), Generator().manual_seed(1))
     expected = network.distribution.draw(x, noise).detach()
     torch.testing.assert_close(actor.actions(), expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,37 @@
+"""What every network that acts has in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Generator, Tensor, nn
+
+from lightning_rl.distributions import Distribution
+from lightning_rl.types import Tree
+
+
+class PolicyNetwork(nn.Module):
+    """A network with a distribution of actions, conditioned on what `policy` makes of observations."""
+
+    distribution: Distribution
+    memory: Any
+
+    def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
+        """The distribution's input `[..., num_inputs]` at observations as they are, and the new memory."""
+        raise NotImplementedError
+
+    def sample(
+        self,
+        obs: Tree,
+        memory: Tree = (),
+        episode_start: Tensor | None = None,
+        action_mask: Tree = (),
+        *,
+        deterministic: bool = False,
+        generator: Generator | None = None,
+    ) -> tuple[Tree, Tree]:
+        """Only what stepping an environment needs: the action and the new memory."""
+        x, memory = self.policy(obs, memory, episode_start, generator)
+        if deterministic:
+            return self.distribution.mode(x, action_mask), memory
+        return self.distribution.sample(x, action_mask, generator), memory
