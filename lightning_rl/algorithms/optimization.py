@@ -53,7 +53,7 @@ def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
 def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
     """Scale gradients to a Euclidean norm of at most `max_norm`. Returns the norm before."""
     norm = total_norm(gradients)
-    if max_norm == float("inf") or (norm.device.type == "cpu" and norm <= max_norm):
+    if max_norm == float("inf") or (norm.device.type == "cpu" and norm.item() <= max_norm):
         return norm
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:

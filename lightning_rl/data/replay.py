@@ -158,10 +158,11 @@ class ReplayBuffer:
 
     def write(self, envs: np.ndarray, row: Row, next_obs: Tree) -> None:
         """Keep one transition in each of some rings."""
-        rows = self.first[envs] + self.head[envs]
+        first, head = self.first[envs], self.head[envs]
+        rows = first + head
         self.layout.write(rows, row, next_obs)
-        self.sampler.remove(self.first[envs] + (self.head[envs] + self.layout.spare) % self.slots)
-        self.head[envs] = (self.head[envs] + 1) % self.slots
+        self.sampler.remove(first + (head + self.layout.spare) % self.slots if self.layout.spare else rows)
+        self.head[envs] = (head + 1) % self.slots
         self.count[envs] = np.minimum(self.count[envs] + 1, self.length)
         self.added += len(envs)
         if self.n_steps == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -33,9 +34,25 @@ def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
     return orthogonal(nn.Linear(num_inputs, num_outputs))
 
 
+class Layers(nn.Sequential):
+    """Layers one after the other; one without hooks is asked directly, as a module's call costs as much as a small layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self._modules.values():
+            assert layer is not None
+            if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+                x = layer(x)
+            elif type(layer) is nn.Linear:
+                parameters: Any = layer._parameters
+                x = functional.linear(x, parameters["weight"], parameters["bias"])
+            else:
+                x = layer.forward(x)
+        return x
+
+
 def mlp(
     num_inputs: int, widths: Sequence[int], activation: str = "tanh", layer: Callable[[int, int], nn.Module] = orthogonal_linear
-) -> nn.Sequential:
+) -> Layers:
     """Layers of the given widths, each followed by the activation.
 
     Raises:
@@ -49,7 +66,7 @@ def mlp(
         check_range("net_arch", width, 1, whole=True)
         layers += [layer(num_inputs, width), ACTIVATIONS[activation]()]
         num_inputs = width
-    return nn.Sequential(*layers)
+    return Layers(*layers)
 
 
 class EnsembleLinear(nn.Module):

@@ -98,3 +98,27 @@ def test_flat_adam_is_torchs_adam():
         optimizer.param_groups[0]["params"][0].grad = torch.ones(32)
         optimizer.step()
     assert torch.equal(ours.param_groups[0]["params"][0], again.param_groups[0]["params"][0])
+
+
+def test_the_gradient_of_one_loss_is_in_the_vector_and_in_the_parameters_and_nowhere_else():
+    net, other = module(), module()
+    vector = FlatParameters(net)
+    loss = loss_of(net) + loss_of(other)
+    expected = torch.autograd.grad(loss, [*net.parameters()], retain_graph=True)
+    vector.differentiate(loss)
+    assert (vector.grad == torch.cat([gradient.flatten() for gradient in expected])).all()
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
+        assert (parameter.grad == gradient).all()
+    assert all(parameter.grad is None for parameter in other.parameters())
+
+
+def test_a_backward_pass_of_ones_own_reaches_the_step_after_zero_grad():
+    net = module()
+    optimizer = FlatAdam(net)
+    for parameters in (optimizer, net):  # a module forgets its gradients, an optimizer zeroes them
+        parameters.zero_grad()
+        before = [parameter.detach().clone() for parameter in net.parameters()]
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()
+        assert all((parameter != old).any() for parameter, old in zip(net.parameters(), before, strict=True))

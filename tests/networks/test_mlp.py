@@ -30,6 +30,19 @@ def test_each_hidden_layer_is_followed_by_its_activation(activation):
     assert torch.equal(layers(x), by_hand)
 
 
+def test_a_hook_on_a_layer_is_called_as_in_any_module():
+    layers = mlp(3, [4], "relu", nn.Linear).append(nn.Linear(4, 2))
+    x, plain = torch.ones(1, 3), nn.Sequential(*mlp(3, [4], "relu", nn.Linear).append(nn.Linear(4, 2)))
+    plain.load_state_dict(layers.state_dict())
+    assert (layers(x) == plain(x)).all()
+    seen = []
+    layers[0].register_forward_hook(lambda module, inputs, output: seen.append("after"))
+    layers[1].register_forward_pre_hook(lambda module, inputs: seen.append("before"))
+    layers[2].register_full_backward_hook(lambda module, grad_in, grad_out: seen.append("back"))
+    layers(x).sum().backward()
+    assert seen == ["after", "before", "back"]
+
+
 def test_layers_are_orthogonal_unless_another_kind_is_asked_for():
     assert torch.linalg.svdvals(mlp(4, [4])[0].weight).tolist() == pytest.approx([math.sqrt(2)] * 4)
     assert isinstance(mlp(4, [4], layer=NoisyLinear)[0], NoisyLinear)
