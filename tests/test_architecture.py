@@ -15,6 +15,7 @@ FLOORS = (
     {"distributions", "losses"},
     {"envs", "networks"},
     {"data"},
+    {"saving"},
     {"rewards", "demonstrations", "actors"},
     {"callbacks"},
     {"algorithms"},

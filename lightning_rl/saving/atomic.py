@@ -1,0 +1,125 @@
+"""Files that are there whole or not at all, whenever the process is killed and whenever the disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TEMPORARY = re.compile(r"\.tmp-(\d+)$")
+
+
+class SaveFailed(OSError):
+    """A file could not be written. What was saved before is as it was; the message is one line."""
+
+
+class Writer:
+    """A file to write that counts and hashes what passes. After an error it drops the rest: torch would not pass the error on."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.size, self.hash = file, 0, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write bytes."""
+        size = memoryview(data).nbytes
+        if self.error is None:
+            try:
+                self.file.write(data)
+                self.hash.update(data)
+                self.size += size
+            except OSError as error:
+                self.error = error
+        return size
+
+    def flush(self) -> None:
+        """Nothing: `stage` does it once."""
+
+
+class Staged:
+    """A file under its temporary name, safe on disk; `commit` gives it its own name."""
+
+    def __init__(self, path: Path, size: int, sha256: str) -> None:
+        self.path, self.size, self.sha256 = path, size, sha256
+
+    @property
+    def temporary(self) -> Path:
+        """Where it lies until then."""
+        return temporary(self.path)
+
+    def commit(self) -> None:
+        """Take the place of what is there, or of a link that is."""
+        os.replace(self.temporary, self.path)
+
+    def discard(self) -> None:
+        """Leave nothing."""
+        self.temporary.unlink(missing_ok=True)
+
+
+def temporary(path: Path) -> Path:
+    """The name under which this process writes a file, in the same folder."""
+    return path.with_name(f"{path.name}.tmp-{os.getpid()}")
+
+
+def stage(path: Path, write: Callable[[Writer], Any]) -> Staged:
+    """Write a file under its temporary name, down to the disk.
+
+    Raises:
+        SaveFailed: the disk is full, the folder cannot be written to, …; nothing is left of the file.
+    """
+    name = temporary(path)
+    try:
+        with name.open("wb") as file:
+            writer = Writer(file)
+            write(writer)
+            if writer.error is not None:
+                raise writer.error
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        _remove(name)
+        raise SaveFailed(f"{path} could not be saved ({error.strerror or error}); what was saved before is as it was") from error
+    except BaseException:
+        _remove(name)
+        raise
+    return Staged(path, writer.size, writer.hash.hexdigest())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder as safe as the files, where the system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # not on Windows
+        return
+    with contextlib.suppress(OSError):  # not on every network file system
+        os.fsync(handle)
+    os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of processes that are gone."""
+    for path in folder.glob("*.tmp-*"):
+        found = TEMPORARY.search(path.name)
+        if found and not _alive(int(found[1])):
+            _remove(path)
+
+
+def _alive(process: int) -> bool:
+    if process == os.getpid():
+        return False  # one process writes one file after the other
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,119 @@
+"""What is said of a checkpoint beside it: its size and hash, and what wrote it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+import lightning_rl
+from lightning_rl.saving.atomic import Staged, stage
+
+FORMAT_VERSION = 1
+LARGEST = 1 << 20
+"""Bytes of a manifest; ours have less than one thousand."""
+
+
+def manifest_path(path: Path) -> Path:
+    """Where the manifest of a checkpoint lies."""
+    return path.with_name(f"{path.name}.json")
+
+
+def stage_manifest(checkpoint: Staged) -> Staged:
+    """The manifest of a checkpoint that was just written."""
+    content = {"format_version": FORMAT_VERSION, "size": checkpoint.size, "sha256": checkpoint.sha256, **written_by()}
+    text = json.dumps(content, indent=1) + "\n"
+    return stage(manifest_path(checkpoint.path), lambda file: file.write(text.encode()))
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """What is said of a checkpoint; nothing where there is no manifest.
+
+    Raises:
+        ValueError: the manifest is none.
+    """
+    file = manifest_path(path)
+    if not file.is_file():
+        return None
+    with file.open("rb") as opened:
+        try:
+            content = json.loads(opened.read(LARGEST))
+        except RecursionError as error:
+            raise ValueError("not a manifest") from error
+    if not isinstance(content, dict) or not isinstance(content.get("size"), int) or not isinstance(content.get("sha256"), str):
+        raise ValueError("not a manifest")
+    return content
+
+
+def damage(path: Path) -> str | None:
+    """What a checkpoint has against its manifest; nothing where it agrees, or has none."""
+    for _ in range(3):
+        before = _identity(path)
+        reason = _disagreement(path)
+        if reason is None or before == _identity(path):  # else a run has just saved it anew
+            break
+    return reason
+
+
+def _identity(path: Path) -> list[tuple[int, int]]:
+    return [(each.stat().st_ino, each.stat().st_mtime_ns) for each in (path, manifest_path(path)) if each.is_file()]
+
+
+def _disagreement(path: Path) -> str | None:
+    try:
+        manifest = read_manifest(path)
+    except (ValueError, OSError):
+        return f"its manifest {manifest_path(path).name} cannot be read"
+    if manifest is None:
+        return None
+    if path.stat().st_size != manifest["size"]:
+        return f"it has {path.stat().st_size} bytes, not {manifest['size']}"
+    with path.open("rb") as file:
+        agrees = hashlib.file_digest(file, "sha256").hexdigest() == manifest["sha256"]
+    return None if agrees else f"its bytes are not those of {manifest_path(path).name}"
+
+
+def differences(path: str | Path) -> str | None:
+    """One line if a checkpoint was written by other versions or on another processor than those here; nothing otherwise."""
+    try:
+        manifest = read_manifest(Path(path))
+    except (ValueError, OSError):
+        return None
+    if manifest is None:
+        return None
+    different = []
+    for key, here in written_by().items():
+        there = manifest.get(key)
+        if isinstance(there, dict):
+            different += [f"{name} {str(there.get(name))[:40]} (here {here[name]})" for name in here if there.get(name) != here[name]]
+    if not different:
+        return None
+    return f"{Path(path).name} was written with {', '.join(different)}: continuing is not bit-exact"
+
+
+def written_by() -> dict[str, dict[str, Any]]:
+    """The versions and the processor that decide the last bits of what is computed here."""
+    modules = {"torch": torch, "numpy": np, "gymnasium": gymnasium, "lightning_rl": lightning_rl}
+    versions = {"python": platform.python_version(), **{name: str(module.__version__) for name, module in modules.items()}}
+    processor = {
+        "machine": platform.machine(),
+        "model": _processor_model(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+    return {"versions": versions, "processor": processor}
+
+
+def _processor_model() -> str:
+    """What Linux calls the processor, or the system's word for it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
