@@ -11,7 +11,8 @@ import lightning_rl
 ROOT = Path(lightning_rl.__file__).parent
 FLOORS = (
     {"types", "errors"},
-    {"returns", "value_transforms", "schedules", "spaces", "checkpointing"},
+    {"finite"},
+    {"returns", "value_transforms", "schedules", "spaces", "guards", "checkpointing"},
     {"distributions", "losses"},
     {"envs", "networks"},
     {"data"},

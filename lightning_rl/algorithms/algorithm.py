@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -27,7 +26,8 @@ from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.errors import NotFiniteError, SettingError, check_range
+from lightning_rl.errors import SettingError, check_choice, check_range
+from lightning_rl.guards import ON_NAN, Guard
 from lightning_rl.rewards.extrinsic import Extrinsic
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.spaces import Spaces
@@ -58,6 +58,7 @@ class Algorithm(pl.LightningModule):
         clip_reward: cut rewards to [-clip_reward, clip_reward] for learning; null leaves them.
         reward_scale: factor on rewards for learning.
         log_interval: environment steps between two rows in the loggers; 1 % of the run unless given.
+        on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
         spaces: observation and action space; probed from one environment unless given.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
@@ -82,6 +83,7 @@ class Algorithm(pl.LightningModule):
         clip_reward: float | None = None,
         reward_scale: float = 1.0,
         log_interval: int | None = None,
+        on_nan: Literal["raise", "skip_update", "restore_last"] = "raise",
         spaces: Spaces | None = None,
     ) -> None:
         super().__init__()
@@ -92,6 +94,9 @@ class Algorithm(pl.LightningModule):
             if value is not None:
                 check_range(name, value, 0, open_low=True)
         check_range("reward_scale", reward_scale, -1e9, 1e9)
+        check_choice("on_nan", on_nan, ON_NAN)
+        self.on_nan = on_nan
+        self.guard = Guard(on_nan)
         self.automatic_optimization = False
         self.env = None if env is None and spaces is not None else as_config(env)
         self.spaces = spaces or probe_spaces(self.env)
@@ -169,8 +174,17 @@ class Algorithm(pl.LightningModule):
         return optimizers if isinstance(optimizers, list) else [optimizers]
 
     def step(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
-        """One gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping."""
-        return gradient_step(loss, optimizer, self._scaler, self.max_grad_norm, self.trainer.world_size)
+        """One gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping.
+
+        Raises:
+            NotFiniteError: the loss or the norm is infinite or not a number, unless `on_nan` says to go on without this step.
+        """
+        guard = self.guard
+        norm = gradient_step(loss, optimizer, self._scaler, self.max_grad_norm, self.trainer.world_size, guard.passes)
+        if guard.refused:
+            at = f"at environment step {self.env_steps:,}, update {self.updates:,}"
+            guard.refuse(norm, at, self.log_rows.recorded, getattr(self.dataset, "batch", ()))
+        return norm
 
     def end_update(self) -> None:
         """Once per joint learning step: count it and tell the callbacks that follow updates."""
@@ -192,20 +206,13 @@ class Algorithm(pl.LightningModule):
             getattr(self.trainer, "say", print)(text)
 
     def finite(self, name: str, loss: Tensor) -> Tensor:
-        """The loss.
-
-        Raises:
-            NotFiniteError: it is infinite or not a number.
-        """
-        if not math.isfinite(loss.item()):
-            at = f"{self.env_steps:,} environment steps, {self.updates:,} updates"
-            raise NotFiniteError(f"{name} is {loss.item()} after {at}; lower learning_rate, or see what the environment returns")
-        return loss
+        """The loss, by its name, on its way to `step`, which does what `on_nan` says if it is infinite or not a number."""
+        return self.guard.check_loss(name, loss)
 
     def learned(self, batch: Transition, errors: Callable[[], Tensor]) -> None:
         """A batch's errors |δ| `[B]`, which only a buffer that draws by them asks for."""
         assert isinstance(self.dataset, ReplayDataset)
-        self.dataset.buffer.sampler.update(batch.rows, errors)
+        self.dataset.buffer.sampler.update(batch.rows, lambda: errors().nan_to_num(0.0, 0.0, 0.0))
 
     def _unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
         """The callback, unless the Trainer has one of its kind."""
@@ -235,6 +242,8 @@ class Algorithm(pl.LightningModule):
         assert self.collector is not None
         self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         trainer: Any = self.trainer
+        self.guard = self.collector.guard = Guard(self.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
+        self.guard.begin(self, self.raw_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         if self.env_steps and self.global_rank == 0:  # continued: one rank brings what all ranks had
             self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
@@ -269,11 +278,12 @@ class Algorithm(pl.LightningModule):
         rollout = self.dataset.collector.rollout()
         self.network.normalizer.gather(rollout.obs, rollout.valid)
         self.dataset.end_iteration()
+        self.guard.end_iteration()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.dataset is not None
         if self.log_rows.is_due(self.env_steps) or self.finished:
-            metrics = {**self.dataset.collector.statistics.metrics(), **self.dataset.metrics()}
+            metrics = {**self.dataset.collector.statistics.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
             metrics["rollout/episodes"], metrics["train/n_updates"] = self.episodes, self.updates
             metrics["train/learning_rate"] = self.learning_rate(self.progress)
             self.log_rows.write(self.trainer, self.loggers, self.env_steps, metrics)
@@ -330,8 +340,9 @@ class Algorithm(pl.LightningModule):
         self._counted_rows = self.collector.rows
         counts = self.collector.env_steps, self.collector.statistics.episodes
         if self.trainer.world_size > 1:
-            total = torch.tensor(counts, dtype=torch.float64, device=self.device)
+            total = torch.tensor([*counts, self.guard.error is not None], dtype=torch.float64, device=self.device)
             torch.distributed.all_reduce(total)
+            self.guard.agree(bool(total[2]))
             counts = int(total[0]), int(total[1])
         self.env_steps, self.episodes = counts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,7 +15,14 @@ from lightning_rl.networks.mlp import EnsembleLinear
 from lightning_rl.types import total_norm
 
 
-def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_norm: float, world_size: int) -> Tensor:
+def gradient_step(
+    loss: Tensor,
+    optimizer: Optimizer,
+    scaler: GradScaler,
+    max_norm: float,
+    world_size: int,
+    passes: Callable[[Tensor, bool], bool] = lambda norm, scaled: True,
+) -> Tensor:
     """Backward, the mean over ranks, clipping, and the optimizer's step. Returns the gradient's norm before clipping.
 
     Args:
@@ -24,6 +31,7 @@ def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_no
         scaler: of 16-bit precision; a disabled one does nothing.
         max_norm: cut the gradient to this Euclidean norm.
         world_size: number of ranks, each with its own gradient.
+        passes: whether the optimizer makes its step, from the norm and whether the scaler looks after bad ones.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if len(parameters) == 1 and isinstance(parameters[0], FlatParameters):
@@ -35,8 +43,9 @@ def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_no
     average_over_ranks(gradients, world_size)
     scaler.unscale_(optimizer)
     norm = clip(gradients, max_norm)
-    scaler.step(optimizer)
-    scaler.update()
+    if passes(norm, scaler.is_enabled()):
+        scaler.step(optimizer)
+        scaler.update()
     return norm
 
 

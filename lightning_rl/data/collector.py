@@ -13,9 +13,10 @@ from torch import Generator, Tensor
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
+from lightning_rl.guards import Guard
 from lightning_rl.networks.acting import Precision, RandomActor, StepActor, make_actor
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_torch
+from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_numpy, tree_to_torch
 
 
 class ActingNetwork(Protocol):
@@ -96,6 +97,7 @@ class Collector:
         self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
         self.num_envs = num_envs = stepper.num_envs
         self.precision = precision
+        self.guard = Guard()
         self.statistics = EpisodeStatistics(num_envs)
         self.env_steps = 0
         self.rows = 0
@@ -120,7 +122,7 @@ class Collector:
 
     def reset(self) -> None:
         """Start an episode in all environments."""
-        self._current = self.stepper.reset(self.seed)
+        self._current = self.guard.reset(self.stepper.reset(self.seed), self.env_steps)
         self._memory = self.network.memory.initial(self.num_envs)
         self._start = np.ones(self.num_envs, dtype=bool)
 
@@ -136,7 +138,7 @@ class Collector:
         flags = self._flags
         flags["start"][t] = self._start
         action, self._memory = actor.act(t, self._memory, self._start)
-        step = self.stepper.step(action)
+        step = self.guard.step(self.stepper.step(action), self._obs_rows[t], self.env_steps)
         self._reward[t] = step.reward
         flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
         self._start, self._current = step.episode_start, step.obs
@@ -176,10 +178,11 @@ class Collector:
     def random_steps(self, count: int) -> Tree:
         """Observations `[>= count, ...]` of a policy that knows nothing; the next rollout starts new episodes."""
         actor = RandomActor(self.network, self.num_envs, self.generator)
-        current, rows, end = self.stepper.reset(self.seed), [], self.env_steps + count
+        current, rows, end = self.guard.reset(self.stepper.reset(self.seed), self.env_steps), [], self.env_steps + count
         while self.env_steps < end:
             row = tree_to_torch(tree_map(_assign, allocate(self._space, self.num_envs), current))
             step = self.stepper.step(actor.act(0, (), self._start)[0])
+            step = self.guard.step(step, tree_to_numpy(row), self.env_steps)
             rows.append(tree_index(row, torch.from_numpy(step.valid)))
             current = step.obs
             self.env_steps += int(step.valid.sum())

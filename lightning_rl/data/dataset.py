@@ -23,6 +23,8 @@ class ExperienceDataset(IterableDataset[Any]):
 
     def __init__(self, collector: Collector, iterations: int) -> None:
         self.collector, self.iterations = collector, iterations
+        self.batch: Any = ()
+        """What is learned from now."""
 
     def __len__(self) -> int:
         return self.iterations

@@ -133,7 +133,8 @@ class ReplayDataset(ExperienceDataset):
         if self.settings.n_steps > 1:
             streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
-        return Transition(obs, action, reward, discount, next_obs, weight, window.rows)
+        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows)
+        return self.batch
 
     def metrics(self) -> dict[str, float]:
         """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row)."""

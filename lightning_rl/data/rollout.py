@@ -13,4 +13,5 @@ class RolloutDataset(ExperienceDataset):
 
     def __iter__(self) -> Iterator[Rollout]:
         while True:
-            yield self.collector.collect()
+            self.batch = self.collector.collect()
+            yield self.batch

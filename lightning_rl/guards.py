@@ -1,0 +1,228 @@
+"""Numbers that are none: where they come in, who is told, and how a run goes on without them.
+
+An environment's observations and rewards are looked at in every step, losses and the norms of gradients before every gradient step.
+Stable-Baselines3's VecCheckNan looks at the first two and raises or warns; here a run may also go on:
+
+| `on_nan` | a bad observation or reward | a bad loss or gradient |
+|---|---|---|
+| raise | the run stops in that step with one line, the batch is saved | the same |
+| skip_update | the last good observation of its environment, or reward 0, stands in | that gradient step is left out |
+| restore_last | the same: new weights would not mend an environment | weights and optimizers go back to the last finished iteration |
+
+What goes on too long ends like `raise`: 100 bad steps of the environments or 100 bad gradient steps of a loss in a row, or 10 iterations in
+a row that had to go back. With several ranks all decide alike: a bad loss spoils the gradient that all ranks share, and a bad step of one
+rank's environments is told to the others with the counts of the iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_rl.errors import NotFiniteError
+from lightning_rl.finite import all_finite, first_bad, replace
+from lightning_rl.types import Tree, tree_map
+
+ON_NAN = ("raise", "skip_update", "restore_last")
+IN_A_ROW = 100
+RESTORED_IN_A_ROW = 10
+
+
+class Guard:
+    """Looks at numbers and knows what to do about bad ones.
+
+    Args:
+        on_nan: see above.
+        folder: where `bad_batch.pt` goes, the first that was met; None saves none.
+        ranks: how many processes must decide alike.
+    """
+
+    def __init__(self, on_nan: str = "raise", folder: Path | None = None, ranks: int = 1) -> None:
+        self.on_nan, self.folder, self.ranks = on_nan, folder, ranks
+        self.error: NotFiniteError | None = None
+        """What this rank met in an iteration, for all ranks to stop after it."""
+        self.replaced = self.skipped = self.restored = 0
+        self.saved: Path | None = None
+        self.bad_steps = 0
+        self.bad_updates: dict[str, int] = {}
+        self.bad_iterations, self.is_bad_iteration = 0, False
+        self.name = "loss"
+        self.loss: Tensor | None = None
+        self.refused = False
+        self.snapshot: Snapshot | None = None
+
+    # ---------------------------------------------------------------- environments
+
+    def reset(self, obs: Tree, env_steps: int) -> Tree:
+        """The first observations `[N, ...]`; zeros stand in for bad ones."""
+        if all_finite(obs):
+            return obs
+        self._environment(first_bad("observation", obs, range(1_000_000)), env_steps, {"next_obs": obs})
+        return replace(obs, tree_map(np.zeros_like, obs))
+
+    def step(self, step: Any, before: Tree, env_steps: int) -> Any:
+        """An `EnvStep`, with stand-ins for what is bad in it.
+
+        Args:
+            step: of N environments.
+            before: the observations `[N, ...]` that were acted on.
+            env_steps: environment steps made before it.
+        """
+        final = step.final_obs
+        if all_finite(step.reward) and all_finite(step.obs) and (final is None or all_finite(final)):
+            self.bad_steps = 0
+            return step
+        everywhere = range(len(step.reward))
+        said = first_bad("reward", step.reward, everywhere) or first_bad("observation", step.obs, everywhere)
+        batch = {"obs": before, "reward": step.reward, "next_obs": step.obs, "final_obs": () if final is None else final}
+        made = env_steps + int(np.count_nonzero(step.valid))
+        self._environment(said or first_bad("final observation", final, step.ended), made, batch)
+        final = None if final is None else replace(final, tree_map(lambda leaf: leaf[step.ended], before))
+        return step._replace(reward=replace(step.reward, np.zeros_like(step.reward)), obs=replace(step.obs, before), final_obs=final)
+
+    def _environment(self, said: str | None, env_steps: int, batch: Tree) -> None:
+        self.replaced += 1
+        self.bad_steps += 1
+        line = f"{said} at environment step {env_steps:,}"
+        if self.on_nan == "raise" or self.bad_steps >= IN_A_ROW:
+            self._stop(line if self.on_nan == "raise" else f"{line}, as something was {IN_A_ROW} steps in a row", batch)
+        else:
+            self._save(batch)
+
+    def _stop(self, line: str, batch: Tree) -> None:
+        self.error = self.error or NotFiniteError(line + self._save(batch))
+        if self.ranks == 1:
+            raise self.error
+
+    def agree(self, anywhere: bool) -> None:
+        """Stop on all ranks when an environment of one of them was bad."""
+        if anywhere:
+            raise self.error or NotFiniteError("an environment of another rank returned a number that is none")
+
+    # ---------------------------------------------------------------- learning
+
+    def check_loss(self, name: str, loss: Tensor) -> Tensor:
+        """A loss on its way to a gradient step; a bad one makes all of the gradient bad, on all ranks."""
+        self.name = name
+        if loss.device.type == "cpu":  # elsewhere the question would wait for the device: it is asked once, with the gradient's norm
+            self.loss = None if math.isfinite(loss.item()) else loss.detach()
+            return loss if self.loss is None else loss * math.nan
+        self.loss = loss.detach()
+        return loss if self.ranks == 1 else loss * (1 + 0 * self.loss)
+
+    def passes(self, norm: Tensor, scales: bool) -> bool:
+        """Whether to make the gradient step: not with a bad loss or norm, but a bad norm is a gradient scaler's own business."""
+        number = norm if self.loss is None else self.loss if scales else norm + 0 * self.loss
+        if (scales and self.loss is None) or math.isfinite(number.item()):
+            self.bad_updates[self.name] = 0
+            self.refused = False
+        else:
+            self.refused = True
+        return not self.refused
+
+    def refuse(self, norm: Tensor, counts: str, parts: Mapping[str, Any], batch: Tree) -> None:
+        """After a gradient step that was not made.
+
+        Args:
+            norm: of the gradient.
+            counts: where the run is, in words.
+            parts: what was recorded; a bad part of the loss is named instead of the whole.
+            batch: what was learned from.
+        """
+        bad_loss = self.loss is not None and not math.isfinite(self.loss.item())
+        recorded = [(name, values[-1]) for name, values in parts.items() if name.endswith("_loss") and isinstance(values[-1], Tensor)]
+        part = next(((name, value) for name, value in recorded if self.name == "loss" and not math.isfinite(value.item())), None)
+        name, value = part or (self.name, self.loss if self.loss is not None and bad_loss else norm)
+        line = f"{'loss' if bad_loss else 'gradient norm of'} {name} is {value.item()} {counts}"
+        number = self.bad_updates[self.name] = self.bad_updates.get(self.name, 0) + 1
+        self.loss = None
+        again = self.bad_iterations + (not self.is_bad_iteration)
+        self.is_bad_iteration, self.bad_iterations = True, again
+        if self.on_nan == "raise":
+            raise NotFiniteError(f"{line}{self._save(batch)}; lower learning_rate, or set on_nan")
+        if number >= IN_A_ROW or (self.on_nan == "restore_last" and again >= RESTORED_IN_A_ROW):
+            often = f"{number} updates" if number >= IN_A_ROW else f"{again} iterations"
+            raise NotFiniteError(f"{line}, as something was {often} in a row{self._save(batch)}")
+        self._save(batch)
+        if self.on_nan == "restore_last" and self.snapshot is not None:
+            self.snapshot.restore()
+            self.restored += 1
+        else:
+            self.skipped += 1
+
+    def begin(self, module: torch.nn.Module, optimizers: Iterable[Optimizer]) -> None:
+        """Before the first iteration."""
+        if self.on_nan == "restore_last":
+            self.snapshot = Snapshot(module, list(optimizers))
+
+    def end_iteration(self) -> None:
+        """After an iteration: what to go back to."""
+        if not self.is_bad_iteration:
+            self.bad_iterations = 0
+        self.is_bad_iteration = False
+        if self.snapshot is not None:
+            self.snapshot.take()
+
+    def metrics(self) -> dict[str, float]:
+        """What was done about bad values so far, for runs that go on."""
+        names = {"train/skipped_updates": self.skipped, "train/restored": self.restored, "rollout/replaced_steps": self.replaced}
+        return {} if self.on_nan == "raise" else {name: float(value) for name, value in names.items()}
+
+    def _save(self, batch: Tree) -> str:
+        """Write the first bad batch; where it lies, in words."""
+        if self.saved is None and self.folder is not None and self.folder.is_dir():
+            rank = torch.distributed.get_rank() if self.ranks > 1 else 0
+            path = self.folder / (f"bad_batch_rank_{rank}.pt" if rank else "bad_batch.pt")
+            try:
+                torch.save(as_tensors(batch), path)
+                self.saved = path
+            except OSError:  # what is to be said is said without it
+                pass
+        return "" if self.saved is None else f"; its batch is in {self.saved}"
+
+
+class Snapshot:
+    """Weights and optimizers as they were, in memory."""
+
+    def __init__(self, module: torch.nn.Module, optimizers: list[Optimizer]) -> None:
+        self.optimizers, self.tensors = optimizers, list(module.state_dict().values())
+        self.take()
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Keep what is now."""
+        self.copies = [tensor.clone() for tensor in self.tensors]
+        self.states = [[(each, _clone(state)) for each, state in optimizer.state.items()] for optimizer in self.optimizers]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Go back to what was kept, which stays kept."""
+        for tensor, copy in zip(self.tensors, self.copies, strict=True):
+            tensor.copy_(copy)
+        for optimizer, states in zip(self.optimizers, self.states, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update({each: _clone(state) for each, state in states})
+
+
+def _clone(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def as_tensors(tree: Any) -> Any:
+    """Dicts, tuples and tensors alone, which load with `weights_only=True`."""
+    if hasattr(tree, "_asdict"):
+        return as_tensors(tree._asdict())
+    if isinstance(tree, Mapping):
+        return {key: as_tensors(child) for key, child in tree.items()}
+    if isinstance(tree, tuple | list):
+        return tuple(as_tensors(child) for child in tree)
+    if isinstance(tree, Tensor):
+        return tree.detach().cpu().clone()
+    return torch.as_tensor(np.array(tree)) if isinstance(tree, np.ndarray | np.generic | float | int) else tree
