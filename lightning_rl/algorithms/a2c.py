@@ -94,7 +94,7 @@ class A2C(Algorithm):
         self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
         actor_learns = float(self.env_steps > self.critic_burn_in_steps)
-        return losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss
+        return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.use_rms_prop:

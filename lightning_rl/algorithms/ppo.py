@@ -125,7 +125,7 @@ class PPO(Algorithm):
         )
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
         actor_learns = float(self.env_steps > self.critic_burn_in_steps)
-        return losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss, kl
+        return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss), kl
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return FlatAdam(self.network, eps=1e-5)

@@ -147,8 +147,7 @@ class SAC(Algorithm):
         self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
         loss = mean(losses.critic_loss(q, target), batch.weight)
         self.record(critic_loss=loss, q_value=q.mean())
-        loss = self.finite("critic_loss", loss)
-        return loss if self.value is None else loss + self.value_loss(batch, obs, policy)
+        return self.finite("critic_loss", loss if self.value is None else loss + self.value_loss(batch, obs, policy))
 
     def next_value(self, batch: Transition) -> Tensor:
         """V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""
@@ -167,7 +166,7 @@ class SAC(Algorithm):
             target = losses.soft_value(q, policy.entropy, self.temperature())
         loss = mean(losses.critic_loss(self.value(obs)[:, :, 0], target), batch.weight)
         self.record(value_loss=loss)
-        return self.finite("value_loss", loss)
+        return loss
 
     def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
         """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12); beside a value network Q is the first critic's."""
@@ -178,13 +177,13 @@ class SAC(Algorithm):
         for k, kind in enumerate(self.kind_names):
             self.record(**{f"entropy{kind}": lambda k=k: entropies[:, k].mean(), f"ent_coef{kind}": lambda k=k: self.temperature()[k]})
         self.record(actor_loss=loss)
-        return loss
+        return self.finite("actor_loss", loss)
 
     def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
         """J(α) = E[−α (log π(a|s) + H̄)] (1812.05905, eq. 18)."""
         loss = mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, self.target_entropy), batch.weight)
         self.record(ent_coef_loss=loss)
-        return loss
+        return self.finite("ent_coef_loss", loss)
 
     def expected(self, q: Tensor, policy: SoftSample) -> Tensor:
         """E_π[Q], exact over the choices."""

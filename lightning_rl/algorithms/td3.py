@@ -141,7 +141,7 @@ class TD3(Algorithm):
         """−Q₁(s, π(s)), summed over the reward streams (alg. 1, deterministic policy gradient)."""
         loss = -mean(self.critic(obs, self.network(obs))[0, :, 0].sum(-1), batch.weight)
         self.record(actor_loss=loss)
-        return loss
+        return self.finite("actor_loss", loss)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return [FlatAdam(network) for network in (self.critic, self.network)]

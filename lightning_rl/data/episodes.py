@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Generator
 
+from lightning_rl.finite import check_episode
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -34,6 +35,9 @@ class EpisodePlayer:
         max_episode_steps: an episode of this length ends here, counted as truncated.
     """
 
+    on_nan = "raise"
+    """What to do about numbers that are none, see `guards.py`."""
+
     def __init__(self, make: Callable[[], gym.Env], num_envs: int, max_episode_steps: int) -> None:
         self.envs = [make() for _ in range(num_envs)]
         self.max_episode_steps = max_episode_steps
@@ -44,7 +48,7 @@ class EpisodePlayer:
         network.eval()
         try:
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
-            seats = [_Seat(env, list(share), network) for env, share in zip(self.envs, shares, strict=True) if share]
+            seats = [_Seat(env, list(share), network, self.on_nan) for env, share in zip(self.envs, shares, strict=True) if share]
             return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic)
         finally:
             network.train(was_training)
@@ -80,20 +84,26 @@ class EpisodePlayer:
 class _Seat:
     """One environment with the seeds it has still to play, the current one first."""
 
-    def __init__(self, env: gym.Env, seeds: list[int], network: Any) -> None:
-        self.env, self.seeds = env, seeds
+    def __init__(self, env: gym.Env, seeds: list[int], network: Any, on_nan: str) -> None:
+        self.env, self.seeds, self.on_nan = env, seeds, on_nan
         self.initial_memory = tree_index(network.memory.initial(1), 0)
         self._start()
 
     def _start(self) -> None:
-        self.obs, _ = self.env.reset(seed=self.seeds[0])
         self.return_, self.length, self.memory = 0.0, 0, self.initial_memory
+        self.obs = allocate(self.env.observation_space)
+        self.obs, _ = self._checked(self.env.reset(seed=self.seeds[0])[0], 0.0)
+
+    def _checked(self, obs: Tree, reward: float) -> tuple[Tree, float]:
+        where = f"in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
+        return check_episode(obs, reward, self.obs, where, self.on_nan)
 
     def step(self, action: Tree, max_episode_steps: int) -> list[Episode]:
         """Step once; the episode if this ended it."""
-        self.obs, reward, terminated, truncated, info = self.env.step(action)
-        self.return_ += float(reward)
+        obs, paid, terminated, truncated, info = self.env.step(action)
         self.length += 1
+        self.obs, reward = self._checked(obs, float(paid))
+        self.return_ += reward
         if not (terminated or truncated or self.length >= max_episode_steps):
             return []
         success = info.get("is_success", info.get("success"))
