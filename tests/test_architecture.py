@@ -16,7 +16,6 @@ FLOORS = (
     {"distributions", "losses"},
     {"envs", "networks"},
     {"data"},
-    {"saving"},
     {"rewards", "demonstrations", "actors"},
     {"callbacks"},
     {"algorithms"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +36,11 @@ class StoredNext:
 
     spare = 0
     """Slots of a ring that hold no transition."""
+    ahead = 0
+    """Slots of a ring that hold what followed its newest row, and nothing of an older one."""
 
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
+        self.frames = frames
         self.table = RowTable((template, template.obs), lanes * length, directory)
         self.row, self.next_obs = self.table.columns
 
@@ -58,6 +62,35 @@ class StoredNext:
         row, next_obs = self.table.take(rows)
         return row, next_obs if last is rows else self.table.take(last)[1]
 
+    @property
+    def nbytes(self) -> int:
+        """What all rows take."""
+        return self.table.records.nbytes
+
+    def part_types(self) -> list[np.dtype]:
+        """The types of `parts`."""
+        return [self.table.records.dtype]
+
+    def parts(self, rows: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
+        """All that is stored of rows, and in the slots after the last of them in each ring, as arrays."""
+        return [self.table.records.take(rows)]
+
+    def restore(self, rows: np.ndarray, after: np.ndarray, parts: list[np.ndarray]) -> None:
+        """The inverse.
+
+        Raises:
+            ValueError: parts of other rows.
+        """
+        check_lengths(parts, [len(rows)])
+        self.table.records[rows] = parts[0]
+
+    def position(self) -> dict[str, Any]:
+        """What is stored beside the rows: nothing."""
+        return {}
+
+    def continue_from(self, position: dict[str, Any]) -> None:
+        """The inverse, before rows are restored."""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything stored."""
         return {"rows": self.table.records}
@@ -76,6 +109,8 @@ class DerivedNext:
     Args:
         frames: how many frames the environment stacks along the first dimension of its observations.
     """
+
+    ahead = 1
 
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
         self.frames, self.spare = frames, frames
@@ -111,9 +146,7 @@ class DerivedNext:
             tree_map(lambda column, leaf, place=place: column.__setitem__(place, leaf), self.observations.columns, obs)
         self.back[rows] = np.minimum(self.time[lanes], self.frames - 1)
         self.time[lanes] = np.where(row.ended, 0, self.time[lanes] + 1)
-        overwritten = self.final_of[rows]
-        self.free.extend(overwritten[overwritten >= 0].tolist())
-        self.final_of[rows] = -1
+        self._forget_finals(rows)
         ended = np.flatnonzero(row.ended)
         if len(ended):
             self._keep_finals(rows[ended], tree_index(next_frame, ended))
@@ -131,6 +164,11 @@ class DerivedNext:
         self.row.ended[rows] = True
         self.time[rows // self.slots] = 0
         self._keep_finals(rows, self.observations.take(self.successor(rows)))
+
+    def _forget_finals(self, rows: np.ndarray) -> None:
+        overwritten = self.final_of[rows]
+        self.free.extend(overwritten[overwritten >= 0].tolist())
+        self.final_of[rows] = -1
 
     def _keep_finals(self, rows: np.ndarray, final_obs: Tree) -> None:
         while len(self.free) < len(rows):
@@ -162,6 +200,51 @@ class DerivedNext:
         slot = (rows % self.slots)[:, None]
         return rows[:, None] - slot + (slot - np.minimum(steps, self.back[rows][:, None])) % self.slots
 
+    @property
+    def nbytes(self) -> int:
+        """What all rows take."""
+        tables = self.observations.records, self.table.records, self.finals.records
+        return sum(array.nbytes for array in (*tables, self.time, self.back, self.final_of))
+
+    def part_types(self) -> list[np.dtype]:
+        """The types of `parts`."""
+        frame = self.observations.records.dtype
+        return [self.table.records.dtype, self.back.dtype, frame, frame]
+
+    def parts(self, rows: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
+        """All that is stored of rows, and in the slots after the last of them in each ring, as arrays."""
+        final = self.final_of[rows]
+        frames = self.observations.records.take(np.concatenate([rows, after]))
+        return [self.table.records.take(rows), self.back[rows], frames, self.finals.records.take(final[final >= 0])]
+
+    def restore(self, rows: np.ndarray, after: np.ndarray, parts: list[np.ndarray]) -> None:
+        """The inverse.
+
+        Raises:
+            ValueError: parts of other rows.
+        """
+        table, back, frames, finals = parts
+        check_lengths(parts[:3], [len(rows), len(rows), len(rows) + len(after)])
+        if (back >= self.frames).any():
+            raise ValueError("stacks of more frames")
+        self.table.records[rows], self.back[rows] = table, back
+        self.observations.records[np.concatenate([rows, after])] = frames
+        self._forget_finals(rows)
+        ended = rows[self.row.ended[rows]]
+        check_lengths([finals], [len(ended)])
+        self._keep_finals(ended, self.finals.of(finals))
+
+    def position(self) -> dict[str, Any]:
+        """What is stored beside the rows: how long each ring's episode has been."""
+        return {"time": self.time}
+
+    def continue_from(self, position: dict[str, Any]) -> None:
+        """The inverse, before rows are restored."""
+        self.time[:] = check_counts(position["time"], self.time.shape)
+        self.final_of[:] = -1
+        self.finals.resize(64)
+        self.free = list(range(64))
+
     def state_dict(self) -> dict[str, Any]:
         """Everything stored."""
         tables = {name: getattr(self, name).records for name in ("observations", "table", "finals")}
@@ -175,6 +258,25 @@ class DerivedNext:
         for name in ("time", "back", "final_of"):
             getattr(self, name)[:] = state[name]
         self.free = list(state["free"])
+
+
+def check_counts(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Whole numbers from a file, none of them negative.
+
+    Raises:
+        ValueError: they are not.
+    """
+    counts = np.asarray(value)
+    if counts.shape != shape or counts.dtype.kind not in "iu" or (counts < 0).any():
+        raise ValueError("numbers that count nothing")
+    return counts.astype(np.int64)
+
+
+def check_lengths(arrays: Sequence[np.ndarray], lengths: Sequence[int]) -> None:
+    """Raise `ValueError` unless arrays have these lengths."""
+    found = [len(array) for array in arrays]
+    if found != list(lengths):
+        raise ValueError(f"{found} rows instead of {list(lengths)}")
 
 
 def _newest(obs: Tree, frames: int, dim: int) -> Tree:

@@ -34,6 +34,15 @@ class SumTree:
             node = node >> 1
             self.tree[node] = self.tree[2 * node] + self.tree[2 * node + 1]
 
+    def fill(self, places: np.ndarray, values: np.ndarray) -> None:
+        """Numbers at some places, 0 at all others."""
+        self.tree[:] = 0
+        self.tree[self.leaves + places] = values
+        first = self.leaves >> 1
+        while first:
+            self.tree[first : 2 * first] = self.tree[2 * first : 4 * first : 2] + self.tree[2 * first + 1 : 4 * first : 2]
+            first >>= 1
+
     def find(self, sums: np.ndarray) -> np.ndarray:
         """For each sum s in [0, total): the place where the running sum of the numbers passes s. Never one that holds 0."""
         node = np.ones(len(sums), dtype=np.int64)
@@ -48,6 +57,8 @@ class SumTree:
 
 class Uniform:
     """All rows alike, drawn with or without replacement."""
+
+    nbytes = 0
 
     def __init__(self, rows: int, replace: bool) -> None:
         self.replace = replace
@@ -71,6 +82,19 @@ class Uniform:
 
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
         """What the errors of rows were when they were learned from: it does not matter."""
+
+    def priorities(self, rows: np.ndarray) -> np.ndarray | None:
+        """There are none."""
+
+    def restore(self, rows: np.ndarray, priorities: np.ndarray) -> None:
+        """Nothing to restore."""
+
+    def position(self) -> dict[str, Any]:
+        """Nothing to save."""
+        return {}
+
+    def continue_from(self, position: dict[str, Any]) -> None:
+        """Nothing to restore."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to save."""
@@ -113,10 +137,39 @@ class Prioritized:
         self.tree[rows] = priority
         self.largest = max(self.largest, float(priority.max()))
 
+    @property
+    def nbytes(self) -> int:
+        """What the tree takes."""
+        return self.tree.tree.nbytes
+
+    def priorities(self, rows: np.ndarray) -> np.ndarray | None:
+        """Those of rows that may be drawn."""
+        return self.tree[rows]
+
+    def restore(self, rows: np.ndarray, priorities: np.ndarray) -> None:
+        """The inverse; no other row may be drawn.
+
+        Raises:
+            ValueError: some are negative or no numbers.
+        """
+        if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+            raise ValueError("priorities that are none")
+        self.tree.fill(rows, priorities)
+
+    def position(self) -> dict[str, Any]:
+        """The largest priority so far."""
+        return {"largest": self.largest}
+
+    def continue_from(self, position: dict[str, Any]) -> None:
+        """The inverse."""
+        self.largest = float(position["largest"])
+        if not 0 < self.largest < float("inf"):
+            raise ValueError(f"the largest priority is {self.largest}")
+
     def state_dict(self) -> dict[str, Any]:
         """All priorities."""
-        return {"tree": self.tree.tree, "largest": self.largest}
+        return {"tree": self.tree.tree}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
-        self.tree.tree[:], self.largest = state["tree"], state["largest"]
+        self.tree.tree[:] = state["tree"]

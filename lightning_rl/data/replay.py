@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.spaces import Space
 
-from lightning_rl.data.layouts import DerivedNext, Row, StoredNext
+from lightning_rl.data.layouts import DerivedNext, Row, StoredNext, check_counts
 from lightning_rl.data.priorities import Prioritized, Uniform
 from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError, check_range, nearest
@@ -133,10 +133,22 @@ class ReplayBuffer:
         self.count = np.zeros(num_envs, dtype=np.int64)
         self.open = np.zeros(num_envs, dtype=np.int64)
         """How many of each ring's newest rows have no complete window."""
-        self.added = self.drawn = 0
+        self.written = np.zeros(num_envs, dtype=np.int64)
+        """How many rows each ring has had; row number w lies in slot w modulo the number of slots."""
+        self.drawn = 0
 
     def __len__(self) -> int:
         return int(self.count.sum())
+
+    @property
+    def added(self) -> int:
+        """How many rows were ever kept."""
+        return int(self.written.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, full or empty."""
+        return self.layout.nbytes + self.sampler.nbytes
 
     @property
     def ready(self) -> int:
@@ -144,7 +156,10 @@ class ReplayBuffer:
         return int((self.count - self.open).sum())
 
     def add(self, obs: Tree, action: Tree, step: EnvStep) -> None:
-        """Keep one step of all environments, without rows that are no experience."""
+        """Keep one step of all environments, without rows that are no experience.
+
+        Such a row in the middle of an episode means that steps were lost: what comes next does not follow the row before.
+        """
         next_obs = step.obs
         if len(step.ended):
             next_obs = tree_map(np.array, next_obs)
@@ -155,6 +170,7 @@ class ReplayBuffer:
         else:
             envs = np.flatnonzero(step.valid)
             self.write(envs, *tree_index((row, next_obs), envs))
+            self.cut(np.flatnonzero(~step.valid))
 
     def write(self, envs: np.ndarray, row: Row, next_obs: Tree) -> None:
         """Keep one transition in each of some rings."""
@@ -164,7 +180,7 @@ class ReplayBuffer:
         self.sampler.remove(first + (head + self.layout.spare) % self.slots if self.layout.spare else rows)
         self.head[envs] = (head + 1) % self.slots
         self.count[envs] = np.minimum(self.count[envs] + 1, self.length)
-        self.added += len(envs)
+        self.written[envs] += 1
         if self.n_steps == 1:
             self.sampler.complete(rows)
             return
@@ -179,9 +195,10 @@ class ReplayBuffer:
         self.sampler.complete(self.first[envs[ring]] + (self.head[envs[ring]] - 1 - age) % self.slots)
         self.open[envs] = still_open
 
-    def cut(self) -> None:
-        """End the episodes under way, as a truncation would: what comes next does not follow them."""
-        envs = np.flatnonzero(self.count)
+    def cut(self, envs: np.ndarray | None = None) -> None:
+        """End the episodes under way, in some rings or all, as a truncation would: what comes next does not follow them."""
+        envs = self.envs if envs is None else envs
+        envs = envs[self.count[envs] > 0]
         newest = self.first[envs] + (self.head[envs] - 1) % self.slots
         under_way = ~self.layout.row.ended[newest]
         self.layout.cut(newest[under_way])
@@ -254,16 +271,34 @@ class ReplayBuffer:
         """The number of rows, and how often a row that was added has been drawn, on average."""
         return {"replay/size": float(len(self)), "replay/mean_picks": self.drawn / max(1, self.added)}
 
+    def position(self) -> dict[str, Any]:
+        """Where it stands, without its rows: counts, windows that are open, and what the next draws depend on."""
+        own = {name: getattr(self, name) for name in ("written", "open", "drawn")}
+        return {**own, "rng": self.rng.bit_generator.state, "layout": self.layout.position(), "sampler": self.sampler.position()}
+
+    def continue_from(self, position: Mapping[str, Any]) -> None:
+        """The inverse, for a buffer made with the same arguments.
+
+        Raises:
+            ValueError: no buffer like this one can stand there.
+        """
+        written, opened = (check_counts(position[name], self.envs.shape) for name in ("written", "open"))
+        count = np.minimum(written, self.length)
+        if (opened > np.minimum(count, self.n_steps - 1)).any():
+            raise ValueError(f"{opened.max()} open windows of {self.n_steps} steps")
+        self.drawn = int(check_counts(position["drawn"], ()))
+        self.rng.bit_generator.state = position["rng"]
+        self.written[:], self.open[:], self.count[:], self.head[:] = written, opened, count, written % self.slots
+        self.layout.continue_from(position["layout"])
+        self.sampler.continue_from(position["sampler"])
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, as arrays and numbers."""
-        own = {name: getattr(self, name) for name in ("head", "count", "open", "added", "drawn")}
-        return {**own, "rng": self.rng.bit_generator.state, "layout": self.layout.state_dict(), "sampler": self.sampler.state_dict()}
+        return {"position": self.position(), "layout": self.layout.state_dict(), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse, for a buffer made with the same arguments."""
-        for name in ("head", "count", "open"):
-            getattr(self, name)[:] = state[name]
-        self.added, self.drawn, self.rng.bit_generator.state = state["added"], state["drawn"], state["rng"]
+        self.continue_from(state["position"])
         self.layout.load_state_dict(state["layout"])
         self.sampler.load_state_dict(state["sampler"])
 

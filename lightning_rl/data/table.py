@@ -50,6 +50,10 @@ class RowTable:
         """Copies of rows `[*rows.shape, ...]`."""
         return self._fields(self.records.take(rows))
 
+    def of(self, records: np.ndarray) -> Tree:
+        """The leaves of records of this table's type."""
+        return self._fields(records)
+
     def resize(self, rows: int) -> None:
         """Have so many rows, the first of them as they were."""
         self.records = np.concatenate([self.records[:rows], np.zeros(max(0, rows - len(self.records)), self.records.dtype)])

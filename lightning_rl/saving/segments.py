@@ -1,0 +1,241 @@
+"""A replay buffer on disk: segments of rows beside a checkpoint, of which each save writes only what is new.
+
+A segment is a file that is written once and never changed: for each ring of the buffer the rows number `start` up to `stop`, as arrays
+one after the other. The manifest of a save names the segments that hold all rows there are; it lies in the checkpoint, which thereby
+decides what counts. A save repeats the newest row of the one before, which may have become the end of an episode since, and whole
+segments that are small, so that many saves do not leave many files.
+
+Segments may come from anybody: they are read without pickle, from this folder only, never through a link, and only if their sizes,
+hashes and types are those that the manifest and the buffer ask for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rl.errors import SettingError
+from lightning_rl.saving.arrays import File, expected_size, read_arrays, write_arrays
+from lightning_rl.saving.atomic import SaveFailed, remove_leftovers, sync_folder
+from lightning_rl.saving.plain import to_arrays, to_plain
+
+FORMAT_VERSION = 1
+NAME = re.compile(r"(\d{8,12})\.(rows|priorities)")
+LARGEST = 64 << 20
+"""Bytes of a segment, about."""
+SMALL = 8 << 20
+"""Bytes up to which a segment is written again together with what follows it."""
+
+
+class Segment(NamedTuple):
+    """A file and the rows in it, `start <= number < stop` of each ring, `[N]`."""
+
+    file: File
+    start: np.ndarray
+    stop: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return int((self.stop - self.start).sum())
+
+    def places(self, buffer: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The places in the buffer of all its rows, and of what comes after the last one in each ring."""
+        lengths = self.stop - self.start
+        ring = np.repeat(buffer.envs, lengths)
+        number = np.arange(lengths.sum()) + np.repeat(self.start - (lengths.cumsum() - lengths), lengths)
+        some = np.flatnonzero(lengths)
+        return buffer.first[ring] + number % buffer.slots, buffer.first[some] + self.stop[some] % buffer.slots
+
+
+class SegmentStore:
+    """The segments of one buffer.
+
+    Args:
+        folder: of their own, `last.ckpt.d/rank0`; made when something is saved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.segments: list[Segment] = []
+
+    def save(self, buffer: Any) -> dict[str, Any]:
+        """Write what was added to the buffer since the last save, or all of it; returns the manifest, as plain data.
+
+        Raises:
+            SaveFailed: the disk is full, …; what was saved before is as it was.
+        """
+        try:
+            check_folder(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.folder)
+            self.serial = max((int(match[1]) for match in map(NAME.fullmatch, _names(self.folder)) if match), default=0)
+            segments, start = self._kept(buffer)
+            step = max(1, LARGEST // (len(buffer.envs) * _row_bytes(buffer)))
+            while (start < buffer.written).any():
+                stop = np.minimum(start + step, buffer.written)
+                segment = Segment(File("", 0, ""), start, stop)
+                file = write_arrays(self._next("rows"), buffer.layout.parts(*segment.places(buffer)))
+                segments.append(segment._replace(file=file))
+                start = stop
+            priorities = buffer.sampler.priorities(buffer.locate(np.arange(buffer.ready)))
+            weights = None if priorities is None else write_arrays(self._next("priorities"), [priorities])
+            sync_folder(self.folder)
+        except SaveFailed:
+            raise
+        except OSError as error:
+            raise SaveFailed(f"the replay buffer in {self.folder} could not be saved ({error.strerror or error})") from error
+        self.segments, self._priorities = segments, weights
+        return to_plain(
+            {
+                "format_version": FORMAT_VERSION,
+                "settings": settings_of(buffer),
+                "position": buffer.position(),
+                "segments": [{**each.file._asdict(), "start": each.start, "stop": each.stop} for each in segments],
+                "priorities": None if weights is None else weights._asdict(),
+            }
+        )
+
+    def _kept(self, buffer: Any) -> tuple[list[Segment], np.ndarray]:
+        """The segments that go on to count, and the first row of each ring that they do not hold, or not for good."""
+        oldest = _oldest(buffer)
+        segments = [each for each in self.segments if (each.stop > oldest).any()]
+        names = _names(self.folder)
+        if not segments or (segments[-1].stop > buffer.written).any() or any(each.file.name not in names for each in segments):
+            return [], oldest
+        start = np.maximum(oldest, segments[-1].stop - 1)
+        while segments:
+            longer = np.maximum(oldest, segments[-1].start)
+            if segments[-1].rows > (buffer.written - start).sum() or (buffer.written - longer).sum() * _row_bytes(buffer) > SMALL:
+                break
+            start = longer
+            segments.pop()
+        return segments, start
+
+    def _next(self, kind: str) -> Path:
+        """A name that no file ever had here: a name stands for its content."""
+        self.serial += 1
+        return self.folder / f"{self.serial:08d}.{kind}"
+
+    def load(self, manifest: Mapping[str, Any], buffer: Any) -> None:
+        """Restore a buffer that was made with the same arguments, to go on as the saved one would have: its episodes are not cut.
+
+        Raises:
+            SettingError: a segment is missing, damaged, or none of this buffer's; the buffer is then not to be used.
+        """
+        self.segments = []
+        try:
+            check_folder(self.folder)
+            manifest = to_arrays(dict(manifest))
+            check_settings(manifest, settings_of(buffer))
+            buffer.continue_from(manifest["position"])
+            segments = [_segment(each, buffer) for each in manifest["segments"]]
+            _check_cover(segments, buffer)
+            types = buffer.layout.part_types()
+            for segment in segments:
+                rows, after = segment.places(buffer)
+                bound = expected_size(types, 2 * len(rows) + len(after))
+                buffer.layout.restore(rows, after, read_arrays(self.folder, segment.file, types, bound))
+            rows = buffer.locate(np.arange(buffer.ready))
+            if manifest["priorities"] is not None:
+                (priorities,) = read_arrays(self.folder, _file(manifest["priorities"]), [np.dtype(float)], expected_size([], 8 * len(rows)))
+                if priorities.shape != rows.shape:
+                    raise ValueError(f"{len(priorities)} priorities of {len(rows)} rows")
+                buffer.sampler.restore(rows, priorities)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError, OSError) as error:
+            reason = shorten(f"{type(error).__name__}: {error}", 100, placeholder=" …")
+            raise SettingError(f"the replay buffer in {str(self.folder)!r} cannot be read ({reason})") from error
+        self.segments = segments
+
+    def forget(self, keep: Sequence[Mapping[str, Any]]) -> None:
+        """Delete the segments that no manifest in `keep` names, nor the last save."""
+        names = {each["name"] for manifest in keep for each in (*manifest["segments"], manifest["priorities"]) if each is not None}
+        names |= {each.file.name for each in self.segments}
+        if self.folder.is_dir() and not self.folder.is_symlink():
+            for name in _names(self.folder) - names:
+                if NAME.fullmatch(name):
+                    (self.folder / name).unlink(missing_ok=True)
+
+
+def size_of(buffer: Any) -> int:
+    """The bytes that a save of all its rows takes now, about."""
+    priorities = 0 if buffer.sampler.priorities(np.zeros(0, np.int64)) is None else 8
+    return len(buffer) * (_row_bytes(buffer) + priorities)
+
+
+def settings_of(buffer: Any) -> dict[str, Any]:
+    """What must be the same where a buffer is restored, by the names that users know."""
+    return {
+        "buffer_size": buffer.length * len(buffer.envs),
+        "num_envs": len(buffer.envs),
+        "n_steps": buffer.n_steps,
+        "replay.optimize_memory_usage": buffer.layout.ahead > 0,
+        "replay.prioritized": buffer.sampler.priorities(np.zeros(0, np.int64)) is not None,
+        "frame_stack": buffer.layout.frames,
+        "observations and actions": " ".join(str(each) for each in buffer.layout.part_types()),
+    }
+
+
+def check_settings(manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise `SettingError` where a manifest is of another format or of another kind of buffer."""
+    version = manifest["format_version"]
+    if version != FORMAT_VERSION:
+        raise SettingError(f"the replay buffer was saved in format {shorten(repr(version), 20)}; this version reads {FORMAT_VERSION}")
+    for name, value in here.items():
+        there = manifest["settings"][name]
+        if there != value:
+            said = f"other {name}" if isinstance(value, str) else f"{name} {shorten(repr(there), 20)}, not {value!r}"
+            raise SettingError(f"the replay buffer was saved with {said}: continue it with the same settings")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `SettingError` if segments would lie somewhere else: the run's folder may be a link, what lies in it may not."""
+    for each in (folder, folder.parent):
+        if each.is_symlink() and (each is folder or each.name.endswith(".ckpt.d")):
+            raise SettingError(f"{str(each)!r} is a link; replay buffers are kept in the folder of their checkpoint")
+
+
+def _segment(entry: Mapping[str, Any], buffer: Any) -> Segment:
+    start, stop = (np.asarray(entry[name]) for name in ("start", "stop"))
+    for bound in (start, stop):
+        if bound.shape != buffer.envs.shape or bound.dtype != np.int64:
+            raise ValueError("a segment without bounds")
+    if (start < 0).any() or (stop < start).any() or (stop - start > buffer.slots).any():
+        raise ValueError("a segment with wrong bounds")
+    return Segment(_file(entry), start, stop)
+
+
+def _file(entry: Mapping[str, Any]) -> File:
+    name, size, sha256 = (entry[key] for key in File._fields)
+    if not (isinstance(name, str) and NAME.fullmatch(name) and type(size) is int and isinstance(sha256, str)):
+        raise ValueError(f"{shorten(repr(name), 40, placeholder=' …')} is no name of a segment")
+    return File(name, size, sha256)
+
+
+def _check_cover(segments: Sequence[Segment], buffer: Any) -> None:
+    """Raise `ValueError` unless segments follow each other and hold all rows that the buffer has."""
+    covered, before = _oldest(buffer), np.zeros_like(buffer.written)
+    for each in segments:
+        if (each.start > covered).any() or (each.start < before).any():
+            raise ValueError("segments that do not follow each other")
+        covered, before = np.maximum(covered, each.stop), each.start
+    if (covered != buffer.written).any():
+        raise ValueError("rows that are in no segment")
+
+
+def _oldest(buffer: Any) -> np.ndarray:
+    """The number of the oldest row of each ring that is there, with those that only complete stacks of frames."""
+    return np.maximum(0, buffer.written - (buffer.slots - buffer.layout.ahead))
+
+
+def _row_bytes(buffer: Any) -> int:
+    return sum(each.itemsize for each in buffer.layout.part_types()[:3])
+
+
+def _names(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()} if folder.is_dir() else set()
