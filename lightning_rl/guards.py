@@ -138,7 +138,8 @@ class Guard:
         """
         bad_loss = self.loss is not None and not math.isfinite(self.loss.item())
         recorded = [(name, values[-1]) for name, values in parts.items() if name.endswith("_loss") and isinstance(values[-1], Tensor)]
-        part = next(((name, value) for name, value in recorded if self.name == "loss" and not math.isfinite(value.item())), None)
+        bad = {name: value for name, value in recorded if bad_loss and not math.isfinite(value.item())}
+        part = None if self.name in bad or not bad else next(iter(bad.items()))
         name, value = part or (self.name, self.loss if self.loss is not None and bad_loss else norm)
         line = f"{'loss' if bad_loss else 'gradient norm of'} {name} is {value.item()} {counts}"
         number = self.bad_updates[self.name] = self.bad_updates.get(self.name, 0) + 1

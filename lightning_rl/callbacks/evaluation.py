@@ -93,6 +93,7 @@ class RolloutEvaluator(pl.Callback):
         if self.player is None:
             env = algorithm.env if self.env is None else self.env
             self.player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps)
+        self.player.on_nan = getattr(algorithm, "on_nan", "raise")
         with isolate_rng():
             return self.player.play(algorithm.network, self.episodes, self.seed, self.deterministic)
 
