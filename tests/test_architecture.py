@@ -12,7 +12,7 @@ ROOT = Path(lightning_rl.__file__).parent
 FLOORS = (
     {"types", "errors"},
     {"finite"},
-    {"returns", "value_transforms", "schedules", "spaces", "guards", "checkpointing"},
+    {"returns", "value_transforms", "schedules", "spaces", "guards", "saving"},
     {"distributions", "losses"},
     {"envs", "networks"},
     {"data"},
