@@ -80,10 +80,11 @@ class Guard:
             self.bad_steps = 0
             return step
         everywhere = range(len(step.reward))
-        said = first_bad("reward", step.reward, everywhere) or first_bad("observation", step.obs, everywhere)
+        said = first_bad("reward", step.reward, everywhere)
+        said = said or (None if final is None else first_bad("final observation", final, step.ended))
         batch = {"obs": before, "reward": step.reward, "next_obs": step.obs, "final_obs": () if final is None else final}
         made = env_steps + int(np.count_nonzero(step.valid))
-        self._environment(said or first_bad("final observation", final, step.ended), made, batch)
+        self._environment(said or first_bad("observation", step.obs, everywhere), made, batch)
         final = None if final is None else replace(final, tree_map(lambda leaf: leaf[step.ended], before))
         return step._replace(reward=replace(step.reward, np.zeros_like(step.reward)), obs=replace(step.obs, before), final_obs=final)
 

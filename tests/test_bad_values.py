@@ -1,0 +1,252 @@
+"""A number that is none stops a run in the step in which it appears, with one line that says where; or the run goes on without it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import lightning_rl as lrl
+from lightning_rl import A2C, DQN, PPO, SAC, TD3
+from lightning_rl.errors import NotFiniteError
+from lightning_rl.finite import all_finite, first_bad
+from tests.fitting import ALL, TINY, Rows, fit, weights
+from tests.poisoned import two
+
+VALUES = (math.nan, math.inf, -math.inf)
+TOLERANT = ("skip_update", "restore_last")
+ACTION = {PPO: "box", A2C: "discrete", SAC: "box", DQN: "discrete", TD3: "box"}
+LOSSES = {PPO: "loss", A2C: "loss", SAC: "actor_loss", DQN: "loss", TD3: "actor_loss"}
+AT = {"reward": 3, "observation": 7, "final observation": 10}
+"""Which step of the second environment is bad; episodes have 5 steps."""
+
+
+def build(algorithm, env, **settings):
+    torch.manual_seed(0)
+    return algorithm(
+        env, **({"net_arch": [8], "max_env_steps": 96} | TINY[next(cls for cls in algorithm.__mro__ if cls in TINY)] | settings)
+    )
+
+
+def poisoned(algorithm, door, value, at, env=None, **settings):
+    """An algorithm with two environments, the second of which says `value` in its step `at`."""
+    return build(algorithm, two(door.removeprefix("final "), value, at, **{"action": ACTION[algorithm]} | (env or {})), **settings)
+
+
+def bad_losses(algorithm, value, first=1, last=10**6):
+    """The same algorithm with a loss that has another value in its calls `first` to `last`."""
+    name = LOSSES[algorithm]
+
+    def loss(self, *args):
+        self.calls = getattr(self, "calls", 0) + 1
+        found = getattr(algorithm, name)(self, *args)
+        if not first <= self.calls <= last:
+            return found
+        if isinstance(found, tuple):
+            return self.finite("loss", found[0] * value), *found[1:]
+        return self.finite(name, found * value)
+
+    return type(algorithm.__name__, (algorithm,), {name: loss})
+
+
+def spoil_gradients(model, value, first=1, last=10**6):
+    """Gradients of the policy have another value in their passes `first` to `last`."""
+    passes = []
+
+    def spoil(gradient):
+        passes.append(1)
+        return gradient * value if first <= len(passes) <= last else gradient
+
+    next(model.network.parameters()).register_hook(spoil)
+    return model
+
+
+# ---------------------------------------------------------------- raise
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("door", AT)
+@pytest.mark.parametrize("algorithm", ALL)
+def test_what_an_environment_says_stops_the_run_in_the_same_step(algorithm, door, value):
+    model = poisoned(algorithm, door, value, AT[door])
+    with pytest.raises(NotFiniteError, match=f"^{door} of environment 1 is {value} at environment step {2 * AT[door]}$"):
+        fit(model)
+    assert weights(model).isfinite().all()
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
+@pytest.mark.parametrize("door", AT)
+def test_the_step_is_exact_in_all_modes_of_resetting(door, mode):
+    with pytest.raises(NotFiniteError, match=f"^{door} of environment 1 is nan at environment step {2 * AT[door]}$"):
+        fit(poisoned(A2C, door, math.nan, AT[door], {"mode": mode}))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("algorithm", [PPO, SAC])
+def test_the_leaf_of_a_nested_observation_is_named(algorithm, apart):
+    for door in ("observation", "final observation"):
+        with pytest.raises(NotFiniteError, match=rf"^{door} where\.1 of environment 1 is -inf at environment step {2 * AT[door]}$"):
+            fit(poisoned(algorithm, door, -math.inf, AT[door], {"observation": "nested", "apart": apart}))
+
+
+@pytest.mark.parametrize("algorithm", [PPO, TD3])
+def test_the_first_observation_is_looked_at(algorithm):
+    with pytest.raises(NotFiniteError, match=r"^observation of environment 1 is nan at environment step 0$"):
+        fit(poisoned(algorithm, "reset", math.nan, 0))
+
+
+def test_random_steps_before_learning_are_looked_at():
+    with pytest.raises(NotFiniteError, match=r"^observation of environment 1 is nan at environment step 14$"):
+        fit(poisoned(PPO, "observation", math.nan, 7, normalize_obs="frozen", normalize_obs_steps=30))
+
+
+@pytest.mark.parametrize("door", ["observation", "reward"])
+def test_a_number_that_float32_cannot_hold_counts_as_bad(door):
+    with pytest.raises(NotFiniteError, match=rf"^{door} of environment 1 is 1e\+300 at environment step 14$"):
+        fit(poisoned(A2C, door, 1e300, 7, {"observation": "double"}))
+
+
+def test_large_numbers_are_numbers():
+    assert all_finite(np.full((8, 4), 3e38, np.float32)) and all_finite(np.full((8, 4), -3e38))
+    assert not all_finite(np.full((8, 4), 3.5e38)) and all_finite({"a": (np.arange(3), np.zeros(2, np.uint8))})
+    assert first_bad("reward", np.array([1.0, -math.inf]), [3, 5]) == "reward of environment 5 is -inf"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("algorithm", ALL)
+def test_a_bad_loss_stops_the_run_before_its_gradient_step(algorithm, value):
+    model = build(bad_losses(algorithm, value, first=3), two("none", 0.0, 0, action=ACTION[algorithm]))
+    with pytest.raises(NotFiniteError, match=rf"^loss {LOSSES[algorithm]} is (-?{value}|nan) at environment step \d+, update \d+; lower"):
+        fit(model)
+    assert model.calls == 3 and all(each.isfinite().all() for each in model.state_dict().values())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("algorithm", ALL)
+def test_a_bad_gradient_stops_the_run_before_its_step(algorithm, value):
+    model = spoil_gradients(build(algorithm, two("none", 0.0, 0, action=ACTION[algorithm])), value, first=3)
+    with pytest.raises(
+        NotFiniteError, match=rf"^gradient norm of {LOSSES[algorithm]} is (inf|nan) at environment step \d+, update \d+; lower"
+    ):
+        fit(model)
+    assert all(each.isfinite().all() for each in model.state_dict().values())
+
+
+def test_the_part_of_the_loss_that_is_bad_is_named():
+    model = poisoned(PPO, "reward", 1e30, 3)  # a number, but its square is none
+    with pytest.raises(NotFiniteError, match=r"^loss value_loss is inf at environment step 16, update 0"):
+        fit(model)
+
+
+@pytest.mark.parametrize("algorithm", ALL)
+def test_the_batch_is_saved_in_the_runs_folder_and_named(algorithm, tmp_path):
+    for k, model in enumerate(
+        (
+            poisoned(algorithm, "observation", math.nan, 7),
+            build(bad_losses(algorithm, math.nan), two("none", 0, 0, action=ACTION[algorithm])),
+        )
+    ):
+        trainer = lrl.Trainer(default_root_dir=tmp_path, evaluation=None, accelerator="cpu", enable_progress_bar=False, checkpoint=None)
+        with pytest.raises(NotFiniteError) as raised:
+            trainer.fit(model)
+        file = trainer.run_folder / "bad_batch.pt"
+        assert f"; its batch is in {file}" in str(raised.value)
+        batch = torch.load(file, weights_only=True)
+        assert batch["obs"].shape[-1] == 3
+        assert k or (batch["next_obs"][1, 1].isnan() and batch["next_obs"].isnan().sum() == 1)
+
+
+@pytest.mark.parametrize("door", ["observation", "reward", "reset"])
+def test_an_evaluation_looks_too(door):
+    env = lrl.EnvConfig("tests.poisoned:Poisoned-v0", num_envs=2, kwargs={"door": "none", "value": 0.0, "at": 0})
+    model = build(PPO, env, max_env_steps=16)
+    bad = lrl.EnvConfig("tests.poisoned:Poisoned-v0", kwargs={"door": door, "value": math.nan, "at": 3})
+    evaluator = lrl.RolloutEvaluator(every_n_env_steps=16, episodes=2, env=bad)
+    step = 0 if door == "reset" else 3
+    line = rf"^{door.replace('reset', 'observation')} is nan in evaluation, at step {step} of the episode with seed 10000$"
+    with pytest.raises(NotFiniteError, match=line):
+        fit(model, callbacks=[evaluator])
+
+
+# ---------------------------------------------------------------- skip_update, restore_last
+
+
+@pytest.mark.parametrize("on_nan", TOLERANT)
+@pytest.mark.parametrize("door", AT)
+@pytest.mark.parametrize("algorithm", ALL)
+def test_a_run_goes_on_without_what_an_environment_should_not_have_said(algorithm, door, on_nan):
+    rows = Rows()
+    model = poisoned(algorithm, door, math.nan, AT[door], on_nan=on_nan, log_interval=1)
+    fit(model, logger=rows)
+    assert model.env_steps == 96 and weights(model).isfinite().all()
+    assert rows.rows[-1][1]["rollout/replaced_steps"] == 1
+    assert all(math.isfinite(value) for _, row in rows.rows for value in row.values())
+
+
+def test_the_last_good_observation_and_reward_0_stand_in():
+    seen = []
+
+    class Watching(A2C):
+        def training_step(self, rollout, batch_idx):
+            seen.append((rollout.obs.clone(), rollout.reward.clone()))
+            super().training_step(rollout, batch_idx)
+
+    for door in ("observation", "reward"):
+        fit(build(Watching, two(door, math.inf, 3), on_nan="skip_update", max_env_steps=16))
+    (obs, _), (_, reward) = seen
+    assert obs[:5, 1, 1].tolist() == pytest.approx([0, 0.2, 0.4, 0.4, 0.8])  # of the leaf's whole row
+    assert reward[:, 1, 0].tolist() == [1, 1, 0, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("on_nan", TOLERANT)
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+@pytest.mark.parametrize("algorithm", ALL)
+def test_a_run_goes_on_after_a_bad_update(algorithm, kind, on_nan):
+    rows, settings = Rows(), {"on_nan": on_nan, "log_interval": 1}
+    env = two("none", 0.0, 0, action=ACTION[algorithm])
+    model = build(bad_losses(algorithm, math.inf, 2, 3), env, **settings) if kind == "loss" else build(algorithm, env, **settings)
+    if kind == "gradient":
+        spoil_gradients(model, math.nan, 2, 3)
+    fit(model, logger=rows)
+    assert model.env_steps == 96
+    assert all(each.isfinite().all() for each in model.state_dict().values())
+    assert rows.rows[-1][1]["train/skipped_updates" if on_nan == "skip_update" else "train/restored"] == 2
+
+
+def test_a_skipped_update_leaves_the_weights_as_they_were_and_restoring_brings_back_those_of_the_last_iteration():
+    after = {}
+    for on_nan in TOLERANT:
+        model = build(bad_losses(PPO, math.nan, 4, 4), two("none", 0, 0), on_nan=on_nan, max_env_steps=32)
+        start = weights(model)
+        model_steps = []
+        step = model.step
+        model.step = lambda *args, step=step, model=model, kept=model_steps: (step(*args), kept.append(weights(model)))[0]
+        fit(model)
+        after[on_nan] = [start, *model_steps]
+    skipped, restored = after["skip_update"], after["restore_last"]
+    assert torch.equal(skipped[3], skipped[4]) and not torch.equal(skipped[2], skipped[3])
+    assert torch.equal(restored[0], restored[4]) and torch.equal(restored[3], skipped[3])
+
+
+@pytest.mark.parametrize("on_nan", TOLERANT)
+def test_a_run_that_is_bad_for_ever_ends_with_the_line(on_nan):
+    often = "100 updates" if on_nan == "skip_update" else "10 iterations"
+    for algorithm in (PPO, SAC):
+        model = build(bad_losses(algorithm, math.nan, 2), two("none", 0, 0, action=ACTION[algorithm]), on_nan=on_nan, max_env_steps=5_000)
+        with pytest.raises(NotFiniteError, match=rf"^loss {LOSSES[algorithm]} is nan .*, as something was \d+ \w+ in a row") as raised:
+            fit(model)
+        assert often in str(raised.value) or "100 updates" in str(raised.value)
+    model = build(A2C, two("reward", math.nan, 3, length=10**6), on_nan=on_nan, max_env_steps=5_000)
+    with pytest.raises(
+        NotFiniteError, match=r"^reward of environment 1 is nan at environment step 204, as something was 100 steps in a row"
+    ):
+        fit(model)
+
+
+def test_an_evaluation_goes_on_where_the_run_does():
+    env = lrl.EnvConfig("tests.poisoned:Poisoned-v0", num_envs=2, kwargs={"door": "none", "value": 0.0, "at": 0})
+    bad = lrl.EnvConfig("tests.poisoned:Poisoned-v0", kwargs={"door": "reward", "value": math.nan, "at": 3})
+    trainer = fit(build(PPO, env, max_env_steps=16, on_nan="skip_update"), callbacks=[lrl.RolloutEvaluator(16, 1, env=bad)])
+    assert trainer.callback_metrics["eval/mean_reward"] == 4.0
