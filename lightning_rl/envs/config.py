@@ -29,6 +29,8 @@ class EnvConfig:
         max_episode_steps: truncate episodes here instead of at the environment's own limit.
         frame_stack: observe the last so many frames.
         atari: the standard preprocessing of Atari games (Machado et al. 2018): no-op starts, frame skip 4, 84 x 84 grey, 4 frames.
+        step_timeout: of `async`: seconds after which an environment that does not answer is started anew; 60 unless given.
+        max_restarts: of `async`: how often each environment may be started anew in an hour, as it froze, raised or died; 10 unless given.
     """
 
     id: str
@@ -40,6 +42,8 @@ class EnvConfig:
     max_episode_steps: int | None = None
     frame_stack: int | None = None
     atari: bool = False
+    step_timeout: float | None = None
+    max_restarts: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -54,6 +58,13 @@ class EnvConfig:
         for name in ("max_episode_steps", "frame_stack"):
             if getattr(self, name) is not None:
                 check_range(f"env.{name}", getattr(self, name), 1, whole=True)
+        if self.step_timeout is not None:
+            check_range("env.step_timeout", self.step_timeout, 0, open_low=True)
+        if self.max_restarts is not None:
+            check_range("env.max_restarts", self.max_restarts, 0, whole=True)
+        for name in ("step_timeout", "max_restarts"):
+            if getattr(self, name) is not None and self.vectorization != "async":
+                raise SettingError(f"env.{name} is of vectorization async, and this one is {self.vectorization}; leave it out")
         if self.vectorization in ("native", "envpool"):
             for name in ("wrappers", "frame_stack", "atari"):
                 if getattr(self, name):

@@ -11,10 +11,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.packages import EXTRAS, prepare_package
+from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import Spaces, single_spaces
 from lightning_rl.types import tree_index
@@ -55,12 +56,10 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
         return _make_envpool(env)
     if env.vectorization == "native":
         return _guarded(env, lambda: gym.make_vec(env.id, env.num_envs, "vector_entry_point", **_make_arguments(env)))
-    builders = [partial(make_env, env)] * env.num_envs
-    mode = AutoresetMode[env.autoreset or "SAME_STEP"]
+    build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "sync":
-        return SyncVectorEnv(builders, autoreset_mode=mode, copy=False)
-    make_env(env).close()  # a mistake shows here in one line, not in a worker's traceback
-    return AsyncVectorEnv(builders, autoreset_mode=mode, copy=False)
+        return SyncVectorEnv([build] * env.num_envs, autoreset_mode=mode, copy=False)
+    return WorkerVectorEnv(build, env.num_envs, mode, f"the environment {env.id}", env.step_timeout, env.max_restarts)
 
 
 def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:

@@ -12,9 +12,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.keeping import Keeper, make_keeper
+from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_stack
 
@@ -42,10 +44,12 @@ class EnvStep(NamedTuple):
 class Stepper:
     """Steps a vector environment that resets in the same step (SAME_STEP), and what all modes share."""
 
-    def __init__(self, envs: VectorEnv) -> None:
+    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None) -> None:
         self.envs = envs
         self.num_envs = envs.num_envs
         self.all_valid = np.ones(envs.num_envs, dtype=bool)
+        self.keeper = keeper
+        self.workers = envs if isinstance(envs, WorkerVectorEnv) else None
 
     def reset(self, seed: int | None = None) -> Tree:
         """Start an episode everywhere; the environments get seed, seed + 1, …"""
@@ -56,17 +60,49 @@ class Stepper:
         """Step all environments with actions in their own form."""
         obs, reward, terminated, truncated, info = self.envs.step(action)
         truncated = truncated & ~terminated
-        start, final_obs = terminated | truncated, None
+        start, final_obs, valid = terminated | truncated, None, self.all_valid
         ended = np.flatnonzero(start)
         if len(ended):
             obs, final_obs, info = self.restart(obs, info, start, ended)
-        return EnvStep(obs, reward, terminated, truncated, self.all_valid, start, ended, final_obs, info)
+        if self.workers is not None and self.workers.lost.any():
+            start, valid = start | self.workers.lost, ~self.workers.lost
+        return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info)
 
     def restart(self, obs: Tree, info: dict[str, Any], start: np.ndarray, ended: np.ndarray) -> tuple[Tree, Tree, dict[str, Any]]:
         """Where episodes ended: the first observations of the next ones, the final observations `[K, ...]`, and the info of the end."""
         final = info["final_obs"]
         final_obs = tree_stack([final[i] for i in ended]) if _is_object_array(final) else tree_index(final, ended)
         return obs, final_obs, info.get("final_info", info)
+
+    @property
+    def restarts(self) -> int:
+        """How often an environment was started anew as its process died, froze or raised."""
+        return 0 if self.workers is None else int(self.workers.restarts.sum())
+
+    @property
+    def notices(self) -> list[str]:
+        """What befell the processes of environments, a line each. Who prints them clears the list."""
+        return [] if self.workers is None else self.workers.notices
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two steps: all that the next ones depend on, as plain data."""
+        states = None if self.keeper is None else self.keeper.get_states()
+        return {"mode": type(self).__name__, "num_envs": self.num_envs, "states": states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Go on from a state, before the first reset. One line if that is not possible; then reset."""
+        if state["states"] is None or self.keeper is None:
+            return f"{self.name()} cannot be saved in the middle of an episode: new episodes begin"
+        if (state["mode"], state["num_envs"]) != (type(self).__name__, self.num_envs):
+            return f"the checkpoint has {state['num_envs']} environments that reset otherwise or are not as many: new episodes begin"
+        if not self.keeper.set_states(state["states"]):
+            return f"{self.name()} did not come back as it was saved: new episodes begin"
+        return None
+
+    def name(self) -> str:
+        """What to call the environments in a message."""
+        one = self.envs.envs[0] if isinstance(self.envs, SyncVectorEnv) else self.envs
+        return self.workers.name if self.workers is not None else one.spec.id if one.spec is not None else type(one.unwrapped).__name__
 
     def close(self) -> None:
         """Close the environments."""
@@ -76,8 +112,8 @@ class Stepper:
 class NextStepStepper(Stepper):
     """NEXT_STEP: the row after the end of an episode is the reset, and is not valid."""
 
-    def __init__(self, envs: VectorEnv) -> None:
-        super().__init__(envs)
+    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None) -> None:
+        super().__init__(envs, keeper)
         self.resetting = np.zeros(envs.num_envs, dtype=bool)
 
     def reset(self, seed: int | None = None) -> Tree:
@@ -86,12 +122,22 @@ class NextStepStepper(Stepper):
 
     def step(self, action: Tree) -> EnvStep:
         obs, reward, terminated, truncated, info = self.envs.step(action)
-        start, valid = self.resetting, ~self.resetting
+        start = self.resetting if self.workers is None else self.resetting | self.workers.lost
+        valid = ~start
         terminated, truncated = terminated & valid, truncated & ~terminated & valid
         self.resetting = terminated | truncated
         ended = np.flatnonzero(self.resetting)
         final_obs = tree_index(obs, ended) if len(ended) else None
         return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"resetting": self.resetting.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        refused = super().load_state_dict(state)
+        if refused is None:
+            self.resetting = state["resetting"].copy()
+        return refused
 
 
 class DisabledStepper(Stepper):
@@ -121,7 +167,7 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None) -> Stepper:
         raise SettingError(
             f"{type(envs).__name__} does not say how it resets: its metadata has no autoreset_mode; set env.autoreset to name the mode"
         )
-    return STEPPERS[mode](envs)
+    return STEPPERS[mode](envs, make_keeper(envs, config))
 
 
 def _is_object_array(final: Any) -> bool:

@@ -1,0 +1,203 @@
+"""The state of environments, so that a run that is stopped and continued equals one that never stopped.
+
+| way | what is kept | for |
+|---|---|---|
+| own | what the environment's `get_state()` says, and its wrappers' attributes | environments that have `set_state(state)` too |
+| attributes | all plain attributes, a game's emulator and a simulation's arrays | classic control, toy text, MuJoCo, Atari, most others |
+| replay | the attributes before the last reset and the actions since | Box2D, and others that hide what they are |
+| draws | the random generators before the last reset and the actions since | where other attributes do not fit before a reset |
+
+The first that fits is taken: two copies are built, one is stepped, and the other continues from its state. An environment for which
+none does starts new episodes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from lightning_rl.envs.attributes import Reader, Writer, read, write
+from lightning_rl.types import tree_leaves
+
+WAYS = ("own", "attributes", "replay", "draws")
+PATIENCE = 10.0
+"""Seconds that trying the ways may take: an environment of the real world is not to be driven about for it."""
+TRIED_STEPS = 25
+
+_chosen: dict[str, str | None] = {}
+
+
+class Recorder(gym.Wrapper):
+    """Remembers what an episode needs to be played again. Without a cost for others: only what is replayed is wrapped."""
+
+    def __init__(self, env: gym.Env, way: str) -> None:
+        super().__init__(env)
+        self.way = way
+        self.episode: dict[str, Any] | None = None
+        self.actions: list[Any] = []
+        self.obs: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        before = read_layers(self.env, only_generators=self.way == "draws")
+        self.episode = {"before": before, "seed": seed, "options": Reader().plain(options)}
+        self.actions = []
+        self.obs, info = self.env.reset(seed=seed, options=options)
+        return self.obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.actions.append(deepcopy(action))
+        self.obs, *rest = self.env.step(action)
+        return self.obs, *rest
+
+    def get_state(self) -> dict[str, Any]:
+        plain = Reader().plain
+        return {"episode": self.episode, "actions": [plain(action) for action in self.actions], "obs": plain(self.obs)}
+
+    def set_state(self, state: dict[str, Any]) -> bool:
+        """Play the episode again; whether it ended where it had."""
+        value, episode = Writer().value, state["episode"]
+        write_layers(self.env, episode["before"], lenient=True)
+        self.reset(seed=episode["seed"], options=value(episode["options"]))
+        for action in state["actions"]:
+            self.step(value(action))
+        self.episode = episode
+        return equal(self.obs, value(state["obs"]))
+
+
+def layers(env: Any) -> Iterator[Any]:
+    """An environment's wrappers from the outermost, and then itself."""
+    while env is not env.unwrapped:
+        yield env
+        env = env.env
+    yield env
+
+
+def read_layers(env: Any, only_generators: bool = False) -> list[Any]:
+    """The attributes of an environment and its wrappers. What several of them share is said once."""
+    reader = Reader(only_generators)
+    return [read(layer, reader) for layer in layers(env)]
+
+
+def write_layers(env: Any, states: list[Any], lenient: bool = False) -> None:
+    """The inverse, into an environment that was built alike.
+
+    Raises:
+        NotPlainError: a value does not fit.
+    """
+    writer = Writer(lenient)
+    for layer, state in zip(layers(env), states, strict=True):
+        write(layer, state, writer)
+
+
+def record(env: Any, way: str | None) -> Any:
+    """The environment, as its way needs it to be stepped."""
+    return Recorder(env, way) if way in ("replay", "draws") else env
+
+
+def get_state(env: Any, way: str) -> dict[str, Any]:
+    """An environment's state as plain data."""
+    if way in ("replay", "draws"):
+        return {"way": way, **env.get_state()}
+    if way == "attributes":
+        return {"way": way, "layers": read_layers(env)}
+    outer = read_layers(env)[:-1]
+    return {
+        "way": way,
+        "layers": [*outer, read(env.unwrapped, Reader(only_generators=True))],
+        "own": Reader().plain(env.unwrapped.get_state()),
+    }
+
+
+def set_state(env: Any, way: str | None, state: dict[str, Any]) -> bool:
+    """The inverse, for an environment that was built alike; whether it worked. If not, only a reset is needed."""
+    before = read_layers(env)
+    try:
+        if state["way"] == way and _restored(env, state):
+            return True
+    except Exception:  # environments of others may raise anything
+        pass
+    write_layers(env, before, lenient=True)
+    return False
+
+
+def _restored(env: Any, state: dict[str, Any]) -> bool:
+    if state["way"] in ("replay", "draws"):
+        return env.set_state(state)
+    env.reset(seed=0)  # what an environment makes when it is first reset must be there to be written into
+    if state["way"] == "own":
+        env.unwrapped.set_state(Writer().value(state["own"]))
+    write_layers(env, state["layers"])
+    return True
+
+
+def choose(build: Callable[[], Any], key: str | None = None) -> str | None:
+    """The first way that is exact for what `build` builds, or None. Tried once for each `key`."""
+    if key is not None and key in _chosen:
+        return _chosen[key]
+    drawn = random.getstate(), np.random.get_state()
+    deadline = time.monotonic() + PATIENCE
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            way = next((way for way in WAYS if fits(build, way, deadline)), None)
+    finally:
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])
+    if key is not None:
+        _chosen[key] = way
+    return way
+
+
+def fits(build: Callable[[], Any], way: str, deadline: float) -> bool:
+    """Whether a copy goes on from another's state as that one does, over the beginning of an episode."""
+    copies: list[Any] = []
+    try:
+        for _ in range(2):
+            copies.append(record(build(), way))
+        first, second = copies
+        if first.unwrapped is second.unwrapped or (way == "own" and not hasattr(first.unwrapped, "get_state")):
+            return False
+        space = deepcopy(first.action_space)
+        space.seed(0)
+        actions = [space.sample() for _ in range(TRIED_STEPS)]
+        first.reset(seed=1)
+        for part in (actions[:4], actions[4:9]):  # an episode after the first: one that no seed began
+            play(first, part, deadline)
+        state = get_state(first, way)
+        return set_state(second, way, state) and equal(play(first, actions[9:], deadline), play(second, actions[9:], deadline))
+    except Exception:  # environments of others may raise anything
+        return False
+    finally:
+        for copy in copies:
+            copy.close()
+
+
+def play(env: Any, actions: list[Any], deadline: float) -> list[Any]:
+    """What happened in some steps, with a reset where an episode ended and half way.
+
+    Raises:
+        TimeoutError: it is too late.
+    """
+    rows = []
+    for i, action in enumerate(actions):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        obs, reward, terminated, truncated, _ = env.step(action)
+        rows.append(deepcopy((obs, reward, terminated, truncated)))
+        if i == len(actions) // 2 or (not isinstance(env, gym.vector.VectorEnv) and (terminated or truncated)):
+            rows.append(deepcopy(env.reset()[0]))
+    return rows
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether trees and lists of them are the same, bit for bit."""
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
+    return all((x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes()) for x, y in pairs)
