@@ -36,11 +36,14 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari
   --model.max_env_steps N              length of the run
   --evaluation.SETTING VALUE           every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, stop_at, patience
-  --checkpoint.SETTING VALUE           every_n_env_steps, keep
+  --checkpoint.SETTING VALUE           every_n_env_steps, keep, save_replay_buffer
   --trainer.SETTING VALUE              any flag of Lightning's Trainer: accelerator, devices, strategy, precision, logger, max_time, ...
                                        all of them: lightning-rl fit --help_all
   --seed_everything N                  0 unless given
   --ckpt_path FILE                     continue from a checkpoint; last: from the newest run of this algorithm and environment
+  --init_from RUN                      begin with the weights of another run: its folder, or a checkpoint
+  --trainer.run_name NAME              the run's folder, instead of version_N
+  --force                              begin anew in the folder run_name though there is a run in it, which is lost
   --print_config                       print all settings and exit
 """
 

@@ -26,7 +26,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.trainer import Trainer
 
-TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only")
+TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only", "init_from", "force")
 OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
 NESTED = {part: [field.name for field in fields(config)] for part, config in (("env", EnvConfig), ("replay", ReplayConfig))}
 """The names inside an algorithm's settings that are mappings themselves."""
@@ -165,6 +165,8 @@ def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:
         check_names("--", [option.removeprefix("--").partition(".")[0]], OPTIONS)
         if not equals and remaining and not remaining[0].startswith("--"):
             value = remaining.pop(0)
+        if option == "--force" and not value:
+            value = "true"
         if not value and option != "--print_config":
             raise SettingError(f"{option} needs a value")
         yield option.replace(".init_args.", "."), value

@@ -18,6 +18,10 @@ class NotFiniteError(SettingError):
     """A number that became infinite or is none. The run stops; what was saved before stays."""
 
 
+class Interrupted(Exception):
+    """Given up because somebody asked the run to stop; nothing was changed."""
+
+
 def closest(name: str, names: Iterable[str]) -> str:
     """`; did you mean X?` for the closest of `names`, or one that starts like it; nothing when there is none."""
     names = sorted(set(names))

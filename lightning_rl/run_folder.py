@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,39 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.callbacks.csv_logger import read_rows, write_rows
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError
+from lightning_rl.saving.files import last_generation
 
 
-def choose_run(folder: Path, ckpt_path: str | Path | None) -> tuple[Path, str | Path | None]:
+def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = None, force: bool = False) -> tuple[Path, str | Path | None]:
     """The folder of a run and the checkpoint that it continues.
 
-    `last` is the newest run below `folder` that saved a `last.ckpt`, in its own folder; a new run's folder and None if there is none.
+    `last` is the newest run below `folder` that saved one, or the run `name`, in its own folder; a new run's folder and None if there is
+    none.
+
+    Raises:
+        SettingError: a new run would lie in the folder of another, and `force` does not say that it may go.
     """
     numbers = sorted(int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal())
-    runs = [folder / f"version_{number}" for number in numbers]
+    runs = [folder / f"version_{number}" for number in numbers] if name is None else [folder / name]
     if ckpt_path == "last":
         for run in reversed(runs):
-            if (run / "checkpoints" / "last.ckpt").exists():
-                return run, run / "checkpoints" / "last.ckpt"
+            found = last_generation(run / "checkpoints")
+            if found is not None:
+                return run, found
         ckpt_path = None
-    return folder / f"version_{numbers[-1] + 1 if numbers else 0}", ckpt_path
+    if name is None:
+        return folder / f"version_{numbers[-1] + 1 if numbers else 0}", ckpt_path
+    if runs[0].exists() and not force and getattr(rank_zero_only, "rank", 0) == 0:
+        raise SettingError(f"there is a run in {runs[0]}: --ckpt_path last continues it, --force begins anew and loses it")
+    return runs[0], ckpt_path
+
+
+@rank_zero_only
+def remove_run(run: Path) -> None:
+    """Forget the run in a folder; anything but a run's folder stays."""
+    if (run / "config.yaml").is_file():
+        shutil.rmtree(run)
 
 
 def environment_name(env: Any) -> str:

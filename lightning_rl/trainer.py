@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.loading import check_fits
 from lightning_rl.algorithms.settings import plain
+from lightning_rl.algorithms.warm_start import init_from as start_from
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
 from lightning_rl.callbacks.csv_logger import CSVLogger
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
+from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
-from lightning_rl.errors import SettingError, check_range
-from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, write_config
+from lightning_rl.errors import Interrupted, SettingError, check_range
+from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, remove_run, write_config
+from lightning_rl.saving.files import AtomicCheckpointIO
 
 OURS = {
     "gradient_clip_val": "model.max_grad_norm",
@@ -47,6 +52,7 @@ class Trainer(pl.Trainer):
         checkpoint: what to keep on the way; None keeps no weights.
         default_root_dir: where runs lie.
         torch_threads: CPU threads for torch; unless given, 1 for small networks (more cost time) and torch's own choice for images.
+        run_name: the folder of the run, instead of `version_<n>`.
         max_epochs: runs end at the algorithm's `max_env_steps`; -1 sets no other end.
         log_every_n_steps: iterations between rows of what others log through Lightning; ours follow the algorithm's `log_interval`.
     """
@@ -64,6 +70,7 @@ class Trainer(pl.Trainer):
         checkpoint: CheckpointConfig | None = CheckpointConfig(),
         default_root_dir: str | Path = "runs",
         torch_threads: int | None = None,
+        run_name: str | None = None,
         max_epochs: int | None = -1,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[pl.Callback] | pl.Callback | None = None,
@@ -72,6 +79,7 @@ class Trainer(pl.Trainer):
         enable_model_summary: bool | None = False,
         log_every_n_steps: int | None = 1,
         fast_dev_run: int | bool = False,
+        plugins: Any = None,
         **kwargs: Any,
     ) -> None:
         evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
@@ -81,7 +89,9 @@ class Trainer(pl.Trainer):
                 raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: algorithms make their own gradient steps; use {instead}")
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
-        self.torch_threads = torch_threads
+        if run_name is not None and (Path(run_name).name != run_name or run_name in ("", "..")):
+            raise SettingError(f"trainer.run_name must be the name of a folder, got {run_name!r}")
+        self.torch_threads, self.run_name = torch_threads, run_name
         self.config = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
         self.imports = []
         self.default_loggers = logger is None or logger is True
@@ -93,12 +103,18 @@ class Trainer(pl.Trainer):
         if evaluation is not None and (evaluation.stop_at is not None or evaluation.patience is not None):
             ours.append(StopOnEvaluation(evaluation.stop_at, evaluation.patience))
         if enable_checkpointing is not False and checkpoint is not None and not fast_dev_run:
-            ours += [BestModel(), SaveCheckpoints(checkpoint.every_n_env_steps, checkpoint.keep)]
+            ours += [BestModel(), SaveCheckpoints(checkpoint.every_n_env_steps, checkpoint.keep, checkpoint.save_replay_buffer)]
         elif checkpoint is None:
             enable_checkpointing = False
         if enable_progress_bar is not False and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
             ours.append(EnvStepsProgressBar())
+        self.stop = StopOnSignal()
+        ours.append(self.stop)
+        plugins = [plugins] if plugins is not None and not isinstance(plugins, list) else list(plugins or [])
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(AtomicCheckpointIO())
         super().__init__(
+            plugins=plugins,
             default_root_dir=default_root_dir,
             max_epochs=max_epochs,
             logger=False if self.default_loggers else logger,
@@ -123,11 +139,26 @@ class Trainer(pl.Trainer):
         datamodule: pl.LightningDataModule | None = None,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
+        init_from: str | Path | None = None,
+        force: bool = False,
     ) -> None:
-        """Train. `ckpt_path` continues from a checkpoint; `last` from the newest run of this algorithm and environment, in its folder."""
+        """Train.
+
+        Args:
+            model: the algorithm.
+            train_dataloaders: Lightning's; algorithms bring their own.
+            val_dataloaders: Lightning's; algorithms are judged by `evaluation`.
+            datamodule: Lightning's.
+            ckpt_path: continue from a checkpoint; `last` from the newest run of this algorithm and environment, in its folder.
+            weights_only: Lightning's; our checkpoints hold plain data only, whatever it says.
+            init_from: begin a new run with the weights of another: its folder, or a checkpoint.
+            force: begin anew in the folder `run_name` though there is a run in it, which is lost.
+        """
         if isinstance(model, Algorithm):
+            if ckpt_path is not None and init_from is not None:
+                raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
             folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
-            self.run_folder, found = choose_run(folder, ckpt_path)
+            self.run_folder, found = choose_run(folder, ckpt_path, self.run_name, force)
             if ckpt_path == "last" and found is None:
                 self.say(f"no last.ckpt below {folder}: starting afresh")
             ckpt_path = found
@@ -135,13 +166,21 @@ class Trainer(pl.Trainer):
             if env_steps >= model.max_env_steps:
                 self.say(f"already at {env_steps:,} of {model.max_env_steps:,} environment steps; raise max_env_steps to go on")
                 return
+            for line in [] if init_from is None else start_from(model, init_from):
+                self.say(line)
+            if force and ckpt_path is None:
+                remove_run(self.run_folder)
             self._equip(model, ckpt_path, env_steps)
-        with torch_threads(self.torch_threads or threads_for(model)):
+        with torch_threads(self.torch_threads or threads_for(model)), self.stop.listening():
             try:
                 super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+            except Interrupted:
+                pass
             finally:
                 if isinstance(model, Algorithm) and self.run_folder.is_dir():
                     self._say_goodbye(model)
+        if self.stop.received is not None:
+            self._leave(model)
 
     @property
     def log_dir(self) -> str | None:
@@ -179,6 +218,19 @@ class Trainer(pl.Trainer):
         if best is not None and best.path.exists() and model.hparams["env"] is not None:
             imports = "".join(f" --import {module}" for module in self.imports)
             self.say(f"evaluate it: lightning-rl evaluate{imports} --ckpt_path {best.path} --episodes 100")
+
+    def _leave(self, model: Algorithm) -> NoReturn:
+        """After a signal: how to go on, and its exit status."""
+        assert self.stop.received is not None
+        at = f"stopped by {self.stop.received.name} at {model.env_steps:,} environment steps"
+        saved = [each for each in self.savers if isinstance(each, SaveCheckpoints) and model.env_steps]
+        if saved and model.hparams["env"] is not None:
+            imports = "".join(f" --import {module}" for module in self.imports)
+            at += f"; continue: lightning-rl fit{imports} --config {self.run_folder / 'config.yaml'} --ckpt_path last"
+        self.say(at)
+        if self.stop.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(143)
 
     @rank_zero_only
     def say(self, text: str) -> None:

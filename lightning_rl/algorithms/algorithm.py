@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -16,8 +17,10 @@ from lightning_rl.algorithms.experience import replay, rollouts
 from lightning_rl.algorithms.loading import load, stored_name
 from lightning_rl.algorithms.optimization import best_matmul, gradient_step, matmul_precision
 from lightning_rl.algorithms.run_log import Metric, RunLog
+from lightning_rl.algorithms.run_state import continue_run, run_states
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
 from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
+from lightning_rl.callbacks.preemption import stop_asked
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
@@ -121,6 +124,9 @@ class Algorithm(pl.LightningModule):
         self.progress = 0.0
         self.dataset: ExperienceDataset | None = None
         self.demonstrations: list[Any] = []
+        self.ranks: list[dict[str, Any]] = []
+        self.saves_run = True
+        """Whether checkpoints hold the run too, and not only what was learned."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -245,16 +251,17 @@ class Algorithm(pl.LightningModule):
         self.guard = self.collector.guard = Guard(self.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
         self.guard.begin(self, self.raw_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
-        if self.env_steps and self.global_rank == 0:  # continued: one rank brings what all ranks had
-            self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
-        self._counted_rows = self.collector.rows
-        if self.normalize_obs == "frozen" and not self.env_steps:
-            self.network.normalizer.update(self.collector.random_steps(self.normalize_obs_steps // self.trainer.world_size))
-            self._count()
         self._matmul = best_matmul(self.modules(), self.device)
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
         self.log_rows.start(self.env_steps)
-        self.trainer.should_stop = self.finished
+        if self.env_steps:
+            self._continue()
+        self._counted_rows = self.collector.rows
+        if self.normalize_obs == "frozen" and not self.env_steps:
+            steps = self.normalize_obs_steps // trainer.world_size
+            self.network.normalizer.update(self.collector.random_steps(steps, partial(stop_asked, trainer)))
+            self._count()
+        trainer.should_stop = self.finished or stop_asked(trainer)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """An iteration begins: everything that is scheduled takes its value for it."""
@@ -272,21 +279,18 @@ class Algorithm(pl.LightningModule):
         self.dataset.begin_iteration(self.env_steps, self.progress)
 
     def end_iteration(self) -> None:
-        """After learning and before any callback: from here on acting, judging and saving see the same counts and statistics."""
+        """After learning and before any callback: from here on logging, acting, judging and saving see the same counts and statistics."""
         assert self.dataset is not None
         self._count()
         rollout = self.dataset.collector.rollout()
         self.network.normalizer.gather(rollout.obs, rollout.valid)
         self.dataset.end_iteration()
         self.guard.end_iteration()
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self.dataset is not None
         if self.log_rows.is_due(self.env_steps) or self.finished:
             metrics = {**self.dataset.collector.statistics.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
             metrics["rollout/episodes"], metrics["train/n_updates"] = self.episodes, self.updates
             metrics["train/learning_rate"] = self.learning_rate(self.progress)
-            self.log_rows.write(self.trainer, self.loggers, self.env_steps, metrics)
+            self.log_rows.write(self.trainer, self, metrics)
         if self.finished:
             self.trainer.should_stop = True
 
@@ -313,11 +317,13 @@ class Algorithm(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["lightning_rl"] = {
+            "format_version": 1,
             "algorithm": stored_name(type(self)),
             "spaces": [space_to_plain(space) for space in self.spaces],
             "env_steps": self.env_steps,
             "updates": self.updates,
             "episodes": self.episodes,
+            "ranks": run_states(self) if self.saves_run and self.dataset is not None else [],
         }
 
     @classmethod
@@ -326,9 +332,26 @@ class Algorithm(pl.LightningModule):
         return load(checkpoint_path, cls, Algorithm, map_location, **overrides)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue counting where the checkpoint stood; the environments start new episodes."""
+        """Count on where the checkpoint stood; a Trainer that continues its run gets everything else too, when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
+        self.ranks = [] if self._trainer is None else state.get("ranks", [])
+
+    @property
+    def own_state(self) -> dict[str, Any] | None:
+        """What the checkpoint that is continued holds of this rank; None if it holds nothing, or has other ranks."""
+        return self.ranks[self.global_rank] if len(self.ranks) == self.trainer.world_size else None
+
+    def _continue(self) -> None:
+        """Be the run that the checkpoint was made of, as far as it and the environments allow."""
+        assert self.collector is not None
+        state = self.own_state
+        new_episodes: str | None = "the checkpoint holds no environments" if state is None else continue_run(self, state)
+        if new_episodes is not None:
+            self.say(f"environments start new episodes: {new_episodes}")
+        if state is None and self.global_rank == 0:  # one rank brings what all ranks had
+            self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
+        self.ranks = []
 
     # ---------------------------------------------------------------- inside
 

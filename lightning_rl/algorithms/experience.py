@@ -46,13 +46,15 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
         frames=frames,
         seed=torch.initial_seed() + algorithm.global_rank,
     )
-    buffer.extend(algorithm.demonstrations, distribution.from_env)
+    saved = algorithm.own_state is not None and algorithm.own_state["data"].get("replay") is not None
+    if not saved:
+        buffer.extend(algorithm.demonstrations, distribution.from_env)
     algorithm.say(notice)
     if settings.learning_starts >= algorithm.max_env_steps:
         algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
     resumed = algorithm.env_steps > 0
-    if resumed and not len(buffer):
-        algorithm.say(f"checkpoints hold no replay buffer: the policy makes {settings.learning_starts:,} steps before the run learns on")
+    if resumed and not saved and not len(buffer):
+        algorithm.say(f"the checkpoint holds no replay buffer: learning goes on after {settings.learning_starts:,} steps")
     collector = make_collector(algorithm, steps, log_probs=False)
     signals = list(algorithm.reward_signals.values())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_rl.callbacks.disk import log_row
+
 Metric = Tensor | Callable[[], Tensor]
 
 
@@ -27,6 +29,15 @@ class RunLog:
         self.started = self.logged_at = time.monotonic()
         self.logged_env_steps = env_steps
 
+    def get_state(self) -> dict[str, Any]:
+        """Where the log stands."""
+        return {"logged_env_steps": self.logged_env_steps, "elapsed": time.monotonic() - self.started}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse; time goes on from then, without the time in between."""
+        self.logged_env_steps = state["logged_env_steps"]
+        self.started = time.monotonic() - state["elapsed"]
+
     def record(self, **values: Metric) -> None:
         """Keep metrics of this iteration; a function is called only if the iteration is logged."""
         for name, value in values.items():
@@ -36,10 +47,9 @@ class RunLog:
         """Whether a row is due."""
         return env_steps - self.logged_env_steps >= self.interval
 
-    def write(self, trainer: Any, loggers: list[Any], env_steps: int, metrics: dict[str, float]) -> None:
+    def write(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         """One row: the given metrics, those of time, and the means of what this iteration recorded, as `train/<name>`."""
-        now = time.monotonic()
-        row = {"env_steps": env_steps, **metrics}
+        now, env_steps, row = time.monotonic(), algorithm.env_steps, dict(metrics)
         row["time/fps"] = (env_steps - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
         row["time/time_elapsed"] = now - self.started
         row["time/iterations"] = trainer.global_step
@@ -47,7 +57,5 @@ class RunLog:
             row[name if "/" in name else f"train/{name}"] = float(
                 torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean()
             )
-        for logger in loggers:
-            logger.log_metrics(row, step=env_steps)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+        log_row(trainer, algorithm, row)
         self.logged_at, self.logged_env_steps = now, env_steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,12 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
+from lightning_rl.data.replay_dataset import ReplayDataset
 from lightning_rl.errors import check_range
+from lightning_rl.saving.segments import SegmentStore, size_of
+
+SAVED_UNASKED = 4e9
+"""Bytes of a replay buffer that are saved without being asked for."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +25,12 @@ class CheckpointConfig:
     Args:
         every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run unless given.
         keep: how many numbered copies to keep, the newest; -1 keeps all.
+        save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
     """
 
     every_n_env_steps: int | None = None
     keep: int = 0
+    save_replay_buffer: bool | None = None
 
 
 class BestModel(Checkpoint):
@@ -49,7 +57,11 @@ class BestModel(Checkpoint):
         """Save if this evaluation is the best one."""
         if metrics[self.monitor] > self.best:
             self.best = metrics[self.monitor]
-            trainer.save_checkpoint(self.path, weights_only=False)
+            pl_module.saves_run = False
+            try:
+                save_checkpoint(trainer, self.path)
+            finally:
+                pl_module.saves_run = True
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -63,19 +75,44 @@ class SaveCheckpoints(Checkpoint):
 
     Args:
         every_n_env_steps: environment steps between saves; 2 % of the run unless given.
-        keep: how many copies `env_steps=<n>.ckpt` to keep beside `last.ckpt`, the newest; -1 keeps all.
+        keep: how many copies `env_steps=<n>.ckpt` to keep beside `last.ckpt`, the newest, without a replay buffer; -1 keeps all.
+        save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
         folder: where to save; `checkpoints` of the run's folder unless given.
     """
 
-    def __init__(self, every_n_env_steps: int | None = None, keep: int = 0, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        every_n_env_steps: int | None = None,
+        keep: int = 0,
+        save_replay_buffer: bool | None = None,
+        folder: Path | None = None,
+    ) -> None:
         if every_n_env_steps is not None:
             check_range("checkpoint.every_n_env_steps", every_n_env_steps, 1, whole=True)
         check_range("checkpoint.keep", keep, -1, whole=True)
         self.every_n_env_steps, self.keep, self.folder = every_n_env_steps, keep, folder
+        self.save_replay_buffer = save_replay_buffer
         self.saved_at = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.saved_at = pl_module.env_steps
+        self.folder = trainer.strategy.broadcast(self.folder)
+        if isinstance(pl_module.dataset, ReplayDataset) and self._saves_buffer(pl_module):
+            pl_module.dataset.store = SegmentStore(self._place("last.ckpt.d") / f"rank{trainer.global_rank}")
+
+    def _saves_buffer(self, algorithm: Any) -> bool:
+        size = size_of(algorithm.dataset.buffer)
+        if self.save_replay_buffer is None and size > SAVED_UNASKED:
+            algorithm.say(
+                f"the replay buffer of {size / 1e9:.1f} GB is not saved, and a run that is continued has to fill it again; "
+                "--checkpoint.save_replay_buffer true saves it"
+            )
+            return False
+        return self.save_replay_buffer is not False
+
+    def _place(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / name
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         every = self.every_n_env_steps or max(1, pl_module.max_env_steps // 50)
@@ -85,17 +122,22 @@ class SaveCheckpoints(Checkpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.save(trainer, pl_module)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt):  # whoever stops a run wants to keep it
-            self.save(trainer, pl_module)
-
     def save(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """Save now, and forget copies beyond `keep`."""
-        assert self.folder is not None
         self.saved_at = algorithm.env_steps
-        trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
+        save_checkpoint(trainer, self._place("last.ckpt"), algorithm.dataset.saved())
         if self.keep:
-            trainer.save_checkpoint(self.folder / f"env_steps={algorithm.env_steps}.ckpt", weights_only=False)
-        copies = sorted(self.folder.glob("env_steps=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+            save_checkpoint(trainer, self._place(f"env_steps={algorithm.env_steps}.ckpt"))
+        copies = sorted(self._place("").glob("env_steps=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
         for old in copies[: -self.keep] if self.keep > 0 and trainer.is_global_zero else []:
-            old.unlink()
+            trainer.strategy.checkpoint_io.remove_checkpoint(old)
+
+
+def save_checkpoint(trainer: Any, path: Path, beside: AbstractContextManager[None] | None = None) -> None:
+    """Save; where the disk refuses, say so in one line and go on with what was saved before."""
+    try:
+        with beside or nullcontext():
+            trainer.save_checkpoint(path, weights_only=False)
+    except OSError as error:
+        trainer.strategy.barrier()  # the one that the other ranks wait at
+        trainer.lightning_module.say(f"{path.name} could not be saved, the one before stays: {error.strerror or error}")

@@ -12,13 +12,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from lightning_rl.callbacks.disk import going_on, log_row
+from lightning_rl.callbacks.preemption import stop_asked
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import Interrupted, SettingError, check_range
 
 MAX_EPISODE_STEPS = 10_000
 """The longest episode of an evaluation where the environment has no limit of its own."""
@@ -85,39 +86,70 @@ class RolloutEvaluator(pl.Callback):
         self.every_n_env_steps, self.episodes, self.seed = every_n_env_steps, episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
         self.env, self.file = env, file
-        self.evaluated_at = 0
+        self.evaluated_at, self.continues = 0, False
         self.player: EpisodePlayer | None = None
 
-    def play(self, algorithm: Any) -> list[Episode]:
-        """The episodes of one evaluation."""
+    def play(self, algorithm: Any, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
+        """The episodes of one evaluation.
+
+        Raises:
+            Interrupted: `stop` says so.
+        """
         if self.player is None:
             env = algorithm.env if self.env is None else self.env
             self.player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps)
         self.player.on_nan = getattr(algorithm, "on_nan", "raise")
         with isolate_rng():
-            return self.player.play(algorithm.network, self.episodes, self.seed, self.deterministic)
+            return self.player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.evaluated_at = pl_module.env_steps
+        if not self.continues:
+            self.evaluated_at = pl_module.env_steps
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self.continues:
+            self.continues = False
+            self._evaluate_if_due(trainer, pl_module)  # the one that was given up when the run was stopped
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        every = self.every_n_env_steps or max(1, pl_module.max_env_steps // 20)
-        if pl_module.env_steps // every > self.evaluated_at // every or pl_module.finished:
-            self.evaluate(trainer, pl_module)
+        self._evaluate_if_due(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if self.evaluated_at != pl_module.env_steps:  # stopped early: the final weights are judged too
+        if self.evaluated_at != pl_module.env_steps and not stop_asked(trainer):  # stopped early: the final weights are judged too
             self.evaluate(trainer, pl_module)
 
+    def _evaluate_if_due(self, trainer: pl.Trainer, algorithm: Any) -> None:
+        every = self.every_n_env_steps or max(1, algorithm.max_env_steps // 20)
+        if algorithm.env_steps // every > self.evaluated_at // every or algorithm.finished:
+            self.evaluate(trainer, algorithm)
+
     def evaluate(self, trainer: pl.Trainer, algorithm: Any) -> None:
-        """Play on rank 0, tell all ranks, log, write the file, and call `on_evaluation_end`."""
-        self.evaluated_at = algorithm.env_steps
-        episodes = self.play(algorithm) if trainer.is_global_zero else []
+        """Play on rank 0, tell all ranks, log, write the file, and call `on_evaluation_end`; given up if somebody asks to stop."""
+        episodes = self._play_unless_stopped(trainer, algorithm) if trainer.is_global_zero else []
         episodes = trainer.strategy.broadcast(episodes)
+        if episodes is None:
+            return
+        self.evaluated_at = algorithm.env_steps
         report(trainer, algorithm, episodes, self.file)
+
+    def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> list[Episode] | None:
+        try:
+            return self.play(algorithm, partial(stop_asked, trainer))
+        except Interrupted:
+            return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluated_at": self.evaluated_at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.evaluated_at, self.continues = state_dict["evaluated_at"], True
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(episodes=self.episodes, seed=self.seed, deterministic=self.deterministic)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.player is not None:
@@ -142,8 +174,8 @@ class MultiEvaluator(RolloutEvaluator):
         super().__init__(every_n_env_steps=evaluators[0].every_n_env_steps, file=file)
         self.evaluators = evaluators
 
-    def play(self, algorithm: Any) -> list[Episode]:
-        return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm)]
+    def play(self, algorithm: Any, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
+        return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop)]
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         for evaluator in self.evaluators:
@@ -182,11 +214,10 @@ def report(trainer: Any, algorithm: Any, episodes: list[Episode], file: Path | N
     successes = [episode.success for episode in episodes if episode.success is not None]
     if successes:
         metrics["eval/success_rate"] = float(np.mean(successes))
-    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
-    for logger in trainer.loggers:
-        logger.log_metrics({"env_steps": algorithm.env_steps, **metrics}, step=algorithm.env_steps)
+    log_row(trainer, algorithm, metrics)
     if file is not None and trainer.is_global_zero:
-        write_episodes(file, algorithm.env_steps, episodes)
+        with going_on(algorithm, file.name):
+            write_episodes(file, algorithm.env_steps, episodes)
     for callback in trainer.callbacks:
         if hasattr(callback, "on_evaluation_end"):
             callback.on_evaluation_end(trainer, algorithm, metrics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
+from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
 from lightning_rl.networks.acting import Precision, RandomActor, StepActor, make_actor
 from lightning_rl.spaces import Spaces, allocate
@@ -62,6 +63,22 @@ class EpisodeStatistics:
         self.episodes += len(step.ended)
         self.running_return[step.ended] = 0.0
         self.running_length[step.ended] = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything."""
+        windows = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
+        return {"running_return": self.running_return, "running_length": self.running_length, "episodes": self.episodes, **windows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse, for as many environments."""
+        self.running_return[:], self.running_length[:], self.episodes = state["running_return"], state["running_length"], state["episodes"]
+        for name in ("returns", "lengths", "successes"):
+            getattr(self, name).clear()
+            getattr(self, name).extend(state[name])
+
+    def forget(self, envs: Any = slice(None)) -> None:
+        """The episodes under way in some environments are given up."""
+        self.running_return[envs], self.running_length[envs] = 0.0, 0
 
     def metrics(self) -> dict[str, float]:
         """Means over the window, under Stable-Baselines3's names; empty before the first episode ends."""
@@ -144,8 +161,17 @@ class Collector:
         self._start, self._current = step.episode_start, step.obs
         self.env_steps += self.num_envs if step.valid is self.stepper.all_valid else int(np.count_nonzero(step.valid))
         self.rows += self.num_envs
+        if step.valid is not self.stepper.all_valid:
+            self._cut(t, step.episode_start & ~step.valid)
         self.statistics.update(step)
         return step, self._memory
+
+    def _cut(self, t: int, begins: np.ndarray) -> None:
+        """Rows that only begin an episode: one that was lost under way ended, as a truncation does, with the row before."""
+        flags = self._flags
+        if t > 0:
+            flags["truncated"][t - 1] |= begins & flags["valid"][t - 1] & ~flags["terminated"][t - 1]
+        self.statistics.forget(begins)
 
     def end(self) -> None:
         """After the last step of an iteration."""
@@ -175,11 +201,17 @@ class Collector:
         none = torch.zeros(0)
         return Rollout(obs, (), (), torch.from_numpy(self._reward).unsqueeze(-1), none, none, terminated, truncated, valid, start)
 
-    def random_steps(self, count: int) -> Tree:
-        """Observations `[>= count, ...]` of a policy that knows nothing; the next rollout starts new episodes."""
+    def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
+        """Observations `[>= count, ...]` of a policy that knows nothing; the next rollout starts new episodes.
+
+        Raises:
+            Interrupted: `stop` says so.
+        """
         actor = RandomActor(self.network, self.num_envs, self.generator)
         current, rows, end = self.guard.reset(self.stepper.reset(self.seed), self.env_steps), [], self.env_steps + count
         while self.env_steps < end:
+            if stop():
+                raise Interrupted
             row = tree_to_torch(tree_map(_assign, allocate(self._space, self.num_envs), current))
             step = self.stepper.step(actor.act(0, (), self._start)[0])
             step = self.guard.step(step, tree_to_numpy(row), self.env_steps)
@@ -189,6 +221,29 @@ class Collector:
             self.rows += self.num_envs
         self._current = None
         return tree_map(lambda *leaves: torch.cat(leaves), *rows)
+
+    def get_state(self) -> dict[str, Any]:
+        """Between iterations: all that the next one depends on."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in ("env_steps", "rows")}
+        state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
+        if self._current is not None:
+            current = {"obs": self._current, "memory": self._memory, "start": self._start}
+            state["episodes"] = {"envs": self.stepper.state_dict(), **current}
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        """The inverse, before the first iteration; one line if the environments start new episodes instead."""
+        self.env_steps, self.rows = state["env_steps"], state["rows"]
+        self.statistics.set_state(state["statistics"])
+        self.generator.set_state(torch.from_numpy(state["generator"]))
+        episodes = state["episodes"]
+        new_episodes = None if episodes is None else self.stepper.load_state_dict(episodes["envs"])
+        if episodes is None or new_episodes is not None:
+            self.statistics.forget()
+            return new_episodes
+        self._current, self._start = episodes["obs"], episodes["start"]
+        self._memory = tree_to_torch(episodes["memory"], self.generator.device)
+        return None
 
     def close(self) -> None:
         """Close the environments."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -41,6 +42,19 @@ class ExperienceDataset(IterableDataset[Any]):
     def metrics(self) -> dict[str, float]:
         """What there is to log of the data itself."""
         return {}
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        """While a checkpoint is saved that shall hold everything: what is large is saved beside it."""
+        yield
+
+    def get_state(self) -> dict[str, Any]:
+        """Between iterations: all that the next one depends on, with arrays."""
+        return {"collector": self.collector.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        """The inverse, before the first iteration; one line if the environments start new episodes instead."""
+        return self.collector.set_state(state["collector"])
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: Lightning asks, to know that a run can continue in the middle of an epoch."""

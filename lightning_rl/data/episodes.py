@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Generator
 
+from lightning_rl.errors import Interrupted
 from lightning_rl.finite import check_episode
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -42,14 +43,18 @@ class EpisodePlayer:
         self.envs = [make() for _ in range(num_envs)]
         self.max_episode_steps = max_episode_steps
 
-    def play(self, network: Any, episodes: int, seed: int, deterministic: bool) -> list[Episode]:
-        """Episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leaves the network's mode as it was."""
+    def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
+        """Episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leaves the network's mode as it was.
+
+        Raises:
+            Interrupted: `stop` says so.
+        """
         was_training = network.training
         network.eval()
         try:
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
             seats = [_Seat(env, list(share), network, self.on_nan) for env, share in zip(self.envs, shares, strict=True) if share]
-            return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic)
+            return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic, stop)
         finally:
             network.train(was_training)
 
@@ -59,9 +64,11 @@ class EpisodePlayer:
             env.close()
 
     @torch.no_grad()
-    def _play(self, network: Any, seats: list[_Seat], generator: Generator, deterministic: bool) -> list[Episode]:
+    def _play(self, network: Any, seats: list[_Seat], generator: Generator, deterministic: bool, stop: Callable[[], bool]) -> list[Episode]:
         finished: list[Episode] = []
         while seats:
+            if stop():
+                raise Interrupted
             obs = allocate(self.envs[0].observation_space, len(seats))
             for row, seat in enumerate(seats):
                 tree_map(lambda batch, leaf, row=row: batch.__setitem__(row, leaf), obs, seat.obs)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.replay import ReplayBuffer
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.acting import RandomActor
+from lightning_rl.saving.segments import SegmentStore
 from lightning_rl.types import Transition, tree_to_numpy, tree_to_torch
 
 
@@ -79,7 +82,12 @@ class ReplayDataset(ExperienceDataset):
         self.discounts = np.concatenate([np.zeros((1, len(gamma))), gamma ** (powers + 1)]).astype(np.float32)
         self.progress, self.steps = 0.0, 0.0
         self.learning_starts: float | None = None
+        self.random_until, self.phases = 0.0, 0
         self.rows = np.zeros(0, dtype=np.int64)
+        self.store: SegmentStore | None = None
+        """Where the buffer is saved; None if it is not."""
+        self._manifests: list[dict[str, Any]] = []
+        self._saving: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Iterator[Transition]]:
         while True:
@@ -95,6 +103,39 @@ class ReplayDataset(ExperienceDataset):
             self.learning_starts = begin + max(wanted, open_rows)
             self.random_until = begin + wanted if self.settings.warmup == "random" and not self.resumed else 0.0
             self.phases = max(0, self._phases())
+
+    def get_state(self) -> dict[str, Any]:
+        begun = {name: getattr(self, name) for name in ("learning_starts", "random_until", "phases", "rows")}
+        return {**super().get_state(), **begun, "replay": self._saving}
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        if self.store is None:
+            yield
+            return
+        self._saving = self.store.save(self.buffer)
+        try:
+            yield
+            self._manifests = [*self._manifests[-1:], self._saving]  # two generations
+        finally:
+            self._saving = None
+        self.store.forget(self._manifests)
+
+    def load_buffer(self, manifest: dict[str, Any], folder: Path) -> None:
+        """What a checkpoint saved beside it, in a folder."""
+        store = self.store if self.store is not None and self.store.folder == folder else SegmentStore(folder)
+        store.load(manifest, self.buffer)
+        self._manifests = [manifest]
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        new_episodes = super().set_state(state)
+        self.rows = state["rows"]
+        if len(self.buffer):  # else it fills again before learning goes on
+            for name in ("learning_starts", "random_until", "phases"):
+                setattr(self, name, state[name])
+        if new_episodes is not None:
+            self.buffer.cut()
+        return new_episodes
 
     def end_iteration(self) -> None:
         """After an iteration: the signals see what the environments paid."""

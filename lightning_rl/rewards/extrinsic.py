@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,14 @@ class Extrinsic(nn.Module):
         """Merge a rollout's rewards `[T, N, 1]`, each counted once, into the running statistics."""
         self.returns.gather(self._scaled(rollout.reward.squeeze(-1)), rollout)
 
+    def get_state(self) -> dict[str, Any]:
+        """What belongs to the environments of this rank; the statistics are in the weights."""
+        return self.returns.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self.returns.set_state(state)
+
     def _scaled(self, reward: Tensor) -> Tensor:
         reward = reward if self.clip is None else reward.clamp(-self.clip, self.clip)
         return reward if self.scale == 1 else reward * self.scale
@@ -50,6 +60,13 @@ class NoScale(nn.Module):
 
     def gather(self, reward: Tensor, rollout: Rollout) -> None:
         """Nothing to merge."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
 
 
 class ReturnScale(nn.Module):
@@ -73,3 +90,11 @@ class ReturnScale(nn.Module):
         returns = discounted_sum(reward, self.gamma * carry, self.running)
         self.running = returns[-1] * self.gamma * carry[-1]
         self.statistics.update(returns[rollout.valid])
+
+    def get_state(self) -> dict[str, Any]:
+        """The discounted returns of the episodes under way."""
+        return {"running": self.running}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self.running = torch.from_numpy(state["running"]).to(self.running.device)

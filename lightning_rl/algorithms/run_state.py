@@ -1,0 +1,70 @@
+"""What a run holds beside networks, optimizers and callbacks: with it, a run that continues is the one that never stopped."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_rl.saving.plain import to_arrays, to_plain
+
+
+def run_states(algorithm: Any) -> list[Any]:
+    """The state of each rank as plain data, known to all ranks."""
+    own = to_plain(run_state(algorithm))
+    if algorithm.trainer.world_size == 1:
+        return [own]
+    states: list[Any] = [None] * algorithm.trainer.world_size
+    torch.distributed.all_gather_object(states, own)
+    return states
+
+
+def run_state(algorithm: Any) -> dict[str, Any]:
+    """Of this rank: its experience, its place in the log, the statistics of its reward signals, and all random generators."""
+    return {
+        "num_envs": algorithm.collector.num_envs,
+        "data": algorithm.dataset.get_state(),
+        "log": algorithm.log_rows.get_state(),
+        "signals": {name: signal.get_state() for name, signal in algorithm.reward_signals.items()},
+        "learning": algorithm.generator.get_state(),
+        "noise": algorithm.noise.get_state(),
+        "random": random_state(),
+    }
+
+
+def continue_run(algorithm: Any, state: Any) -> str | None:
+    """Set everything; one line if the environments must start new episodes after all."""
+    state = to_arrays(state)
+    if state["num_envs"] != algorithm.collector.num_envs:
+        return f"the checkpoint has {state['num_envs']} environments on this rank, not {algorithm.collector.num_envs}"
+    manifest = state["data"].get("replay")
+    if manifest is not None:
+        folder = Path(algorithm.trainer.ckpt_path).parent / "last.ckpt.d" / f"rank{algorithm.global_rank}"
+        algorithm.dataset.load_buffer(manifest, folder)
+    new_episodes = algorithm.dataset.set_state(state["data"])
+    algorithm.log_rows.set_state(state["log"])
+    for name, signal in algorithm.reward_signals.items():
+        signal.set_state(state["signals"][name])
+    algorithm.generator.set_state(torch.from_numpy(state["learning"]))
+    algorithm.noise.set_state(torch.from_numpy(state["noise"]))
+    set_random_state(state["random"])
+    return new_episodes
+
+
+def random_state() -> dict[str, Any]:
+    """The generators that belong to everyone in this process."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """The inverse; generators of accelerators that are not here are left out."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(torch.from_numpy(state["torch"]))
+    for device, words in list(enumerate(state["cuda"]))[: torch.cuda.device_count()]:
+        torch.cuda.set_rng_state(torch.from_numpy(words), device)

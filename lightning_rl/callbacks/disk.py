@@ -1,0 +1,27 @@
+"""What is written on the way; a disk that refuses does not end a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def going_on(algorithm: Any, what: str) -> Iterator[None]:
+    """Where the system does not let us write, one line says so and the run goes on."""
+    try:
+        yield
+    except OSError as error:
+        algorithm.say(f"{what} could not be written, the run goes on: {error.strerror or error}")
+
+
+def log_row(trainer: Any, algorithm: Any, metrics: Mapping[str, float]) -> None:
+    """A row of metrics at x = env_steps for all loggers, and for callbacks that monitor one."""
+    row = {"env_steps": algorithm.env_steps, **metrics}
+    for logger in trainer.loggers:
+        with going_on(algorithm, f"a row of {type(logger).__name__}"):
+            logger.log_metrics(row, step=algorithm.env_steps)
+    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})

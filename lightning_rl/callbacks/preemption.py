@@ -1,0 +1,70 @@
+"""Stopping when somebody asks: the run ends after the iteration under way, is saved, and can be continued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class StopOnSignal(pl.Callback):
+    """Ends a run at the first SIGTERM, SIGUSR1 or Ctrl-C: the iteration under way is finished, an evaluation under way is given up and made
+    again when the run continues. A second one is not waited for. All ranks stop when one is asked to.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Signals are heard in here, if this is the main thread; no other has them."""
+        self.received = None
+        self._before = {each: signal.getsignal(each) for each in SIGNALS}
+        self._listen()
+        try:
+            yield
+        finally:
+            self._stop_listening()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._listen()  # again: Lightning's own handlers would save or raise in the middle of an iteration
+
+    def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        asked = self.received is not None
+        if trainer.world_size > 1:
+            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
+        if asked:
+            self.received = self.received or signal.SIGTERM
+            trainer.should_stop = True
+
+    def _listen(self) -> None:
+        if self._before and threading.current_thread() is threading.main_thread():
+            for each in SIGNALS:
+                signal.signal(each, self._hear)
+
+    def _stop_listening(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for each, handler in self._before.items():
+                signal.signal(each, handler)
+        self._before = {}
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+        else:
+            self._stop_listening()
+            os.kill(os.getpid(), number)
+
+
+def stop_asked(trainer: Any) -> bool:
+    """Whether somebody asked this process to stop."""
+    return any(isinstance(callback, StopOnSignal) and callback.received is not None for callback in trainer.callbacks)

@@ -1,0 +1,232 @@
+"""A run that is stopped and continued is the run that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import deque
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_rl import A2C, DQN, PPO, SAC, TD3, CheckpointConfig, EvaluationConfig, Trainer, load_policy
+from lightning_rl.callbacks.csv_logger import read_rows
+from tests.fitting import tiny
+
+STEPS = 192
+CASES = [
+    pytest.param(PPO, {"id": "CartPole-v1"}, {"normalize_obs": "running", "normalize_reward": True}, id="PPO CartPole"),
+    pytest.param(PPO, {"id": "CartPole-v1", "vectorization": "async"}, {}, id="PPO CartPole async"),
+    pytest.param(PPO, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {}, id="PPO Pendulum NEXT_STEP"),
+    pytest.param(PPO, {"id": "LunarLander-v3"}, {}, id="PPO LunarLander"),
+    pytest.param(PPO, {"id": "HalfCheetah-v5", "max_episode_steps": 40}, {}, id="PPO HalfCheetah"),
+    pytest.param(PPO, {"id": "ALE/Pong-v5", "atari": True}, {"net_arch": [], "encoder": "simple"}, id="PPO Pong"),
+    pytest.param(PPO, {"id": "ALE/Pong-v5", "atari": True, "vectorization": "async"}, {"encoder": "simple"}, id="PPO Pong async"),
+    pytest.param(A2C, {"id": "CartPole-v1", "vectorization": "native"}, {}, id="A2C CartPole native"),
+    pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"normalize_obs": "running"}, id="SAC Pendulum"),
+    pytest.param(SAC, {"id": "Ant-v5", "vectorization": "async"}, {"n_steps": 3}, id="SAC Ant async"),
+    pytest.param(SAC, {"id": "CartPole-v1"}, {"value_network": True, "replay": {"optimize_memory_usage": True}}, id="SAC CartPole"),
+    pytest.param(DQN, {"id": "CartPole-v1"}, {"double": True, "dueling": True}, id="DQN CartPole"),
+    pytest.param(
+        DQN,
+        {"id": "CartPole-v1", "frame_stack": 2},
+        {"noisy": True, "distribution": "c51", "n_steps": 3, "replay": {"prioritized": True, "optimize_memory_usage": True}},
+        id="DQN CartPole rainbow",
+    ),
+    pytest.param(TD3, {"id": "Pendulum-v1", "vectorization": "async"}, {"normalize_obs": "frozen", "normalize_obs_steps": 32}, id="TD3"),
+]
+
+
+class StopAt(pl.Callback):
+    """Sends this process a signal at the first such moment from iteration k on."""
+
+    def __init__(self, iteration, moment="batch", number=signal.SIGTERM):
+        self.iteration, self.moment, self.number, self.sent = iteration, moment, number, False
+
+    def send(self, moment, iteration):
+        if moment == self.moment and iteration >= self.iteration and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), self.number)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.send("batch", trainer.global_step)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.send("evaluation", trainer.global_step - 1)  # before ours: the evaluation is given up
+
+    def on_evaluation_end(self, trainer, algorithm, metrics):
+        self.send("judged", trainer.global_step - 1)
+
+
+def run(
+    root,
+    algorithm,
+    env,
+    settings,
+    seed=1,
+    stop=None,
+    ckpt_path=None,
+    steps=STEPS,
+    callbacks=(),
+    checkpoint=CheckpointConfig(every_n_env_steps=32),
+):
+    """Train as a user would, six or more iterations; the model and the run's folder."""
+    pl.seed_everything(seed, verbose=False)
+    model = tiny(algorithm, env=env, env_id=env["id"], seed=seed, max_env_steps=steps, log_interval=16, **settings)
+    trainer = Trainer(
+        default_root_dir=root,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        evaluation=EvaluationConfig(every_n_env_steps=48, episodes=2, num_envs=2, max_episode_steps=20),
+        checkpoint=checkpoint,
+        callbacks=[*callbacks] if stop is None else [stop],
+        torch_threads=1,
+    )
+    if stop is None:
+        trainer.fit(model, ckpt_path=ckpt_path)
+    else:
+        with pytest.raises(SystemExit) as left:
+            trainer.fit(model, ckpt_path=ckpt_path)
+        assert left.value.code == 143
+    return model, trainer.run_folder
+
+
+def assert_equal_runs(expected, found):
+    (model, folder), (other, other_folder) = expected, found
+    weights, others = model.state_dict(), other.state_dict()
+    assert weights.keys() == others.keys()
+    assert [name for name in weights if not torch.equal(weights[name], others[name])] == []
+    for file in ("metrics.csv", "evaluations.csv"):
+        rows, other_rows = (read_rows(each / file) for each in (folder, other_folder))
+        assert [without_time(row) for row in rows] == [without_time(row) for row in other_rows]
+
+
+def without_time(row):
+    return {name: value for name, value in row.items() if not name.startswith("time/") and value != ""}
+
+
+@pytest.mark.parametrize(("algorithm", "env", "settings"), CASES)
+def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, env, settings, tmp_path):
+    expected = run(tmp_path / "whole", algorithm, env, settings)
+    for seed, stop in ((1, StopAt(3)), (5, StopAt(5, "evaluation")), (8, StopAt(8, "judged"))):
+        run(tmp_path / "parts", algorithm, env, settings, seed, stop, "last")
+    found = run(tmp_path / "parts", algorithm, env, settings, 99, None, "last")
+    assert_equal_runs(expected, found)
+
+
+class Snapshot(pl.Callback):
+    """All running state of the run after iteration k: every number that can be reached from the algorithm and the callbacks."""
+
+    def __init__(self, iteration):
+        self.iteration, self.state = iteration, None
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self.iteration:
+            roots = {"algorithm": pl_module, "callbacks": [each for each in trainer.callbacks if not isinstance(each, Snapshot | StopAt)]}
+            optimizers = [optimizer.state_dict() for optimizer in pl_module.raw_optimizers()]
+            self.state = dict(leaves({**roots, "optimizers": optimizers, "python": random.getstate(), "numpy": np.random.get_state()}))
+            self.state["torch"] = torch.get_rng_state()
+
+
+OTHERWISE = {
+    *("started", "logged_at", "logged_env_steps_at"),  # the clock
+    *("folder", "file", "path", "received", "continues", "ranks"),  # of this process
+    *("_trainer", "trainer", "_before", "hparams", "_hparams_initial", "given_arguments", "bar", "console", "resumed", "seed", "_seed"),
+    *("_manifests", "store"),  # what was saved
+    *("processes", "parent_pipes", "error_queue", "shared_memory", "_state"),  # of workers
+}
+"""Names of what differs between processes by right."""
+
+
+def leaves(tree, path="", seen=None):
+    """Everything that is a number, a word or a generator's state, with the way to it."""
+    seen = set() if seen is None else seen
+    if isinstance(tree, torch.Tensor):
+        yield path, tree.detach().clone()
+    elif isinstance(tree, np.ndarray):
+        yield path, torch.from_numpy(tree.copy()) if tree.dtype.kind in "biuf" else tree.tobytes()
+    elif isinstance(tree, torch.Generator):
+        yield path, tree.get_state()
+    elif isinstance(tree, np.random.Generator):
+        yield path, repr(tree.bit_generator.state)
+    elif isinstance(tree, str | bytes | int | float | np.generic):
+        yield path, tree
+    elif id(tree) not in seen:
+        seen.add(id(tree))
+        if isinstance(tree, dict):
+            children = {str(key): value for key, value in tree.items()}
+        elif isinstance(tree, list | tuple | deque):
+            children = {str(i): value for i, value in enumerate(tree)}
+        else:
+            children = vars(tree) if type(tree).__module__.startswith(("lightning_rl", "torch.nn", "gymnasium", "tests")) else {}
+        for name, child in children.items():
+            if name not in OTHERWISE:
+                yield from leaves(child, f"{path}.{name}", seen)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C, SAC, DQN, TD3])
+def test_no_running_state_of_any_object_is_missing_from_a_checkpoint(algorithm, tmp_path):
+    env = {"id": "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"}
+    settings = {"normalize_obs": "running", "normalize_reward": True} if algorithm in (PPO, SAC) else {}
+    settings |= {"replay": {"prioritized": True}, "n_steps": 3} if algorithm is DQN else {}
+    snapshots = []
+    for root, stop in (("whole", None), ("parts", StopAt(5))):
+        snapshots.append(Snapshot(7))
+        if stop is not None:
+            run(tmp_path / root, algorithm, env, settings, 1, stop)
+        run(tmp_path / root, algorithm, env, settings, 1 if stop is None else 5, None, "last", callbacks=[snapshots[-1]])
+    expected, found = (snapshot.state for snapshot in snapshots)
+    assert expected.keys() == found.keys() and len(expected) > 100
+    assert [name for name in expected if not equal(expected[name], found[name])] == []
+
+
+def equal(a, b):
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b or (a != a and b != b)
+
+
+@pytest.mark.parametrize(("algorithm", "env"), [(PPO, "CartPole-v1"), (SAC, "Pendulum-v1"), (DQN, "CartPole-v1")])
+def test_a_finished_run_that_is_extended_is_the_longer_run(algorithm, env, tmp_path):
+    settings = {"exploration_fraction": 0.0} if algorithm is DQN else {}
+    expected = run(tmp_path / "whole", algorithm, {"id": env}, settings, steps=288)
+    run(tmp_path / "parts", algorithm, {"id": env}, settings, steps=144)
+    found = run(tmp_path / "parts", algorithm, {"id": env}, settings, seed=7, ckpt_path="last", steps=288)
+    assert_equal_runs(expected, found)
+
+
+def test_a_run_that_continues_in_another_folder_takes_its_replay_buffer_along(tmp_path):
+    env = {"id": "Pendulum-v1"}
+    expected = run(tmp_path / "whole", SAC, env, {})
+    _, folder = run(tmp_path / "parts", SAC, env, {}, stop=StopAt(6))
+    model, other = run(tmp_path / "elsewhere", SAC, env, {}, seed=2, ckpt_path=folder / "checkpoints" / "last.ckpt")
+    weights, others = expected[0].state_dict(), model.state_dict()
+    assert [name for name in weights if not torch.equal(weights[name], others[name])] == []
+    assert (other / "checkpoints" / "last.ckpt.d").is_dir()
+
+
+def test_other_numbers_of_environments_start_new_episodes_and_say_so(tmp_path, capsys):
+    _, folder = run(tmp_path, PPO, {"id": "CartPole-v1"}, {}, stop=StopAt(3))
+    capsys.readouterr()
+    model, _ = run(tmp_path, PPO, {"id": "CartPole-v1", "num_envs": 4}, {"n_steps": 4}, ckpt_path="last")
+    assert "environments start new episodes: the checkpoint has 2 environments on this rank, not 4" in capsys.readouterr().out
+    assert model.env_steps == STEPS
+
+
+def test_a_buffer_that_shall_not_be_saved_is_not_and_fills_again(tmp_path, capsys):
+    config = CheckpointConfig(every_n_env_steps=32, save_replay_buffer=False)
+    _, folder = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {}, stop=StopAt(6), checkpoint=config)
+    assert not (folder / "checkpoints" / "last.ckpt.d").exists()
+    capsys.readouterr()
+    model, _ = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {}, ckpt_path="last", checkpoint=config)
+    assert "the checkpoint holds no replay buffer: learning goes on after 16 steps" in capsys.readouterr().out
+    assert len(model.state_dict()) and model.env_steps == STEPS
+
+
+def test_the_best_checkpoint_holds_what_was_learned_and_nothing_of_the_run(tmp_path):
+    model, folder = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {})
+    best, last = (torch.load(folder / "checkpoints" / name, weights_only=True)["lightning_rl"] for name in ("best.ckpt", "last.ckpt"))
+    assert best["ranks"] == [] and last["ranks"][0]["data"]["replay"] is not None
+    action, _ = load_policy(folder / "checkpoints" / "best.ckpt").act(np.zeros(3, np.float32))
+    assert action.shape == (1,)

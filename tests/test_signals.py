@@ -1,0 +1,80 @@
+"""Being asked to stop: the run ends at once, is saved, says how to go on, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lightning_rl.callbacks.csv_logger import read_rows
+
+COMMAND = [sys.executable, "-m", "lightning_rl"]
+FIT = "fit --model PPO --model.env.id CartPole-v1 --model.env.num_envs 2 --model.n_steps 64 --model.batch_size 64 --model.log_interval 128"
+STATUS = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
+
+
+def start(folder, options):
+    """A run in a process of its own, after its first row of metrics."""
+    process = subprocess.Popen(
+        [*COMMAND, *shlex.split(f"{FIT} {options}")], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 60
+    while not any(read_rows(file) for file in folder.rglob("metrics.csv")):
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.05)
+    return process
+
+
+def children(process):
+    return subprocess.run(["ps", "--no-headers", "-o", "pid", "--ppid", str(process.pid)], capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.parametrize("number", STATUS, ids=lambda number: number.name)
+def test_a_signal_ends_a_run_within_an_iteration_saves_it_and_says_how_to_go_on(folder, number):
+    process = start(folder, "--model.max_env_steps 1e7 --model.env.vectorization async")
+    workers = children(process)
+    assert len(workers) >= 2
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (STATUS[number], "")
+    said = next(line for line in out.splitlines() if line.startswith(f"stopped by {number.name} at "))
+    (run,) = folder.glob("runs/PPO/CartPole-v1/version_*")
+    last_row = int(read_rows(run / "metrics.csv")[-1]["env_steps"])
+    assert said.startswith(f"stopped by {number.name} at {last_row:,} environment steps; continue: lightning-rl fit --config ")
+    assert [worker for worker in workers if os.path.exists(f"/proc/{worker}")] == []
+    arguments = shlex.split(said.partition("continue: lightning-rl ")[2])
+    more = [f"--model.max_env_steps={last_row + 128}", "--trainer.enable_progress_bar=false"]
+    again = subprocess.run([*COMMAND, *arguments, *more], cwd=folder, capture_output=True, text=True)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "new episodes" not in again.stdout
+    assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == last_row + 128
+
+
+def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_that_continues_makes_it(folder):
+    evaluation = "--evaluation.every_n_env_steps 1024 --evaluation.episodes 100000 --evaluation.num_envs 1"
+    process = start(folder, f"--model.max_env_steps 1e7 {evaluation}")
+    time.sleep(5)  # in the first evaluation, which takes minutes
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "")
+    (run,) = folder.glob("runs/PPO/CartPole-v1/version_*")
+    assert "stopped by SIGTERM at 1,024 environment steps" in out and not (run / "evaluations.csv").exists()
+    command = f"{FIT} --model.max_env_steps 1152 --evaluation.every_n_env_steps 1024 --evaluation.episodes 2 --ckpt_path last"
+    again = subprocess.run([*COMMAND, *shlex.split(command)], cwd=folder, capture_output=True, text=True)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert [int(row["env_steps"]) for row in read_rows(run / "evaluations.csv")] == [1024, 1024, 1152, 1152]
+
+
+def test_a_second_signal_is_not_waited_for_and_the_checkpoint_before_stays(folder):
+    process = start(folder, "--model.max_env_steps 1e7 --model.n_epochs 100000 --checkpoint.every_n_env_steps 128")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    assert process.poll() is None  # it would finish its epochs
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM

@@ -1,0 +1,92 @@
+"""How a run begins: anew, in a folder of a name, or with what another run learned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_rl import PPO, Trainer
+from lightning_rl.errors import SettingError
+from tests.command_line import TINY, run
+from tests.fitting import tiny
+
+
+def fit(folder, model=None, **arguments):
+    at_start = {name: arguments.pop(name) for name in ("init_from", "force", "ckpt_path") if name in arguments}
+    model = model or tiny(PPO, "CartPole-v1")
+    trainer = Trainer(default_root_dir=folder, accelerator="cpu", enable_progress_bar=False, evaluation=None, **arguments)
+    trainer.fit(model, **at_start)
+    return model, trainer.run_folder
+
+
+def weights_of(path):
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+class Still(PPO):
+    """Learns nothing: what it begins with is what it ends with."""
+
+    def step(self, loss, optimizer):
+        return torch.zeros(())
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints/last.ckpt"])
+def test_a_run_begins_with_the_weights_of_another_and_counts_from_zero(tmp_path, place):
+    _, run_folder = fit(tmp_path)
+    model, other = fit(tmp_path, tiny(Still, "CartPole-v1", seed=1), init_from=run_folder / place)
+    assert other != run_folder and model.env_steps == 96 and model.updates == 24
+    theirs = weights_of(run_folder / "checkpoints" / "last.ckpt")
+    assert [name for name, value in model.state_dict().items() if not torch.equal(value, theirs[name])] == []
+
+
+def test_layers_that_do_not_fit_start_anew_and_are_named(tmp_path, capsys):
+    _, run_folder = fit(tmp_path)
+    first = tiny(Still, "Acrobot-v1", seed=1).state_dict()
+    capsys.readouterr()
+    model, _ = fit(tmp_path, tiny(Still, "Acrobot-v1", seed=1), init_from=run_folder)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("init_from: ")]
+    theirs, ours = weights_of(run_folder / "checkpoints" / "last.ckpt"), model.state_dict()
+    same = {name.rpartition(".")[0] for name in ours if theirs[name].shape == ours[name].shape and torch.equal(theirs[name], ours[name])}
+    anew = {line.split()[1] for line in said}
+    assert "[8, 4] in the checkpoint, [8, 6] here" in "".join(said) and anew
+    assert all(torch.equal(ours[name], first[name]) for name in ours if name.rpartition(".")[0] in anew)
+    assert anew | same == {name.rpartition(".")[0] for name in ours} and not anew & same
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--init_from nowhere", "ckpt_path 'nowhere' is not a file"),
+        ("--init_from .", "init_from '.' has no checkpoints/last.ckpt; name a run's folder or a checkpoint"),
+        ("--init_from . --ckpt_path last", "ckpt_path continues a run and init_from begins one: give one of them"),
+        ("--trainer.run_name a/b", "trainer.run_name must be the name of a folder, got 'a/b'"),
+        ("--trainer.run_name ..", "trainer.run_name must be the name of a folder, got '..'"),
+    ],
+)
+def test_beginnings_that_do_not_work_are_refused_in_one_line(folder, capfd, options, message):
+    status, _, err = run(f"fit {TINY} --model.env.id CartPole-v1 {options}", capfd)
+    assert (status, err.count("\n")) == (2, 1) and message in err, err
+
+
+def test_a_named_run_is_not_overwritten_unless_forced_and_can_be_continued(folder, capfd):
+    named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
+    assert run(named, capfd)[::2] == (0, "")
+    metrics = folder / "runs/PPO/CartPole-v1/mine/metrics.csv"
+    before = metrics.read_text()
+    status, _, err = run(named, capfd)
+    assert status == 2 and "there is a run in runs/PPO/CartPole-v1/mine: --ckpt_path last continues it, --force begins anew" in err
+    assert metrics.read_text() == before
+    assert run(f"{named} --ckpt_path last --model.max_env_steps 128", capfd)[::2] == (0, "")
+    assert metrics.read_text().startswith(before.rstrip()[: len(before) // 2])
+    assert run(f"{named} --force --model.max_env_steps 32", capfd)[::2] == (0, "")
+    assert len(metrics.read_text().splitlines()) < len(before.splitlines())
+
+
+def test_a_folder_that_is_no_run_is_never_removed(tmp_path):
+    mine = tmp_path / "PPO" / "CartPole-v1" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("years of work")
+    with pytest.raises(SettingError, match="there is a run in"):
+        fit(tmp_path, run_name="mine")
+    fit(tmp_path, run_name="mine", force=True)
+    assert (mine / "thesis.txt").read_text() == "years of work"
