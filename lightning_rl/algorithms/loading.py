@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -12,7 +12,12 @@ import torch
 
 from lightning_rl import ALGORITHMS
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.saving.content import check_content, check_names, check_weights
+from lightning_rl.saving.files import previous_path, read_verified, shown
 from lightning_rl.spaces import Spaces, from_plain
+
+BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
+"""What settings of the wrong kind raise somewhere inside."""
 
 
 def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", **overrides: Any) -> Any:
@@ -29,43 +34,42 @@ def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", 
         SettingError: no such file, not one of our checkpoints, or one that names a module which was not imported.
     """
     checkpoint = read_checkpoint(path, map_location)
-    name = checkpoint["lightning_rl"]["algorithm"]
+    name, stored = checkpoint["lightning_rl"]["algorithm"], checkpoint["hyper_parameters"]
     cls: Any = algorithm_class(name, base)
     if not issubclass(cls, wanted):
-        raise SettingError(f"ckpt_path {str(path)!r} holds {name}, not {wanted.__name__}; load it with {name}.load_from_checkpoint")
+        raise SettingError(f"ckpt_path {shown(path)} holds {name}, not {wanted.__name__}; load it with {name}.load_from_checkpoint")
+    settings = {**stored, "replay": without_new_folders(stored["replay"])} if "replay" in stored else stored
+    settings = {**settings, **overrides}
     try:
-        if "env" not in overrides:
-            check_stored_names(checkpoint["hyper_parameters"].get("env"), path)
+        check_names({key: value for key, value in stored.items() if key not in overrides}, path)
         spaces = Spaces(*(from_plain(space) for space in checkpoint["lightning_rl"]["spaces"]))
-        algorithm = cls(**{"spaces": spaces, **checkpoint["hyper_parameters"], **overrides})
+        settings = {"spaces": spaces, **settings}
+        sketch = _sketch(cls, settings)
+        if sketch is not None:
+            check_weights(checkpoint["state_dict"], sketch, path)
+        algorithm = cls(**settings)
+        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
         algorithm.load_state_dict(checkpoint["state_dict"])
         algorithm.on_load_checkpoint(checkpoint)
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except BROKEN as error:
         reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
-        raise SettingError(f"ckpt_path {str(path)!r} does not hold what a {name} needs ({reason})") from error
+        raise SettingError(f"ckpt_path {shown(path)} does not hold what a {name[:40]} needs ({reason})") from error
     return algorithm
 
 
-def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """A checkpoint as plain data; code in it never runs.
+def read_checkpoint(path: str | Path, map_location: Any = "cpu", say: Callable[[str], None] = print) -> dict[str, Any]:
+    """A checkpoint as plain data, or the generation before where it is damaged; code in it never runs.
 
     Raises:
         SettingError: no such file, or not one of our checkpoints.
     """
-    if not Path(path).is_file():
-        beside = [each.name for each in Path(path).parent.glob("*.ckpt")]
-        raise SettingError(f"ckpt_path {str(path)!r} is not a file; checkpoints lie in RUN/checkpoints{nearest(Path(path).name, beside)}")
-    try:
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-        if {"state_dict", "hyper_parameters", "lightning_rl"} <= checkpoint.keys() and "algorithm" in checkpoint["lightning_rl"]:
-            return checkpoint
-    except Exception as error:  # torch raises what its unpickler meets: EOFError, RuntimeError, UnpicklingError, KeyError, …
-        raise SettingError(
-            f"ckpt_path {str(path)!r} cannot be read as a checkpoint ({type(error).__name__}); it is damaged or of another kind"
-        ) from error
-    raise SettingError(
-        f"ckpt_path {str(path)!r} is not a checkpoint of lightning_rl; those have a state_dict, hyper_parameters, lightning_rl"
-    )
+    path = Path(path)
+    if not path.is_file() and not previous_path(path).is_file():
+        beside = [each.name for each in path.parent.glob("*.ckpt")]
+        raise SettingError(f"ckpt_path {shown(path)} is not a file; checkpoints lie in RUN/checkpoints{nearest(path.name, beside)}")
+    checkpoint = read_verified(path, map_location, say)
+    check_content(checkpoint, path)
+    return checkpoint
 
 
 def check_fits(algorithm: Any, path: str | Path) -> int:
@@ -77,17 +81,25 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
     checkpoint = read_checkpoint(path)
     stored, name = checkpoint["lightning_rl"]["algorithm"], stored_name(type(algorithm))
     if stored != name:
-        raise SettingError(f"ckpt_path {str(path)!r} holds {stored}, not {name}; continue it with --model {stored}")
-    shapes, weights = (
-        {key: tuple(value.shape) for key, value in each.items()} for each in (checkpoint["state_dict"], algorithm.state_dict())
-    )
-    for key in sorted(shapes.keys() | weights.keys()):
-        if shapes.get(key) != weights.get(key):
-            raise SettingError(
-                f"ckpt_path {str(path)!r} does not fit the model: {key} is {shapes.get(key)} there and {weights.get(key)} here; "
-                "use the same settings"
-            )
+        raise SettingError(f"ckpt_path {shown(path)} holds {stored}, not {name}; continue it with --model {stored}")
+    check_names(checkpoint["hyper_parameters"], path, imported=False)
+    check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
     return checkpoint["lightning_rl"]["env_steps"]
+
+
+def without_new_folders(replay: Any) -> Any:
+    """Settings of a replay buffer that use a folder only if it is there: a file names none to make."""
+    folder = replay.get("directory") if isinstance(replay, dict) else None
+    return {**replay, "directory": None} if folder is not None and not (isinstance(folder, str) and Path(folder).is_dir()) else replay
+
+
+def _sketch(cls: Any, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The names, shapes and types of an algorithm's weights, which take no memory; None where it cannot be built like that."""
+    try:
+        with torch.device("meta"):
+            return cls(**settings).state_dict()
+    except Exception:  # an algorithm of others may look at its weights; a wrong setting comes up again where they are real
+        return None
 
 
 def stored_name(cls: type) -> str:
@@ -106,24 +118,8 @@ def algorithm_class(name: str, base: type) -> type:
     imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
     if name not in imported:
         names = {*ALGORITHMS, *imported} - {"Algorithm", "lightning_rl.algorithms.algorithm.Algorithm"}
-        raise SettingError(f"there is no algorithm {name!r} (one of your own needs --import its_module){nearest(name, names)}")
+        raise SettingError(f"there is no algorithm {name[:60]!r} (one of your own needs --import its_module){nearest(name, names)}")
     return imported[name]
-
-
-def check_stored_names(env: Any, path: str | Path) -> None:
-    """Refuse modules that a file names and the user did not: a checkpoint must not choose what is imported."""
-    if not isinstance(env, dict):
-        return
-    modules = [env["id"].rpartition(":")[0]] if ":" in env["id"] else []
-    for wrapper in env.get("wrappers") or []:
-        class_path = wrapper if isinstance(wrapper, str) else wrapper["class_path"]
-        modules.append(class_path.rpartition(".")[0] or "gymnasium")
-    for module in modules:
-        package = module.partition(".")[0]
-        if package in sys.stdlib_module_names:
-            raise SettingError(f"{str(path)!r} names {module!r} as a module of an environment or wrapper, which it is not: do not trust it")
-        if package not in ("gymnasium", "lightning_rl") and module not in sys.modules:
-            raise SettingError(f"{str(path)!r} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
 
 
 def _subclasses(cls: type) -> list[type]:

@@ -46,6 +46,8 @@ class ReplayConfig:
         for name in ("prioritized", "replace", "optimize_memory_usage"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"replay.{name} must be true or false, got {getattr(self, name)!r}")
+        if self.directory is not None and not isinstance(self.directory, str | Path):
+            raise SettingError(f"replay.directory must be the name of a folder, got {self.directory!r}")
         if self.prioritized and not self.replace:
             raise SettingError("replay.replace false does not go with replay.prioritized: rows drawn by their errors may come twice")
 

@@ -20,10 +20,11 @@ import torch
 from lightning_fabric.plugins import CheckpointIO
 
 from lightning_rl.errors import SettingError
+from lightning_rl.saving.archive import NotPlainError, read_archive
 from lightning_rl.saving.atomic import SaveFailed, remove_leftovers, stage, sync_folder, temporary
 from lightning_rl.saving.manifest import damage, differences, manifest_path, stage_manifest
 
-__all__ = ["AtomicCheckpointIO", "SaveFailed", "differences", "last_generation", "previous_path", "read_verified"]
+__all__ = ["AtomicCheckpointIO", "SaveFailed", "differences", "last_generation", "previous_path", "read_verified", "shown"]
 
 GENERATIONS = ("last.ckpt", "best.ckpt")
 """Files of which the generation before is kept."""
@@ -104,16 +105,24 @@ def previous_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
+def shown(path: str | Path) -> str:
+    """A path in a message: quoted, its beginning left out where it is long."""
+    text = str(path)
+    return repr(text if len(text) <= 60 else f"…{text[-59:]}")
+
+
 def _read(path: Path, map_location: Any) -> dict[str, Any]:
     if not path.is_file():
-        raise SettingError(f"ckpt_path {str(path)!r} is not a file")
+        raise SettingError(f"ckpt_path {shown(path)} is not a file")
     try:
         reason = damage(path)
         if reason is None:
-            return torch.load(path, map_location=map_location, weights_only=True)
+            return read_archive(path, map_location)
+    except NotPlainError as error:
+        reason = str(error)
     except Exception as error:  # torch raises what its unpickler meets: EOFError, RuntimeError, UnpicklingError, KeyError, …
         reason = type(error).__name__
-    raise SettingError(f"ckpt_path {str(path)!r} cannot be read as a checkpoint ({reason}); it is damaged or of another kind")
+    raise SettingError(f"ckpt_path {shown(path)} cannot be read as a checkpoint ({reason}); it is damaged or of another kind")
 
 
 def _is_whole(path: Path) -> bool:

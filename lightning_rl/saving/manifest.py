@@ -90,11 +90,12 @@ def differences(path: str | Path) -> str | None:
     different = []
     for key, here in written_by().items():
         there = manifest.get(key)
-        if isinstance(there, dict):
-            different += [f"{name} {str(there.get(name))[:40]} (here {here[name]})" for name in here if there.get(name) != here[name]]
+        for name in here.keys() - {"threads"} if isinstance(there, dict) else ():
+            if there.get(name) != here[name]:
+                different.append(f"{name} {str(there.get(name))[:40]} (here {here[name]})")
     if not different:
         return None
-    return f"{Path(path).name} was written with {', '.join(different)}: continuing is not bit-exact"
+    return f"{Path(path).name} was written with {', '.join(sorted(different))}: continuing is not bit-exact"
 
 
 def written_by() -> dict[str, dict[str, Any]]:
