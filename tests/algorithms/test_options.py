@@ -129,7 +129,7 @@ OWN = {
         "target_noise_clip": [Option(0.1)],
     },
 }
-OTHERS = {"env", "spaces", "max_env_steps", "log_interval"}
+OTHERS = {"env", "spaces", "max_env_steps", "log_interval", "on_nan"}
 """Those below that are not about weights."""
 OTHER_REPLAY = {"optimize_memory_usage", "directory"}
 """The same of the replay buffer."""
