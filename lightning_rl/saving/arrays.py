@@ -19,6 +19,9 @@ HEADER = 1 << 16
 PLAIN_FILE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
+READERS: dict[Any, Any] = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
 class File(NamedTuple):
     """What a manifest says of a file."""
 
@@ -82,11 +85,11 @@ def expected_size(types: Sequence[np.dtype], rows: int) -> int:
 
 def _read_header(stream: Any, expected: np.dtype) -> int:
     """How many records of the expected type come next."""
-    version = np.lib.format.read_magic(stream)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError("another format of numpy")
-    shape, _, dtype = readers[version](stream, max_header_size=HEADER)
+    try:
+        version = np.lib.format.read_magic(stream)
+        shape, _, dtype = READERS[version](stream, max_header_size=HEADER)
+    except Exception as error:  # what tokenizers and parsers of others meet in bytes that are no header
+        raise ValueError("no array") from error
     if dtype != expected or dtype.hasobject or len(shape) != 1:
         raise ValueError("arrays of another type or shape")
     return int(shape[0])

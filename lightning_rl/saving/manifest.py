@@ -89,7 +89,7 @@ def differences(path: str | Path) -> str | None:
         return None
     different = []
     for key, here in written_by().items():
-        there = manifest.get(key)
+        there: Any = manifest.get(key)
         for name in here.keys() - {"threads"} if isinstance(there, dict) else ():
             if there.get(name) != here[name]:
                 different.append(f"{name} {str(there.get(name))[:40]} (here {here[name]})")
