@@ -33,7 +33,7 @@ def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: st
 
 
 def all_finite(tree: Tree) -> bool:
-    """Whether all floats of a tree of arrays are numbers that float32 can hold. Asked in every step: small sums of squares say yes at once."""
+    """Whether all floats of a tree of arrays are numbers that float32 can hold. A small sum of squares says yes at once."""
     if type(tree) is np.ndarray:
         if tree.dtype.kind != "f":
             return True
