@@ -13,12 +13,13 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 NUMBERS = "biuf"
 """Kinds of arrays that any file can hold; the others go as bytes."""
 CONTAINERS: dict[str, type] = {"~list": list, "~tuple": tuple, "~deque": deque, "~set": set, "~frozenset": frozenset}
-SKIPPED = {"spec", "metadata", "env", "envs", "env_fns", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
+SKIPPED = {"spec", "metadata", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 """How an environment was made, which building it anew repeats."""
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial, Enum, np.dtype)
 SERVICES = {"logging", "threading", "multiprocessing", "concurrent", "asyncio", "subprocess", "socket", "torch", "pygame", "mujoco"}
@@ -34,6 +35,7 @@ class NotPlainError(Exception):
 def read(thing: Any, alike: Reader | None = None) -> dict[str, Any]:
     """All attributes of an object that plain data can say, copied; others are left out."""
     reader = alike or Reader()
+    reader.seen.setdefault(id(thing), len(reader.seen))
     state = {}
     for name, value in attributes(thing).items():
         known = len(reader.seen)
@@ -67,7 +69,8 @@ def write(thing: Any, state: dict[str, Any], alike: Writer | None = None, lenien
 def attributes(thing: Any) -> dict[str, Any]:
     """An object's own attributes, and spaces that its class holds: all its instances draw from those."""
     spaces = {name: getattr(type(thing), name, None) for name in ("observation_space", "action_space")}
-    own = {name: value for name, value in vars(thing).items() if name not in SKIPPED}
+    skipped = SKIPPED | {"env"} if isinstance(thing, gym.Wrapper) else SKIPPED  # what is wrapped is asked itself
+    own = {name: value for name, value in vars(thing).items() if name not in skipped}
     return {name: space for name, space in spaces.items() if is_space(space)} | own
 
 
@@ -106,7 +109,7 @@ class Reader:
                 return ("~ale", value.cloneSystemState().__getstate__())
             if type(value).__name__ == "MjData":
                 return ("~mujoco", {name: array.copy() for name, array in simulation(value).items()}, float(value.time))
-        service = type(value).__module__.partition(".")[0] in SERVICES
+        service = getattr(type(value), "__module__", "").partition(".")[0] in SERVICES
         if service or isinstance(value, CODE) or not hasattr(value, "__dict__"):
             raise NotPlainError(type(value).__name__)
         return self.object(value)
