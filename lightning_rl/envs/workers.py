@@ -74,7 +74,7 @@ class WorkerVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.context: Any = multiprocessing.get_context()  # gymnasium's default, too
-        observations = create_shared_memory(self.single_observation_space, num_envs, self.context)
+        observations: Any = create_shared_memory(self.single_observation_space, num_envs, self.context)  # type: ignore[arg-type]
         outcome = self.context.RawArray("d", num_envs), self.context.RawArray("b", num_envs), self.context.RawArray("b", num_envs)
         self.shared = observations, outcome
         self.observations = read_from_shared_memory(self.single_observation_space, observations, num_envs)

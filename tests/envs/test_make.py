@@ -7,11 +7,12 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from tests.environments import Scripted, ScriptedDict
 
@@ -82,7 +83,7 @@ def test_atari_games_are_seen_as_four_grey_frames():
     more.close()
 
 
-@pytest.mark.parametrize("vectorization, cls", [("sync", SyncVectorEnv), ("async", AsyncVectorEnv)])
+@pytest.mark.parametrize("vectorization, cls", [("sync", SyncVectorEnv), ("async", WorkerVectorEnv)])
 def test_our_own_vector_environments_reset_in_the_same_step_unless_told_otherwise(vectorization, cls):
     for autoreset, name in {None: "SAME_STEP", "NEXT_STEP": "NEXT_STEP", "DISABLED": "DISABLED"}.items():
         envs = make_vector_env(EnvConfig("CartPole-v1", 3, vectorization, autoreset))

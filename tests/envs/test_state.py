@@ -1,0 +1,306 @@
+"""A run that is stopped and continued sees what one that never stopped would have seen."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.envs.stepping import Stepper, make_stepper
+from lightning_rl.types import tree_leaves
+from tests.environments import Scripted, Step
+
+MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED")
+WAYS = [(vectorization, mode) for vectorization in ("sync", "async") for mode in MODES]
+ENVIRONMENTS = {
+    "CartPole": EnvConfig("CartPole-v1"),
+    "Pendulum": EnvConfig("Pendulum-v1", max_episode_steps=30),
+    "MountainCar": EnvConfig("MountainCar-v0", max_episode_steps=30, frame_stack=3),
+    "FrozenLake": EnvConfig("FrozenLake-v1"),
+    "CliffWalking with statistics": EnvConfig("CliffWalking-v1", max_episode_steps=30, wrappers=["RecordEpisodeStatistics"]),
+    "normalized": EnvConfig("Pendulum-v1", max_episode_steps=30, wrappers=["NormalizeObservation", "NormalizeReward"]),
+    "LunarLander": EnvConfig("LunarLander-v3"),
+    "HalfCheetah": EnvConfig("HalfCheetah-v5", max_episode_steps=30),
+    "Ant": EnvConfig("Ant-v5", max_episode_steps=40),
+    "Hopper": EnvConfig("Hopper-v5"),
+    "MinAtar": EnvConfig("MinAtar/Breakout-v1"),
+    "Scripted": EnvConfig("tests.environments:Scripted-v0"),
+    "ScriptedDict": EnvConfig("tests.environments:ScriptedDict-v0"),
+    "a space that all draw from": EnvConfig("tests.environments:Anything-v0", kwargs={"observation": "dict", "action": "nested"}),
+}
+PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray)
+
+
+def leaves(state: Any) -> list[Any]:
+    if isinstance(state, dict):
+        return [leaf for pair in state.items() for each in pair for leaf in leaves(each)]
+    if isinstance(state, list | tuple):
+        return [leaf for each in state for leaf in leaves(each)]
+    return [state]
+
+
+def saved(state: Any) -> Any:
+    """Through a file; only plain data goes in."""
+    for leaf in leaves(state):
+        assert type(leaf) in PLAIN, f"{type(leaf)} is not plain"
+        assert not isinstance(leaf, np.ndarray) or leaf.dtype.kind in "biuf"
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def rows(stepper: Stepper, actions: list[Any]) -> list[bytes]:
+    """What happens in some steps, bit for bit."""
+    told = []
+    for action in actions:
+        step = stepper.step(action)
+        arrays = [*tree_leaves(step.obs), step.reward, step.terminated, step.truncated, step.valid, step.episode_start, step.ended]
+        told.append(b"|".join(np.asarray(array).tobytes() for array in arrays))
+    return told
+
+
+def is_continued(build: Callable[[], VectorEnv], config: EnvConfig | None = None, before: int = 40, after: int = 60, seed: int = 3) -> str:
+    """Step, save, go on; and go on from what was saved in new environments. Returns the line if that is refused."""
+    first, second = (make_stepper(build(), config) for _ in range(2))
+    try:
+        space = first.envs.action_space
+        space.seed(seed)
+        actions = [space.sample() for _ in range(before + after)]
+        first.reset(seed)
+        rows(first, actions[:before])
+        state = saved(first.state_dict())
+        expected = rows(first, actions[before:])
+        line = second.load_state_dict(state)
+        if line is None:
+            assert rows(second, actions[before:]) == expected
+        return line
+    finally:
+        first.close()
+        second.close()
+
+
+def configured(config: EnvConfig, vectorization: str, mode: str, num_envs: int = 2) -> EnvConfig:
+    return EnvConfig(**(vars(config) | {"num_envs": num_envs, "vectorization": vectorization, "autoreset": mode}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_environments_go_on_where_they_were_saved(name, mode):
+    vectorizations = ("sync", "async") if mode == "SAME_STEP" else ("sync",)
+    for vectorization in vectorizations:
+        config = configured(ENVIRONMENTS[name], vectorization, mode)
+        for before in (17, 40) if vectorization == "sync" else (40,):
+            assert is_continued(lambda config=config: make_vector_env(config), config, before) is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["CartPole", "LunarLander"])
+def test_processes_go_on_in_every_mode(name, mode):
+    config = configured(ENVIRONMENTS[name], "async", mode)
+    assert is_continued(lambda: make_vector_env(config), config) is None
+
+
+@pytest.mark.parametrize("vectorization, mode", [("sync", "NEXT_STEP"), ("async", "SAME_STEP")])
+def test_sticky_atari_games_go_on_where_they_were_saved(vectorization, mode):
+    config = configured(EnvConfig("ALE/Pong-v5", atari=True, max_episode_steps=100), vectorization, mode)
+    assert is_continued(lambda: make_vector_env(config), config, 60, 60) is None  # its emulator's own state fails with this seed
+
+
+def test_a_game_without_chance_goes_on_from_its_emulator():
+    config = EnvConfig("ALE/Pong-v5", 1, atari=True, max_episode_steps=100, kwargs={"repeat_action_probability": 0.0})
+    stepper = make_stepper(make_vector_env(config), config)
+    stepper.reset(0)
+    assert stepper.state_dict()["states"]["envs"][0]["way"] == "attributes"
+    stepper.close()
+    assert is_continued(lambda: make_vector_env(config), config, 30, 40) is None
+
+
+@pytest.mark.parametrize("before", range(9, 14))
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_reset_that_is_due_is_not_forgotten(vectorization, before):
+    config = EnvConfig("MountainCar-v0", 2, vectorization, "NEXT_STEP", max_episode_steps=10)
+    assert is_continued(lambda: make_vector_env(config), config, before, 40) is None
+
+
+@pytest.mark.parametrize("before", [0, 1, 29, 30, 31])
+def test_native_vector_environments_go_on_where_they_were_saved(before):
+    config = EnvConfig("CartPole-v1", 3, "native", max_episode_steps=30)
+    assert is_continued(lambda: make_vector_env(config), config, before) is None
+
+
+def test_saving_does_not_disturb_a_run():
+    for name in ("CartPole", "LunarLander", "Ant"):
+        config = configured(ENVIRONMENTS[name], "sync", "SAME_STEP")
+        quiet, watched = (make_stepper(make_vector_env(config), config) for _ in range(2))
+        for stepper in (quiet, watched):
+            stepper.reset(0)
+        quiet.envs.action_space.seed(0)
+        for _ in range(60):
+            action = quiet.envs.action_space.sample()
+            watched.state_dict()
+            assert rows(quiet, [action]) == rows(watched, [action])
+        quiet.close()
+        watched.close()
+
+
+def test_a_saved_state_does_not_change_with_the_environment():
+    config = ENVIRONMENTS["Ant"]
+    stepper = make_stepper(make_vector_env(config), config)
+    stepper.reset(0)
+    state = stepper.state_dict()
+    before = [leaf.copy() for leaf in leaves(state) if isinstance(leaf, np.ndarray)]
+    rows(stepper, [stepper.envs.action_space.sample() for _ in range(5)])
+    assert all(np.array_equal(a, b) for a, b in zip(before, (leaf for leaf in leaves(state) if isinstance(leaf, np.ndarray)), strict=True))
+    stepper.close()
+
+
+class Hidden(gym.Env):
+    """Adds up actions and noise where no attribute shows it; only what resets and steps repeat brings it back."""
+
+    observation_space, action_space = Box(-np.inf, np.inf, (1,), np.float32), Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        total, t = float(self.np_random.random()), 0
+
+        def advance(action: int) -> Step:
+            nonlocal total, t
+            total, t = total + action + float(self.np_random.random()), t + 1
+            return np.array([total], np.float32), total, False, t == 13, {}
+
+        self.advance = advance
+        return np.array([total], np.float32), {}
+
+    def step(self, action):
+        return self.advance(action)
+
+
+class Chance(Hidden):
+    """Starts where the system's entropy says."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=int.from_bytes(os.urandom(4)))
+        return self.advance(0)[0], {}
+
+
+class Own(Hidden):
+    """Hidden too, but says itself what it is."""
+
+    def reset(self, *, seed=None, options=None):
+        gym.Env.reset(self, seed=seed)
+        secret = [0.0, 0]
+        self.look, self.put = lambda: list(secret), lambda value: secret.__setitem__(slice(None), value)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        total, t = self.look()
+        self.put([total + action + float(self.np_random.random()), t + 1])
+        return np.array([total], np.float32), total, False, t == 10, {}
+
+    def get_state(self):
+        return {"secret": self.look()}
+
+    def set_state(self, state):
+        self.put(state["secret"])
+
+
+class Unsteady(Hidden):
+    """As hidden, and in the real world: from its 100th step on nothing goes as it did."""
+
+    steps = 0
+
+    def step(self, action):
+        Unsteady.steps += 1
+        obs, reward, *rest = super().step(action)
+        return obs + (Unsteady.steps > 100) * np.float32(Unsteady.steps), reward, *rest
+
+
+for cls in (Hidden, Chance, Own, Unsteady):
+    gym.register(f"{cls.__name__}State-v0", f"{__name__}:{cls.__name__}")
+
+
+@pytest.mark.parametrize("vectorization, mode", WAYS)
+def test_what_hides_its_state_is_played_again(vectorization, mode):
+    config = EnvConfig(f"{__name__}:HiddenState-v0", 2, vectorization, mode)
+    assert is_continued(lambda: make_vector_env(config), config) is None
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_an_environment_says_of_itself_comes_first(vectorization):
+    config = EnvConfig(f"{__name__}:OwnState-v0", 2, vectorization, max_episode_steps=20)
+    assert is_continued(lambda: make_vector_env(config), config) is None
+    assert is_continued(lambda: make_vector_env(Own, 2)) is None
+    stepper = make_stepper(make_vector_env(config), config)
+    stepper.reset(0)
+    states = stepper.state_dict()["states"]["envs"]
+    assert (states[0]["env"] if vectorization == "async" else states[0])["way"] == "own"
+    stepper.close()
+
+
+@pytest.mark.parametrize("vectorization, mode", WAYS)
+def test_what_nothing_brings_back_starts_new_episodes_and_says_so_in_one_line(vectorization, mode):
+    config = EnvConfig(f"{__name__}:ChanceState-v0", 2, vectorization, mode)
+    line = is_continued(lambda: make_vector_env(config), config)
+    assert "ChanceState-v0" in line and "new episodes" in line and len(line.splitlines()) == 1 and len(line) <= 200
+
+
+def test_a_replay_that_goes_astray_is_refused_and_leaves_no_trace():
+    config = EnvConfig(f"{__name__}:UnsteadyState-v0", 1)
+    Unsteady.steps = 0
+    stepper = make_stepper(make_vector_env(config), config)
+    stepper.reset(0)
+    rows(stepper, [np.array([1])] * 5)
+    state = saved(stepper.state_dict())
+    Unsteady.steps = 100
+    other, fresh = (make_stepper(make_vector_env(config), config) for _ in range(2))
+    line = other.load_state_dict(state)
+    assert "did not come back" in line and len(line.splitlines()) == 1
+    assert np.array_equal(other.reset(7), fresh.reset(7))
+
+
+def test_environments_without_a_state_of_their_own_start_new_episodes():
+    pool = EnvConfig("CartPole-v1", 2, "envpool")
+    assert "CartPole-v1" in is_continued(lambda: make_vector_env(pool), pool, 0, 0)
+
+
+def test_another_number_of_environments_or_another_mode_starts_new_episodes():
+    one, two, other = EnvConfig("CartPole-v1", 1), EnvConfig("CartPole-v1", 2), EnvConfig("CartPole-v1", 1, autoreset="DISABLED")
+    stepper = make_stepper(make_vector_env(one), one)
+    stepper.reset(0)
+    for config in (two, other):
+        assert "new episodes" in make_stepper(make_vector_env(config), config).load_state_dict(stepper.state_dict())
+
+
+def test_functions_and_ready_vector_environments_go_on_too():
+    assert is_continued(lambda: make_vector_env(Hidden, 2)) is None
+    assert is_continued(lambda: make_vector_env(lambda: make_env(ENVIRONMENTS["LunarLander"]), 2)) is None
+    for mode in AutoresetMode:
+        builders = [lambda period=period: Scripted(period) for period in (3, 5)]
+        assert is_continued(lambda builders=builders, mode=mode: SyncVectorEnv(builders, autoreset_mode=mode)) is None
+    mixed = [lambda: gym.make("CartPole-v1"), lambda: gym.make("CartPole-v1", max_episode_steps=9)]
+    assert is_continued(lambda: SyncVectorEnv(mixed, autoreset_mode=AutoresetMode.SAME_STEP)) is None
+
+
+def test_an_environment_that_a_function_has_closed_over_is_not_stepped_to_try_it():
+    env = Scripted()
+    make_stepper(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.SAME_STEP))
+    assert env.episode == -1
+
+
+def test_trying_leaves_the_global_generators_as_they_were():
+    np.random.seed(0)
+    expected = np.random.rand()
+    np.random.seed(0)
+    make_stepper(make_vector_env(lambda: make_env(EnvConfig("CartPole-v1")), 1))
+    assert np.random.rand() == expected
