@@ -117,8 +117,9 @@ def take_options(arguments: list[str], option: str) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """At most 200 characters without line breaks."""
+    """At most 200 characters without line breaks, and none that a terminal would obey."""
     line = "error: " + " ".join(text.split())
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
     return line if len(line) <= 200 else line[:197] + "..."
 
 

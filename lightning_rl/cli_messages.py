@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from ast import literal_eval
 from collections.abc import Mapping
+from pydoc import locate
 from textwrap import shorten
 from typing import Any
 
+from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.errors import closest
 
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "dict": "a mapping", "list": "a list"}
@@ -25,7 +27,12 @@ def explain(message: str) -> str:
     values = re.findall(r"(?:Got value: |Given value: (?:NestedArg\(key='[^']*', val=)?)(.+?)\)?$", message, re.M)
     value = values[0].strip("'") if values else ""
     if problem:
-        return f"{key}: {problem[1].rpartition('.')[2]}: {problem[2]}"
+        option = re.match(r"Option '(.+)' is not accepted", problem[2])
+        names = settings_of(locate(problem[1])) if option else ()  # type: ignore[arg-type]
+        return f"{key}: {problem[1].rpartition('.')[2]}: {problem[2]}{closest(option[1], names) if option else ''}"
+    several = re.search(r"Multiple subclasses with name (\S+)\. .+?: (.+)\.$", message, re.M)
+    if several:
+        return f"{key}: there are several classes {several[1]}; give the full path of one: {several[2].replace(', ', ' or ')}"
     unknown = re.search(r"import path string: (\S+)", message)
     if unknown:
         return f"{key}: there is no class {unknown[1]}; give its full path, such as my_module.MyClass"

@@ -30,6 +30,8 @@ TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", 
 OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
 NESTED = {part: [field.name for field in fields(config)] for part, config in (("env", EnvConfig), ("replay", ReplayConfig))}
 """The names inside an algorithm's settings that are mappings themselves."""
+CLASSES = ("logger", "callbacks", "strategy", "plugins", "profiler", "accelerator")
+"""The Trainer's flags that may be objects, given by their class."""
 
 
 def check_keys(config: Mapping[str, Any], where: str) -> None:
@@ -39,6 +41,10 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
         check_names(f"{section}.", mapping(section, config.get(section), where), names, where)
     model = mapping("model", config.get("model"), where)
     check_names("model.", model, ("class_path", "init_args"), where)
+    for name, value in mapping("trainer", config.get("trainer"), where).items():
+        for part in value if isinstance(value, list) else [value]:
+            if name in CLASSES and isinstance(part, Mapping):
+                check_names(f"trainer.{name}.", part, ("class_path", "init_args", "dict_kwargs"), where)
     arguments = mapping("model.init_args", model.get("init_args"), where)
     if "env" in arguments and arguments["env"] is None:
         raise SettingError(f"model.env{where} must be an id such as CartPole-v1 or a mapping, got nothing")
