@@ -103,7 +103,7 @@ class Trainer(pl.Trainer):
         if evaluation is not None and (evaluation.stop_at is not None or evaluation.patience is not None):
             ours.append(StopOnEvaluation(evaluation.stop_at, evaluation.patience))
         if enable_checkpointing is not False and checkpoint is not None and not fast_dev_run:
-            ours += [BestModel(), SaveCheckpoints(checkpoint.every_n_env_steps, checkpoint.keep, checkpoint.save_replay_buffer)]
+            ours += [BestModel(), SaveCheckpoints(**vars(checkpoint))]
         elif checkpoint is None:
             enable_checkpointing = False
         if enable_progress_bar is not False and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):

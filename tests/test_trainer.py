@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import gymnasium as gym
 import pytest
 import pytorch_lightning as pl
@@ -39,11 +42,15 @@ def test_a_run_lies_in_a_folder_of_its_own(fit, folder):
     run = folder / "runs/PPO/CartPole-v1/version_0"
     assert trainer.run_folder.resolve() == run and trainer.log_dir == "runs/PPO/CartPole-v1/version_0"
     left = {name for name in files(run) if "tfevents" not in name and name != "hparams.yaml"}
-    assert left == {"config.yaml", "metrics.csv", "evaluations.csv", "checkpoints/best.ckpt", "checkpoints/last.ckpt"}
+    saved = {"best.ckpt", "best.ckpt.json", "last.ckpt", "last.ckpt.json", "last.previous.ckpt", "last.previous.ckpt.json"}
+    assert left - {"checkpoints/best.previous.ckpt", "checkpoints/best.previous.ckpt.json"} == {
+        *("config.yaml", "metrics.csv", "evaluations.csv"),
+        *(f"checkpoints/{name}" for name in saved),
+    }
     assert any("tfevents" in name for name in files(run)) and {path.name for path in folder.iterdir()} == {"runs"}
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["class_path"] == "PPO" and config["model"]["init_args"]["env"]["id"] == "CartPole-v1"
-    assert config["evaluation"]["episodes"] == 2 and config["checkpoint"] == {"every_n_env_steps": None, "keep": 0}
+    assert config["evaluation"]["episodes"] == 2 and config["checkpoint"] == {"every_n_env_steps": None, "keep": 0, "save_replay_buffer": None}
 
 
 def test_rows_begin_with_environment_steps_and_episodes_have_theirs(fit, folder):
@@ -72,9 +79,11 @@ def test_runs_lie_where_one_wants_them(fit, folder):
 def test_last_continues_in_its_folder_with_counters_and_without_rows_beyond_the_checkpoint(fit, folder):
     run = fit(checkpoint=CheckpointConfig(every_n_env_steps=64), max_env_steps=96).run_folder
     first = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    (run / "checkpoints/last.ckpt").unlink()
+    for file in (run / "checkpoints").glob("last.*"):
+        file.unlink()
     fit(checkpoint=CheckpointConfig(every_n_env_steps=64), max_env_steps=96, limit_train_batches=4, max_epochs=1)
-    (folder / "runs/PPO/CartPole-v1/version_1/checkpoints/last.ckpt").rename(run / "checkpoints/last.ckpt")  # as if it broke after 80
+    for file in (folder / "runs/PPO/CartPole-v1/version_1/checkpoints").glob("last.*"):
+        file.rename(run / "checkpoints" / file.name)  # as if it broke after 80
     before = read_rows(run / "metrics.csv")
     assert int(before[-1]["env_steps"]) == 96
     trainer = fit(ckpt_path="last", max_env_steps=160)
@@ -251,15 +260,15 @@ class Interrupted(Endless):
     def step(self, action):
         Interrupted.steps += 1
         if Interrupted.steps == 20:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
         return super().step(action)
 
 
 def test_a_run_that_is_interrupted_keeps_its_weights_and_says_where(folder, capfd):
     model = PPO(Interrupted, n_steps=1, batch_size=8, max_env_steps=10_000)
-    with pytest.raises(SystemExit):
+    with pytest.raises(KeyboardInterrupt):
         Trainer(accelerator="cpu", evaluation=None).fit(model)
-    assert torch.load(folder / "runs/PPO/Interrupted/version_0/checkpoints/last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 16
+    assert torch.load(folder / "runs/PPO/Interrupted/version_0/checkpoints/last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 24
     assert "run: runs/PPO/Interrupted/version_0" in capfd.readouterr().out
 
 

@@ -76,16 +76,16 @@ class SaveCheckpoints(Checkpoint):
     Args:
         every_n_env_steps: environment steps between saves; 2 % of the run unless given.
         keep: how many copies `env_steps=<n>.ckpt` to keep beside `last.ckpt`, the newest, without a replay buffer; -1 keeps all.
-        save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
         folder: where to save; `checkpoints` of the run's folder unless given.
+        save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
     """
 
     def __init__(
         self,
         every_n_env_steps: int | None = None,
         keep: int = 0,
-        save_replay_buffer: bool | None = None,
         folder: Path | None = None,
+        save_replay_buffer: bool | None = None,
     ) -> None:
         if every_n_env_steps is not None:
             check_range("checkpoint.every_n_env_steps", every_n_env_steps, 1, whole=True)

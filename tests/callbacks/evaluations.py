@@ -15,5 +15,5 @@ class Scores(RolloutEvaluator):
         super().__init__(every_n_env_steps=16)
         self.returns = iter(returns)
 
-    def play(self, algorithm: Any) -> list[Episode]:
+    def play(self, algorithm: Any, stop: Any = None) -> list[Episode]:
         return [Episode(0, float(next(self.returns)), 1, None)]
