@@ -59,7 +59,7 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
     build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "sync":
         return SyncVectorEnv([build] * env.num_envs, autoreset_mode=mode, copy=False)
-    return WorkerVectorEnv(build, env.num_envs, mode, f"the environment {env.id}", env.step_timeout, env.max_restarts)
+    return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts)
 
 
 def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:

@@ -44,11 +44,11 @@ class EnvStep(NamedTuple):
 class Stepper:
     """Steps a vector environment that resets in the same step (SAME_STEP), and what all modes share."""
 
-    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None) -> None:
+    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment") -> None:
         self.envs = envs
         self.num_envs = envs.num_envs
         self.all_valid = np.ones(envs.num_envs, dtype=bool)
-        self.keeper = keeper
+        self.keeper, self.name = keeper, name
         self.workers = envs if isinstance(envs, WorkerVectorEnv) else None
 
     def reset(self, seed: int | None = None) -> Tree:
@@ -92,17 +92,12 @@ class Stepper:
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Go on from a state, before the first reset. One line if that is not possible; then reset."""
         if state["states"] is None or self.keeper is None:
-            return f"{self.name()} cannot be saved in the middle of an episode: new episodes begin"
+            return f"{self.name} cannot be saved in the middle of an episode: new episodes begin"
         if (state["mode"], state["num_envs"]) != (type(self).__name__, self.num_envs):
             return f"the checkpoint has {state['num_envs']} environments that reset otherwise or are not as many: new episodes begin"
         if not self.keeper.set_states(state["states"]):
-            return f"{self.name()} did not come back as it was saved: new episodes begin"
+            return f"{self.name} did not come back as it was saved: new episodes begin"
         return None
-
-    def name(self) -> str:
-        """What to call the environments in a message."""
-        one = self.envs.envs[0] if isinstance(self.envs, SyncVectorEnv) else self.envs
-        return self.workers.name if self.workers is not None else one.spec.id if one.spec is not None else type(one.unwrapped).__name__
 
     def close(self) -> None:
         """Close the environments."""
@@ -112,8 +107,8 @@ class Stepper:
 class NextStepStepper(Stepper):
     """NEXT_STEP: the row after the end of an episode is the reset, and is not valid."""
 
-    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None) -> None:
-        super().__init__(envs, keeper)
+    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment") -> None:
+        super().__init__(envs, keeper, name)
         self.resetting = np.zeros(envs.num_envs, dtype=bool)
 
     def reset(self, seed: int | None = None) -> Tree:
@@ -167,7 +162,8 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None) -> Stepper:
         raise SettingError(
             f"{type(envs).__name__} does not say how it resets: its metadata has no autoreset_mode; set env.autoreset to name the mode"
         )
-    return STEPPERS[mode](envs, make_keeper(envs, config))
+    one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
+    return STEPPERS[mode](envs, make_keeper(envs, config), type(one.unwrapped).__name__ if config is None else config.id)
 
 
 def _is_object_array(final: Any) -> bool:

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
@@ -36,7 +36,7 @@ ENVIRONMENTS = {
     "MinAtar": EnvConfig("MinAtar/Breakout-v1"),
     "Scripted": EnvConfig("tests.environments:Scripted-v0"),
     "ScriptedDict": EnvConfig("tests.environments:ScriptedDict-v0"),
-    "a space that all draw from": EnvConfig("tests.environments:Anything-v0", kwargs={"observation": "dict", "action": "nested"}),
+    "a space that all draw from": EnvConfig("DrawnState-v0", max_episode_steps=9),
 }
 PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray)
 
@@ -194,6 +194,22 @@ class Chance(Hidden):
         return self.advance(0)[0], {}
 
 
+class Drawn(gym.Env):
+    """Observes what it draws from a space that all environments of its class have in common."""
+
+    observation_space = Dict({"a": Box(-1, 1, (2,), np.float32), "b": Discrete(100)})
+    action_space = Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
 class Own(Hidden):
     """Hidden too, but says itself what it is."""
 
@@ -226,19 +242,19 @@ class Unsteady(Hidden):
         return obs + (Unsteady.steps > 100) * np.float32(Unsteady.steps), reward, *rest
 
 
-for cls in (Hidden, Chance, Own, Unsteady):
-    gym.register(f"{cls.__name__}State-v0", f"{__name__}:{cls.__name__}")
+for cls in (Hidden, Chance, Drawn, Own, Unsteady):
+    gym.register(f"{cls.__name__}State-v0", cls)
 
 
 @pytest.mark.parametrize("vectorization, mode", WAYS)
 def test_what_hides_its_state_is_played_again(vectorization, mode):
-    config = EnvConfig(f"{__name__}:HiddenState-v0", 2, vectorization, mode)
+    config = EnvConfig("HiddenState-v0", 2, vectorization, mode)
     assert is_continued(lambda: make_vector_env(config), config) is None
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_what_an_environment_says_of_itself_comes_first(vectorization):
-    config = EnvConfig(f"{__name__}:OwnState-v0", 2, vectorization, max_episode_steps=20)
+    config = EnvConfig("OwnState-v0", 2, vectorization, max_episode_steps=20)
     assert is_continued(lambda: make_vector_env(config), config) is None
     assert is_continued(lambda: make_vector_env(Own, 2)) is None
     stepper = make_stepper(make_vector_env(config), config)
@@ -250,13 +266,13 @@ def test_what_an_environment_says_of_itself_comes_first(vectorization):
 
 @pytest.mark.parametrize("vectorization, mode", WAYS)
 def test_what_nothing_brings_back_starts_new_episodes_and_says_so_in_one_line(vectorization, mode):
-    config = EnvConfig(f"{__name__}:ChanceState-v0", 2, vectorization, mode)
+    config = EnvConfig("ChanceState-v0", 2, vectorization, mode)
     line = is_continued(lambda: make_vector_env(config), config)
     assert "ChanceState-v0" in line and "new episodes" in line and len(line.splitlines()) == 1 and len(line) <= 200
 
 
 def test_a_replay_that_goes_astray_is_refused_and_leaves_no_trace():
-    config = EnvConfig(f"{__name__}:UnsteadyState-v0", 1)
+    config = EnvConfig("UnsteadyState-v0", 1)
     Unsteady.steps = 0
     stepper = make_stepper(make_vector_env(config), config)
     stepper.reset(0)

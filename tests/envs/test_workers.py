@@ -1,0 +1,273 @@
+"""Environments in processes outlive the failures of one another."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import make_vector_env
+from lightning_rl.envs.stepping import Stepper, make_stepper
+from lightning_rl.errors import SettingError
+from tests.environments import Scripted
+
+MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED")
+SHARED = Path("/dev/shm")
+
+
+class Faulty(Scripted):
+    """Raises at action 1 and freezes at action 2; an episode has 5 steps."""
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__(period=5, endings=("truncation",))
+
+    def step(self, action):
+        if action == 1:
+            raise ValueError("the motor\nis hot")
+        if action == 2:
+            time.sleep(60)
+        return super().step(action)
+
+
+class Broken(Faulty):
+    """Cannot be reset a second time."""
+
+    def reset(self, *, seed=None, options=None):
+        if self.episode >= 0:
+            raise RuntimeError("no power")
+        return super().reset(seed=seed)
+
+
+for cls in (Faulty, Broken):
+    gym.register(f"{cls.__name__}Worker-v0", cls)
+
+
+def faulty(mode: str = "SAME_STEP", **settings) -> Stepper:
+    config = EnvConfig("FaultyWorker-v0", 3, "async", mode, **settings)
+    return make_stepper(make_vector_env(config), config)
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in SHARED.iterdir()} if SHARED.exists() else set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    before = shared_memory()
+    yield
+    assert multiprocessing.active_children() == []
+    assert shared_memory() <= before
+
+
+def kill(stepper: Stepper) -> np.ndarray:
+    os.kill(stepper.envs.processes[1].pid, signal.SIGKILL)
+    return np.array([0, 0, 0])
+
+
+FAULTS = {
+    "killed": (kill, "died with exit code -9"),
+    "frozen": (lambda stepper: np.array([0, 2, 0]), "TimeoutError: no answer in 0.3 s"),
+    "raising": (lambda stepper: np.array([0, 1, 0]), "ValueError: the motor is hot"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_fails_loses_one_row_and_begins_anew(mode, fault):
+    stepper = faulty(mode, step_timeout=0.3)
+    stepper.reset(0)
+    for _ in range(2):
+        stepper.step(np.array([0, 0, 0]))
+    action, says = FAULTS[fault]
+    step = stepper.step(action(stepper))
+    assert step.valid.tolist() == [True, False, True] and step.episode_start.tolist() == [False, True, False]
+    assert step.obs.tolist() == [[0, 3], [0, 0], [0, 3]] and step.reward.tolist() == [2, 0, 2]
+    assert not step.terminated.any() and not step.truncated.any() and len(step.ended) == 0
+    assert stepper.restarts == 1
+    assert len(stepper.notices) == 1 and says in stepper.notices[0] and "worker 1 of FaultyWorker-v0" in stepper.notices[0]
+    assert len(stepper.notices[0].splitlines()) == 1
+    step = stepper.step(np.array([0, 0, 0]))
+    assert step.valid.all() and step.obs.tolist() == [[0, 4], [0, 1], [0, 4]]
+    step = stepper.step(np.array([0, 0, 0]))
+    assert step.ended.tolist() == [0, 2] and step.truncated.tolist() == [True, False, True] and step.valid.all()
+    assert step.final_obs.tolist() == [[0, 5], [0, 5]]
+    stepper.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_fails_when_its_episode_ends_loses_no_other_row(mode):
+    stepper = faulty(mode)
+    stepper.reset(0)
+    for _ in range(4):
+        stepper.step(np.array([0, 0, 0]))
+    step = stepper.step(np.array([0, 1, 0]))
+    assert step.ended.tolist() == [0, 2] and step.valid.tolist() == [True, False, True]
+    step = stepper.step(np.array([0, 0, 0]))
+    assert step.valid.tolist() == [mode != "NEXT_STEP", True, mode != "NEXT_STEP"] and step.obs[1].tolist() == [0, 1]
+    stepper.close()
+
+
+def test_a_new_worker_draws_on_with_a_seed_of_its_own():
+    def story() -> list[list[float]]:
+        config = EnvConfig("CartPole-v1", 2, "async")
+        stepper = make_stepper(make_vector_env(config), config)
+        obs = [stepper.reset(0).copy()]
+        for _ in range(2):
+            os.kill(stepper.envs.processes[1].pid, signal.SIGKILL)
+            obs.append(stepper.step(np.array([0, 0])).obs.copy())
+        stepper.close()
+        return [each[1].tolist() for each in obs]
+
+    first = story()
+    assert first == story()
+    assert len({tuple(obs) for obs in first}) == 3
+
+
+def test_a_worker_that_fails_too_often_ends_the_run_with_one_line():
+    stepper = faulty(max_restarts=2)
+    stepper.reset(0)
+    for _ in range(2):
+        stepper.step(np.array([0, 0, 1]))
+    with pytest.raises(SettingError) as error:
+        stepper.step(np.array([0, 0, 1]))
+    expected = "FaultyWorker-v0 failed more than 2 times in an hour in worker 2; last: ValueError: the motor is hot"
+    assert str(error.value) == expected
+    stepper.close()
+
+
+def test_restarts_of_more_than_an_hour_ago_are_forgiven():
+    stepper = faulty(max_restarts=1)
+    stepper.reset(0)
+    for _ in range(3):
+        stepper.step(np.array([1, 0, 0]))
+        stepper.envs._failures[0][-1] -= 3601
+    assert stepper.restarts == 3
+    stepper.close()
+
+
+def test_an_environment_that_cannot_be_reset_ends_the_run_with_one_line():
+    config = EnvConfig("BrokenWorker-v0", 2, "async", max_restarts=3)
+    stepper = make_stepper(make_vector_env(config), config)
+    stepper.reset(0)
+    for _ in range(10):
+        stepper.step(np.array([0, 0]))
+        if stepper.restarts > 2:  # a new process can be reset once
+            break
+    assert stepper.restarts >= 2 and "RuntimeError: no power" in stepper.notices[0]
+    stepper.close()
+
+
+def test_a_worker_that_dies_between_two_steps_is_saved_in_its_new_episode():
+    config = EnvConfig("CartPole-v1", 2, "async")
+    stepper, other = (make_stepper(make_vector_env(config), config) for _ in range(2))
+    stepper.reset(0)
+    stepper.step(np.array([0, 0]))
+    os.kill(stepper.envs.processes[0].pid, signal.SIGKILL)
+    assert other.load_state_dict(stepper.state_dict()) is None and other.restarts == 1
+    for step in (stepper.step(np.array([0, 0])), other.step(np.array([0, 0]))):
+        assert step.valid.tolist() == [False, True]
+    for _ in range(30):
+        a, b = stepper.step(np.array([1, 1])), other.step(np.array([1, 1]))
+        assert np.array_equal(a.obs, b.obs) and a.valid.all()
+    stepper.close()
+    other.close()
+
+
+def test_a_hundred_failures_in_one_run_are_survived():
+    stepper = faulty(max_restarts=1000)
+    stepper.reset(0)
+    generator, valid = np.random.default_rng(0), 0
+    for i in range(100):
+        if i % 2:
+            os.kill(stepper.envs.processes[generator.integers(3)].pid, signal.SIGKILL)
+            step = stepper.step(np.zeros(3, int))
+        else:
+            step = stepper.step((np.arange(3) == generator.integers(3)).astype(int))
+        valid += int(step.valid.sum())
+    assert stepper.restarts == 100 and valid == 200 and len(stepper.notices) == 100
+    stepper.close()
+
+
+def test_closing_ends_frozen_and_dead_workers_too():
+    stepper = faulty()
+    stepper.reset(0)
+    processes = stepper.envs.processes
+    pids = [process.pid for process in processes]
+    os.kill(pids[0], signal.SIGKILL)
+    os.kill(pids[1], signal.SIGSTOP)
+    started = time.monotonic()
+    stepper.close()
+    assert time.monotonic() - started < 10
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_an_interrupt_from_the_keyboard_is_the_parents_alone():
+    stepper = faulty()
+    stepper.reset(0)
+    for process in stepper.envs.processes:
+        os.kill(process.pid, signal.SIGINT)
+    assert stepper.step(np.array([0, 0, 0])).valid.all() and stepper.restarts == 0
+    os.kill(stepper.envs.processes[0].pid, signal.SIGTERM)
+    assert not stepper.step(np.array([0, 0, 0])).valid[0]
+    stepper.close()
+
+
+ORPHANS = """
+import sys, threading, time
+import numpy as np
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import make_vector_env
+from tests.envs.test_workers import Faulty
+envs = make_vector_env(EnvConfig("FaultyWorker-v0", 3, "async"))
+envs.reset(seed=0)
+print(*(process.pid for process in envs.processes), flush=True)
+if sys.argv[1] == "exit":
+    raise RuntimeError
+envs.step(np.array([0, 2, 0]))  # freezes
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_workers_end_with_their_parent(end):
+    root = Path(__file__).parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS, end], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 3
+    if end == "kill":
+        time.sleep(0.2)
+        parent.kill()
+    parent.wait(20)
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("setting", ["step_timeout", "max_restarts"])
+def test_settings_of_processes_are_refused_elsewhere(setting):
+    with pytest.raises(SettingError, match=rf"^env\.{setting} is of vectorization async, and this one is sync; leave it out$"):
+        EnvConfig("CartPole-v1", **{setting: 3})
+    with pytest.raises(SettingError, match=rf"^env\.{setting} must be"):
+        EnvConfig("CartPole-v1", vectorization="async", **{setting: -1})
