@@ -164,7 +164,7 @@ def misspelt(rng: random.Random, word: str) -> str:
 
 
 def write(mutation: Mutant, folder: Path) -> str:
-    """Write it down; the arguments that build everything and learn nothing."""
+    """Write it down; the arguments that build everything, in this process alone, and learn nothing."""
     (folder / "c.yaml").write_bytes(mutation.text)
     before = " ".join(f"--config {name}" for name in mutation.before)
-    return f"fit {before} --config c.yaml --trainer.max_steps 0 --trainer.enable_progress_bar false"
+    return f"fit {before} --config c.yaml --trainer.max_steps 0 --trainer.devices 1 --trainer.enable_progress_bar false"
