@@ -78,7 +78,7 @@ def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | No
 def _choose(config: EnvConfig) -> str | None:
     """The way of one environment, tried on copies that show nothing on a screen."""
     unseen = {key: value for key, value in config.kwargs.items() if key != "render_mode"}
-    single = replace(one_of(config), vectorization="sync", kwargs=unseen, step_timeout=None, max_restarts=None)
+    single = replace(one_of(config), vectorization="sync", autoreset=None, kwargs=unseen, step_timeout=None, max_restarts=None)
     return choose(partial(make_env, single), repr(single))
 
 
