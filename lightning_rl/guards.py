@@ -31,6 +31,7 @@ from lightning_rl.finite import all_finite, first_bad, replace
 from lightning_rl.types import Tree, tree_map
 
 ON_NAN = ("raise", "skip_update", "restore_last")
+STATE = ("replaced", "skipped", "restored", "bad_steps", "bad_updates", "bad_iterations", "is_bad_iteration")
 IN_A_ROW = 100
 RESTORED_IN_A_ROW = 10
 
@@ -176,6 +177,15 @@ class Guard:
         """What was done about bad values so far, for runs that go on."""
         names = {"train/skipped_updates": self.skipped, "train/restored": self.restored, "rollout/replaced_steps": self.replaced}
         return {} if self.on_nan == "raise" else {name: float(value) for name, value in names.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """What was done so far, and what is bad in a row."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        for name in STATE:
+            setattr(self, name, state[name])
 
     def _save(self, batch: Tree) -> str:
         """Write the first bad batch; where it lies, in words."""

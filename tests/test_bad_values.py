@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -250,3 +255,57 @@ def test_an_evaluation_goes_on_where_the_run_does():
     bad = lrl.EnvConfig("tests.poisoned:Poisoned-v0", kwargs={"door": "reward", "value": math.nan, "at": 3})
     trainer = fit(build(PPO, env, max_env_steps=16, on_nan="skip_update"), callbacks=[lrl.RolloutEvaluator(16, 1, env=bad)])
     assert trainer.callback_metrics["eval/mean_reward"] == 4.0
+
+
+# ---------------------------------------------------------------- several ranks
+
+RANKS = """
+import itertools, math, os
+from lightning_rl.errors import NotFiniteError
+from tests.fitting import fit
+from tests.test_bad_values import ACTION, A2C, SAC, bad_losses, build, poisoned, two, weights
+
+rank = int(os.environ["LOCAL_RANK"])
+for algorithm, door in itertools.product((A2C, SAC), ("loss", "reward", "observation")):
+    for on_nan in ("skip_update", "restore_last", "raise"):
+        bad = rank == 1
+        if door == "loss":
+            cls = bad_losses(algorithm, math.inf, 3, 3) if bad else algorithm
+            model = build(cls, two("none", 0.0, 0, action=ACTION[algorithm]), on_nan=on_nan)
+        else:
+            model = poisoned(algorithm, door if bad else "none", math.nan, 3, on_nan=on_nan)
+        try:
+            fit(model, devices=2, strategy="ddp")
+            mine = weights(model)
+            print("DONE", on_nan, door, (model.all_gather(mine)[0] - model.all_gather(mine)[1]).abs().max().item(), flush=True)
+        except NotFiniteError as error:
+            print("STOPPED", on_nan, door, error, flush=True)
+"""
+
+
+def test_all_ranks_decide_alike(tmp_path):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, "ranks.py"]
+    ranks = [
+        subprocess.Popen(command, cwd=tmp_path, env=env | {"LOCAL_RANK": str(rank)}, stdout=PIPE, stderr=PIPE, text=True) for rank in (0, 1)
+    ]
+    said = []
+    for rank in ranks:
+        out, err = rank.communicate(timeout=120)
+        said.append([line.split(maxsplit=3) for line in out.splitlines() if line.startswith(("DONE", "STOPPED"))])
+        assert len(said[-1]) == 18, err[-2000:]
+    for here, there in zip(*said, strict=True):
+        door = here[2]
+        assert here[:3] == there[:3] == ["STOPPED" if here[1] == "raise" else "DONE", here[1], door]
+        if here[0] == "DONE":
+            assert float(here[3]) == 0.0
+        elif door == "loss":
+            assert there[3].startswith(("loss loss is", "loss actor_loss is")) and here[3].startswith("gradient norm of")
+        else:
+            assert there[3].startswith(f"{door} of environment 1 is nan at environment step 6")
+            assert here[3] == "an environment of another rank returned a number that is none"

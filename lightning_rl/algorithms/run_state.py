@@ -23,11 +23,12 @@ def run_states(algorithm: Any) -> list[Any]:
 
 
 def run_state(algorithm: Any) -> dict[str, Any]:
-    """Of this rank: its experience, its place in the log, the statistics of its reward signals, and all random generators."""
+    """Of this rank: its experience, its place in the log, what was done about bad values, the statistics of its reward signals, and all random generators."""
     return {
         "num_envs": algorithm.collector.num_envs,
         "data": algorithm.dataset.get_state(),
         "log": algorithm.log_rows.get_state(),
+        "guard": algorithm.guard.get_state(),
         "signals": {name: signal.get_state() for name, signal in algorithm.reward_signals.items()},
         "learning": algorithm.generator.get_state(),
         "noise": algorithm.noise.get_state(),
@@ -46,6 +47,7 @@ def continue_run(algorithm: Any, state: Any) -> str | None:
         algorithm.dataset.load_buffer(manifest, folder)
     new_episodes = algorithm.dataset.set_state(state["data"])
     algorithm.log_rows.set_state(state["log"])
+    algorithm.guard.set_state(state["guard"])
     for name, signal in algorithm.reward_signals.items():
         signal.set_state(state["signals"][name])
     algorithm.generator.set_state(torch.from_numpy(state["learning"]))
