@@ -81,7 +81,8 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
     checkpoint = read_checkpoint(path)
     stored, name = checkpoint["lightning_rl"]["algorithm"], stored_name(type(algorithm))
     if stored != name:
-        raise SettingError(f"ckpt_path {shown(path)} holds {stored}, not {name}; continue it with --model {stored}")
+        way_out = f"; continue it with --model {stored}" if stored in ALGORITHMS else ""
+        raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
     return checkpoint["lightning_rl"]["env_steps"]

@@ -149,6 +149,8 @@ def _keep(path: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     """The same file under a second name, or a copy where the file system has no second names."""
+    if target.exists() and os.path.samefile(source, target):  # a kill came right after this
+        return
     name = temporary(target)
     name.unlink(missing_ok=True)
     try:

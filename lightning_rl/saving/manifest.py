@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
@@ -39,21 +40,27 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         ValueError: the manifest is none.
     """
     file = manifest_path(path)
-    if not file.is_file():
+    try:
+        content = json.loads(_head(file)) if file.is_file() else None
+    except FileNotFoundError:  # a run that saves has just removed it
         return None
-    with file.open("rb") as opened:
-        try:
-            content = json.loads(opened.read(LARGEST))
-        except RecursionError as error:
-            raise ValueError("not a manifest") from error
+    except RecursionError as error:
+        raise ValueError("not a manifest") from error
+    if content is None:
+        return None
     if not isinstance(content, dict) or not isinstance(content.get("size"), int) or not isinstance(content.get("sha256"), str):
         raise ValueError("not a manifest")
     return content
 
 
+def _head(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(LARGEST)
+
+
 def damage(path: Path) -> str | None:
     """What a checkpoint has against its manifest; nothing where it agrees, or has none."""
-    for _ in range(3):
+    for _ in range(10):
         before = _identity(path)
         reason = _disagreement(path)
         if reason is None or before == _identity(path):  # else a run has just saved it anew
@@ -62,7 +69,13 @@ def damage(path: Path) -> str | None:
 
 
 def _identity(path: Path) -> list[tuple[int, int]]:
-    return [(each.stat().st_ino, each.stat().st_mtime_ns) for each in (path, manifest_path(path)) if each.is_file()]
+    """What changes when a file is saved anew."""
+    found = []
+    for each in (path, manifest_path(path)):
+        with contextlib.suppress(OSError):
+            status = each.stat()
+            found.append((status.st_ino, status.st_mtime_ns))
+    return found
 
 
 def _disagreement(path: Path) -> str | None:

@@ -624,3 +624,46 @@ def test_frames_that_do_not_begin_with_the_first_one_are_refused():
     flags = np.zeros(1, dtype=bool)
     with pytest.raises(SettingError, match=r"replay\.optimize_memory_usage"):
         buffer.write(np.array([0]), layouts.Row(obs, np.zeros(1, np.int64), np.zeros(1), flags, flags), obs)
+
+
+# ---------------------------------------------------------------- lost rows
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_lost_steps_cut_the_episode_that_they_were_lost_from(layout, n_steps, prioritized):
+    actions = some_actions(Scripted, 20, 2)
+    envs = [lambda i=i: Scripted(period=5 + i, first_episode=100 * i) for i in range(2)]
+    said = experience(envs, actions, "SAME_STEP")
+    rows: list[list[Row]] = [diary(env(), actions[:, i], "SAME_STEP") for i, env in enumerate(envs)]
+    buffer = buffer_for(Scripted, 60, 2, n_steps, prioritized=prioritized, optimize_memory_usage=layout)
+    lost = {(0, 3), (0, 11), (0, 12), (1, 0), (1, 7), (1, 19)}  # in the middle, twice in a row, before there is any, at the end
+    for t, (obs, action, step) in enumerate(said):
+        valid = np.array([(i, t) not in lost for i in range(2)])
+        kept = [i for i in step.ended if valid[i]]
+        final = step.final_obs[[list(step.ended).index(i) for i in kept]] if kept else None
+        step = step._replace(
+            valid=valid,
+            terminated=step.terminated & valid,
+            truncated=step.truncated & valid,
+            ended=np.array(kept, dtype=int),
+            final_obs=final,
+        )
+        buffer.add(obs, action, step)
+        expected = []
+        for i in range(2):
+            each = [row._replace(ended=row.ended or ((i, s + 1) in lost and s + 1 <= t)) for s, row in enumerate(rows[i][: t + 1])]
+            expected.append([None if (i, s) in lost else row for s, row in enumerate(each)])
+        check_contents(buffer, expected)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_reset_rows_of_next_step_change_nothing_of_the_rows_before(layout, n_steps):
+    with_resets, without = (buffer_for(Scripted, 30, n_steps=n_steps, optimize_memory_usage=layout) for _ in range(2))
+    for obs, action, step in experience([Scripted], some_actions(Scripted, 20, 1), "NEXT_STEP"):
+        with_resets.add(obs, action, step)
+        if step.valid.all():
+            without.add(obs, action, step)
+    assert same(with_resets.sample(100), without.sample(100))
