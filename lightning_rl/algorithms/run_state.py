@@ -23,7 +23,7 @@ def run_states(algorithm: Any) -> list[Any]:
 
 
 def run_state(algorithm: Any) -> dict[str, Any]:
-    """Of this rank: its experience, its place in the log, what was done about bad values, the statistics of its reward signals, and all random generators."""
+    """Of this rank: its experience, its place in the log, its reward signals, what was done about bad values, and all random generators."""
     return {
         "num_envs": algorithm.collector.num_envs,
         "data": algorithm.dataset.get_state(),
