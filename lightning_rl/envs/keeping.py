@@ -89,14 +89,11 @@ def _choose_each(envs: SyncVectorEnv) -> list[str | None]:
     for env in envs.envs:
         kind = tuple(type(layer) for layer in layers(env))
         if kind not in known:
-            known[kind] = choose(_copies(env, builder))
+            known[kind] = choose(partial(_copy, env, builder))
     return [known[tuple(type(layer) for layer in layers(env))] for env in envs.envs]
 
 
-def _copies(env: gym.Env, builder: Callable[[], gym.Env] | None) -> Callable[[], gym.Env]:
-    """Builds environments like this one; never hands out this one, which a function may have closed over."""
+def _copy(env: gym.Env, builder: Callable[[], gym.Env] | None) -> gym.Env:
+    """An environment like this one; never this one, which a function may have closed over."""
     built = None if builder is None else builder()
-    if built is None or builder is None or built.unwrapped is env.unwrapped:
-        return partial(deepcopy, env)
-    built.close()
-    return builder
+    return deepcopy(env) if built is None or built.unwrapped is env.unwrapped else built

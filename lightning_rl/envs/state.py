@@ -13,10 +13,15 @@ none does starts new episodes.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from typing import Any
 
@@ -27,7 +32,7 @@ from lightning_rl.envs.attributes import Reader, Writer, read, write
 from lightning_rl.types import tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")
-PATIENCE = 5.0
+PATIENCE = 10.0
 """Seconds that trying the ways may take: an environment of the real world is not to be driven about for it."""
 TRIED_STEPS = 25
 
@@ -161,19 +166,50 @@ def _restored(env: Any, state: dict[str, Any]) -> bool:
 
 def choose(build: Callable[[], Any], key: str | None = None) -> str | None:
     """The first way that is exact for what `build` builds, or None. Tried once for each `key`."""
-    if key is not None and key in _chosen:
-        return _chosen[key]
+    if key is None or key not in _chosen:
+        way = _aside(build)
+        if key is None:
+            return way
+        _chosen[key] = way
+    return _chosen[key]
+
+
+def _aside(build: Callable[[], Any]) -> str | None:
+    """`_try_ways` in a process of its own, so that nothing here is touched by it, and nothing here waits for an environment that hangs."""
+    if sys.platform != "linux" or multiprocessing.current_process().daemon:
+        return _try_ways(build)
+    context = multiprocessing.get_context("fork")  # which can be handed any function
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(build, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv() if ours.poll(PATIENCE) else None
+    except EOFError:
+        return None
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+        process.close()
+
+
+def _tell(build: Callable[[], Any], pipe: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        pipe.send(_try_ways(build))
+
+
+def _try_ways(build: Callable[[], Any]) -> str | None:
     drawn = random.getstate(), np.random.get_state()
     deadline = time.monotonic() + PATIENCE
     try:
         with warnings.catch_warnings(action="ignore"):
-            way = next((way for way in WAYS if fits(build, way, deadline)), None)
+            return next((way for way in WAYS if fits(build, way, deadline)), None)
     finally:
         random.setstate(drawn[0])
         np.random.set_state(drawn[1])
-    if key is not None:
-        _chosen[key] = way
-    return way
 
 
 def fits(build: Callable[[], Any], way: str, deadline: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -314,9 +315,21 @@ def test_an_environment_that_a_function_has_closed_over_is_not_stepped_to_try_it
     assert env.episode == -1
 
 
-def test_trying_leaves_the_global_generators_as_they_were():
+class Endless(Hidden):
+    """Hangs when it is stepped."""
+
+    def step(self, action):
+        while True:
+            pass
+
+
+def test_trying_touches_nothing_and_waits_for_nobody(monkeypatch):
+    monkeypatch.setattr("lightning_rl.envs.state.PATIENCE", 0.5)
     np.random.seed(0)
-    expected = np.random.rand()
+    expected, told = np.random.rand(), []
     np.random.seed(0)
-    make_stepper(make_vector_env(lambda: make_env(EnvConfig("CartPole-v1")), 1))
-    assert np.random.rand() == expected
+    make_stepper(make_vector_env(lambda: told.append(np.random.rand()) or make_env(EnvConfig("CartPole-v1")), 1))
+    assert len(told) == 1 and told[0] == expected  # the one that is to be stepped
+    started = time.monotonic()
+    stepper = make_stepper(make_vector_env(Endless, 1))
+    assert time.monotonic() - started < 5 and stepper.state_dict()["states"] is None

@@ -33,7 +33,7 @@ class Faulty(Scripted):
     def step(self, action):
         if action == 1:
             raise ValueError("the motor\nis hot")
-        if action == 2 and multiprocessing.parent_process() is not None:  # not where it is tried out
+        if action == 2 and multiprocessing.current_process().name.startswith("environment"):  # not where ways to save it are tried
             time.sleep(60)
         return super().step(action)
 
