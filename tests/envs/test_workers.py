@@ -197,7 +197,8 @@ def test_a_hundred_failures_in_one_run_are_survived():
     stepper.close()
 
 
-def test_closing_ends_frozen_and_dead_workers_too():
+def test_closing_ends_frozen_and_dead_workers_too(monkeypatch):
+    monkeypatch.setattr("lightning_rl.envs.workers.CLOSE_TIMEOUT", 0.5)
     stepper = faulty()
     stepper.reset(0)
     processes = stepper.envs.processes
