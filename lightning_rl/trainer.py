@@ -29,7 +29,7 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.errors import Interrupted, SettingError, check_range
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, remove_run, write_config
-from lightning_rl.saving.files import AtomicCheckpointIO
+from lightning_rl.saving.files import AtomicCheckpointIO, differences
 
 OURS = {
     "gradient_clip_val": "model.max_grad_norm",
@@ -163,6 +163,7 @@ class Trainer(pl.Trainer):
                 self.say(f"no last.ckpt below {folder}: starting afresh")
             ckpt_path = found
             env_steps = model.env_steps if ckpt_path is None else check_fits(model, ckpt_path)
+            self._tell_differences(ckpt_path)
             if env_steps >= model.max_env_steps:
                 self.say(f"already at {env_steps:,} of {model.max_env_steps:,} environment steps; raise max_env_steps to go on")
                 return
@@ -181,6 +182,12 @@ class Trainer(pl.Trainer):
                     self._say_goodbye(model)
         if self.stop.received is not None:
             self._leave(model)
+
+    def _tell_differences(self, ckpt_path: str | Path | None) -> None:
+        """Another machine or other versions do not continue bit for bit."""
+        line = None if ckpt_path is None else differences(ckpt_path)
+        if line is not None:
+            self.say(line)
 
     @property
     def log_dir(self) -> str | None:

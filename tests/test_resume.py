@@ -136,7 +136,7 @@ OTHERWISE = {
     *("folder", "file", "path", "received", "continues", "ranks"),  # of this process
     *("_trainer", "trainer", "_before", "hparams", "_hparams_initial", "given_arguments", "bar", "console", "resumed", "seed", "_seed"),
     *("_manifests", "store"),  # what was saved
-    *("template", "action_space", "single_action_space", "observation_space"),  # only their shapes count
+    *("template", "action_space", "single_action_space", "observation_space", "single_observation_space"),  # only their shapes count
     *("processes", "parent_pipes", "error_queue", "shared_memory", "_state"),  # of workers
 }
 """Names of what differs between processes by right."""
@@ -211,7 +211,7 @@ def test_other_numbers_of_environments_start_new_episodes_and_say_so(tmp_path, c
     _, folder = run(tmp_path, PPO, {"id": "CartPole-v1"}, {}, stop=StopAt(3))
     capsys.readouterr()
     model, _ = run(tmp_path, PPO, {"id": "CartPole-v1", "num_envs": 4}, {"n_steps": 4}, ckpt_path="last")
-    assert "environments start new episodes: the checkpoint has 2 environments on this rank, not 4" in capsys.readouterr().out
+    assert "environments start new episodes: the checkpoint has none on 1 ranks with 4 environments each" in capsys.readouterr().out
     assert model.env_steps == STEPS
 
 

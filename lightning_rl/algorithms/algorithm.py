@@ -255,7 +255,7 @@ class Algorithm(pl.LightningModule):
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
         self.log_rows.start(self.env_steps)
         if self.env_steps:
-            self._continue()
+            continue_run(self)
         self._counted_rows = self.collector.rows
         if self.normalize_obs == "frozen" and not self.env_steps:
             steps = self.normalize_obs_steps // trainer.world_size
@@ -282,12 +282,15 @@ class Algorithm(pl.LightningModule):
         """After learning and before any callback: from here on logging, acting, judging and saving see the same counts and statistics."""
         assert self.dataset is not None
         self._count()
-        rollout = self.dataset.collector.rollout()
+        collector = self.dataset.collector
+        rollout = collector.rollout()
         self.network.normalizer.gather(rollout.obs, rollout.valid)
         self.dataset.end_iteration()
         self.guard.end_iteration()
+        for notice in collector.take_notices():
+            self.say(notice)
         if self.log_rows.is_due(self.env_steps) or self.finished:
-            metrics = {**self.dataset.collector.statistics.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
+            metrics = {**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
             metrics["rollout/episodes"], metrics["train/n_updates"] = self.episodes, self.updates
             metrics["train/learning_rate"] = self.learning_rate(self.progress)
             self.log_rows.write(self.trainer, self, metrics)
@@ -339,19 +342,9 @@ class Algorithm(pl.LightningModule):
 
     @property
     def own_state(self) -> dict[str, Any] | None:
-        """What the checkpoint that is continued holds of this rank; None if it holds nothing, or has other ranks."""
-        return self.ranks[self.global_rank] if len(self.ranks) == self.trainer.world_size else None
-
-    def _continue(self) -> None:
-        """Be the run that the checkpoint was made of, as far as it and the environments allow."""
-        assert self.collector is not None
-        state = self.own_state
-        new_episodes: str | None = "the checkpoint holds no environments" if state is None else continue_run(self, state)
-        if new_episodes is not None:
-            self.say(f"environments start new episodes: {new_episodes}")
-        if state is None and self.global_rank == 0:  # one rank brings what all ranks had
-            self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
-        self.ranks = []
+        """What the checkpoint that is continued holds of this rank; None if it holds nothing, or has other ranks or environments."""
+        fits = len(self.ranks) == self.trainer.world_size and self.ranks[self.global_rank]["num_envs"] == self.num_envs
+        return self.ranks[self.global_rank] if fits else None
 
     # ---------------------------------------------------------------- inside
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import torch
 
+from lightning_rl.errors import SettingError
 from lightning_rl.saving.plain import to_arrays, to_plain
 
 
@@ -36,20 +38,39 @@ def run_state(algorithm: Any) -> dict[str, Any]:
     }
 
 
-def continue_run(algorithm: Any, state: Any) -> str | None:
-    """Set everything; one line if the environments must start new episodes after all."""
-    state = to_arrays(state)
-    if state["num_envs"] != algorithm.collector.num_envs:
-        return f"the checkpoint has {state['num_envs']} environments on this rank, not {algorithm.collector.num_envs}"
+def continue_run(algorithm: Any) -> None:
+    """Be the run that the checkpoint was made of, as far as it and the environments allow; what they do not is said in one line.
+
+    Raises:
+        SettingError: what the checkpoint holds is not the state of such a run.
+    """
+    state, collector = algorithm.own_state, algorithm.collector
+    ranks, each = algorithm.trainer.world_size, algorithm.num_envs
+    new_episodes: str | None = f"the checkpoint has none on {ranks} ranks with {each} environments each"
+    if state is not None:
+        try:
+            new_episodes = set_run_state(algorithm, to_arrays(state))
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
+            raise SettingError(f"the checkpoint's run cannot be continued ({reason}); --init_from takes only its weights") from error
+    elif algorithm.global_rank == 0:  # one rank brings what all ranks had
+        collector.env_steps, collector.statistics.episodes = algorithm.env_steps, algorithm.episodes
+    if new_episodes is not None:
+        algorithm.say(f"environments start new episodes: {new_episodes}")
+    algorithm.ranks = []
+
+
+def set_run_state(algorithm: Any, state: dict[str, Any]) -> str | None:
+    """The inverse of `run_state`; one line if the environments must start new episodes after all."""
     manifest = state["data"].get("replay")
     if manifest is not None:
         folder = Path(algorithm.trainer.ckpt_path).parent / "last.ckpt.d" / f"rank{algorithm.global_rank}"
         algorithm.dataset.load_buffer(manifest, folder)
     new_episodes = algorithm.dataset.set_state(state["data"])
     algorithm.log_rows.set_state(state["log"])
-    algorithm.guard.set_state(state["guard"])
     for name, signal in algorithm.reward_signals.items():
         signal.set_state(state["signals"][name])
+    algorithm.guard.set_state(state["guard"])
     algorithm.generator.set_state(torch.from_numpy(state["learning"]))
     algorithm.noise.set_state(torch.from_numpy(state["noise"]))
     set_random_state(state["random"])

@@ -149,7 +149,7 @@ class RolloutEvaluator(pl.Callback):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(episodes=self.episodes, seed=self.seed, deterministic=self.deterministic)
+        return self._generate_state_key(seed=self.seed, deterministic=self.deterministic)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.player is not None:

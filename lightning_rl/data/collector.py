@@ -245,6 +245,17 @@ class Collector:
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
 
+    def metrics(self) -> dict[str, float]:
+        """Of the last 100 episodes, and `env/worker_restarts` where environments had to be started anew."""
+        restarts = {"env/worker_restarts": float(self.stepper.restarts)} if self.stepper.restarts else {}
+        return {**self.statistics.metrics(), **restarts}
+
+    def take_notices(self) -> list[str]:
+        """What there is to tell of the environments since the last time."""
+        notices = self.stepper.notices[:]
+        self.stepper.notices.clear()
+        return notices
+
     def close(self) -> None:
         """Close the environments."""
         self.stepper.close()
