@@ -17,6 +17,7 @@ from lightning_rl.callbacks.csv_logger import read_rows
 from tests.fitting import tiny
 
 STEPS = 192
+OFTEN = CheckpointConfig(every_n_env_steps=32)
 CASES = [
     pytest.param(PPO, {"id": "CartPole-v1"}, {"normalize_obs": "running", "normalize_reward": True}, id="PPO CartPole"),
     pytest.param(PPO, {"id": "CartPole-v1", "vectorization": "async"}, {}, id="PPO CartPole async"),
@@ -71,7 +72,7 @@ def run(
     ckpt_path=None,
     steps=STEPS,
     callbacks=(),
-    checkpoint=CheckpointConfig(every_n_env_steps=32),
+    checkpoint=OFTEN,
 ):
     """Train as a user would, six or more iterations; the model and the run's folder."""
     pl.seed_everything(seed, verbose=False)
@@ -208,7 +209,7 @@ def test_a_run_that_continues_in_another_folder_takes_its_replay_buffer_along(tm
 
 
 def test_other_numbers_of_environments_start_new_episodes_and_say_so(tmp_path, capsys):
-    _, folder = run(tmp_path, PPO, {"id": "CartPole-v1"}, {}, stop=StopAt(3))
+    run(tmp_path, PPO, {"id": "CartPole-v1"}, {}, stop=StopAt(3))
     capsys.readouterr()
     model, _ = run(tmp_path, PPO, {"id": "CartPole-v1", "num_envs": 4}, {"n_steps": 4}, ckpt_path="last")
     assert "environments start new episodes: the checkpoint has none on 1 ranks with 4 environments each" in capsys.readouterr().out
@@ -226,7 +227,7 @@ def test_a_buffer_that_shall_not_be_saved_is_not_and_fills_again(tmp_path, capsy
 
 
 def test_the_best_checkpoint_holds_what_was_learned_and_nothing_of_the_run(tmp_path):
-    model, folder = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {})
+    _, folder = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {})
     best, last = (torch.load(folder / "checkpoints" / name, weights_only=True)["lightning_rl"] for name in ("best.ckpt", "last.ckpt"))
     assert best["ranks"] == [] and last["ranks"][0]["data"]["replay"] is not None
     action, _ = load_policy(folder / "checkpoints" / "best.ckpt").act(np.zeros(3, np.float32))

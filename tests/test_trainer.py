@@ -50,7 +50,8 @@ def test_a_run_lies_in_a_folder_of_its_own(fit, folder):
     assert any("tfevents" in name for name in files(run)) and {path.name for path in folder.iterdir()} == {"runs"}
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["class_path"] == "PPO" and config["model"]["init_args"]["env"]["id"] == "CartPole-v1"
-    assert config["evaluation"]["episodes"] == 2 and config["checkpoint"] == {"every_n_env_steps": None, "keep": 0, "save_replay_buffer": None}
+    assert config["evaluation"]["episodes"] == 2
+    assert config["checkpoint"] == {"every_n_env_steps": None, "keep": 0, "save_replay_buffer": None}
 
 
 def test_rows_begin_with_environment_steps_and_episodes_have_theirs(fit, folder):
