@@ -76,7 +76,7 @@ def run(
 ):
     """Train as a user would, six or more iterations; the model and the run's folder."""
     pl.seed_everything(seed, verbose=False)
-    model = tiny(algorithm, env=env, env_id=env["id"], seed=seed, max_env_steps=steps, log_interval=16, **settings)
+    model = tiny(algorithm, env=env, env_id=env["id"], seed=seed, max_env_steps=steps, **({"log_interval": 16} | settings))
     trainer = Trainer(
         default_root_dir=root,
         accelerator="cpu",
@@ -232,3 +232,13 @@ def test_the_best_checkpoint_holds_what_was_learned_and_nothing_of_the_run(tmp_p
     assert best["ranks"] == [] and last["ranks"][0]["data"]["replay"] is not None
     action, _ = load_policy(folder / "checkpoints" / "best.ckpt").act(np.zeros(3, np.float32))
     assert action.shape == (1,)
+
+
+@pytest.mark.parametrize(("rows", "asked", "saved"), [(1_000_000, None, False), (1_000_000, True, True), (1_000, None, True)])
+def test_a_buffer_that_would_grow_large_is_saved_only_when_asked_for(rows, asked, saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lightning_rl.callbacks.checkpoints.SAVED_UNASKED", 20_000)  # bytes; a row of Pendulum takes about 40
+    config = CheckpointConfig(every_n_env_steps=32, save_replay_buffer=asked)
+    env, settings = {"id": "Pendulum-v1"}, {"buffer_size": rows, "log_interval": 10_000}
+    _, folder = run(tmp_path, SAC, env, settings, stop=StopAt(6), checkpoint=config, steps=10_000 if rows > 1_000 else STEPS)
+    assert ("is not saved, and a run that is continued has to fill it again" in capsys.readouterr().out) != saved
+    assert (folder / "checkpoints" / "last.ckpt.d").exists() == saved

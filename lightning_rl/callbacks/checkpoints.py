@@ -101,7 +101,8 @@ class SaveCheckpoints(Checkpoint):
             pl_module.dataset.store = SegmentStore(self._place("last.ckpt.d") / f"rank{trainer.global_rank}")
 
     def _saves_buffer(self, algorithm: Any) -> bool:
-        size = size_of(algorithm.dataset.buffer)
+        buffer = algorithm.dataset.buffer
+        size = size_of(buffer, min(buffer.length * len(buffer.envs), algorithm.max_env_steps // algorithm.trainer.world_size))
         if self.save_replay_buffer is None and size > SAVED_UNASKED:
             algorithm.say(
                 f"the replay buffer of {size / 1e9:.1f} GB is not saved, and a run that is continued has to fill it again; "

@@ -162,10 +162,10 @@ class SegmentStore:
                     (self.folder / name).unlink(missing_ok=True)
 
 
-def size_of(buffer: Any) -> int:
-    """The bytes that a save of all its rows takes now, about."""
+def size_of(buffer: Any, rows: int) -> int:
+    """The bytes that a save of so many rows takes, about."""
     priorities = 0 if buffer.sampler.priorities(np.zeros(0, np.int64)) is None else 8
-    return len(buffer) * (_row_bytes(buffer) + priorities)
+    return rows * (_row_bytes(buffer) + priorities)
 
 
 def settings_of(buffer: Any) -> dict[str, Any]:
