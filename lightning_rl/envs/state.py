@@ -60,7 +60,7 @@ class Recorder(gym.Wrapper):
         return self.obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self.actions.append(deepcopy(action))
+        self.actions.append(action.copy() if isinstance(action, np.ndarray | np.generic) else deepcopy(action))
         self.worn = True
         self.obs, *rest = self.env.step(action)
         return self.obs, *rest
