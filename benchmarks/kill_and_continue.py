@@ -142,7 +142,8 @@ def disturbed(case: str, root: Path, rng: random.Random, name: str, left: int, c
         logged = rows(run, "metrics.csv") if run is not None else []
         process.send_signal(getattr(signal, f"SIG{name}"))
         out, err = process.communicate()
-        if process.returncode == 0:
+        ended = name == "TERM" and "evaluate it: " in out and "stopped by " not in out  # the signal came when the run was over
+        if process.returncode == 0 or ended:
             return
         sent, count.signals, count.aimed = sent + 1, count.signals + 1, count.aimed + (how == "save")
         if process.returncode != STATUS[name]:

@@ -83,7 +83,7 @@ class CLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
         seed = self.config["fit"]["seed_everything"]
-        if not isinstance(seed, bool):
+        if seed is not None and not isinstance(seed, bool):
             check_range("seed_everything", seed, 0, 2**32 - 1, whole=True)
 
     def _parse_ckpt_path(self) -> None:

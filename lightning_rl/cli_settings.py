@@ -34,6 +34,21 @@ CLASSES = ("logger", "callbacks", "strategy", "plugins", "profiler", "accelerato
 """The Trainer's flags that may be objects, given by their class."""
 
 
+ELSEWHERE = {
+    "policy_kwargs": "model.net_arch and model.activation",
+    "optimize_memory_usage": "model.replay.optimize_memory_usage",
+    "replay_buffer_kwargs": "model.replay",
+    "n_envs": "model.env.num_envs",
+    "n_timesteps": "model.max_env_steps",
+    "total_timesteps": "model.max_env_steps",
+    "env_id": "model.env.id",
+    "env": "model.env.id",
+    "algo": "model",
+    "normalize": "model.normalize_obs and model.normalize_reward",
+}
+"""Settings of Stable-Baselines3 and its zoo that have another name or place."""
+
+
 def check_keys(config: Mapping[str, Any], where: str) -> None:
     """Raise `SettingError` for a key that does not exist, except below an algorithm that is not known yet."""
     check_names("", config, TOP_LEVEL, where)
@@ -64,7 +79,8 @@ def check_names(prefix: str, given: Iterable[Any], names: Iterable[str], where: 
     names = list(names)
     for key in given:
         if key not in names:
-            way_out = nearest(str(key), names) or "; see lightning-rl fit --help"
+            elsewhere = ELSEWHERE.get(str(key))
+            way_out = f"; here it is {elsewhere}" if elsewhere else nearest(str(key), names) or "; see lightning-rl fit --help"
             raise SettingError(f"{prefix}{key}{where} is not a setting{way_out}")
 
 

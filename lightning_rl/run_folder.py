@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +41,22 @@ def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = No
     return runs[0], ckpt_path
 
 
-@rank_zero_only
-def remove_run(run: Path) -> None:
-    """Forget the run in a folder; anything but a run's folder stays."""
-    if (run / "config.yaml").is_file():
-        shutil.rmtree(run)
+@contextmanager
+def replacing(run: Path) -> Iterator[None]:
+    """A new run takes the folder of another, which comes back if the new one saves nothing. Anything but a run's folder stays."""
+    old = run.with_name(f"{run.name}.replaced")
+    if not (run / "config.yaml").is_file() or getattr(rank_zero_only, "rank", 0) != 0:
+        yield
+        return
+    run.rename(old)
+    try:
+        yield
+    finally:
+        if last_generation(run / "checkpoints") is None:
+            shutil.rmtree(run, ignore_errors=True)
+            old.rename(run)
+        else:
+            shutil.rmtree(old)
 
 
 def environment_name(env: Any) -> str:

@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,8 +28,8 @@ from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.errors import Interrupted, SettingError, check_range
-from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, remove_run, write_config
-from lightning_rl.saving.files import AtomicCheckpointIO, differences
+from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
+from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
 
 OURS = {
     "gradient_clip_val": "model.max_grad_norm",
@@ -158,7 +158,7 @@ class Trainer(pl.Trainer):
             if ckpt_path is not None and init_from is not None:
                 raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
             folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
-            self.run_folder, found = choose_run(folder, ckpt_path, self.run_name, force)
+            run_folder, found = choose_run(folder, ckpt_path, self.run_name, force)
             if ckpt_path == "last" and found is None:
                 self.say(f"no last.ckpt below {folder}: starting afresh")
             ckpt_path = found
@@ -167,13 +167,16 @@ class Trainer(pl.Trainer):
             if env_steps >= model.max_env_steps:
                 self.say(f"already at {env_steps:,} of {model.max_env_steps:,} environment steps; raise max_env_steps to go on")
                 return
+            self.run_folder = run_folder
             for line in [] if init_from is None else start_from(model, init_from):
                 self.say(line)
-            if force and ckpt_path is None:
-                remove_run(self.run_folder)
-            self._equip(model, ckpt_path, env_steps)
-        with torch_threads(self.torch_threads or threads_for(model)), self.stop.listening():
+            place: AbstractContextManager[None] = replacing(run_folder) if force and ckpt_path is None else nullcontext()
+        else:
+            place = nullcontext()
+        with torch_threads(self.torch_threads or threads_for(model)), self.stop.listening(), place:
             try:
+                if isinstance(model, Algorithm):
+                    self._equip(model, ckpt_path, env_steps)
                 super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
             except Interrupted:
                 pass
@@ -218,10 +221,19 @@ class Trainer(pl.Trainer):
         for logger in self.loggers:
             introduce(logger, self.config)
 
+    @property
+    def _command(self) -> str:
+        """What continues this run."""
+        imports = "".join(f" --import {module}" for module in self.imports)
+        return f"lightning-rl fit{imports} --config {self.run_folder / 'config.yaml'} --ckpt_path last"
+
     @rank_zero_only
     def _say_goodbye(self, model: Algorithm) -> None:
         best = next((callback for callback in self.callbacks if isinstance(callback, BestModel)), None)
         self.say(f"run: {self.run_folder}")
+        saved = last_generation(self.run_folder / "checkpoints")
+        if saved is not None and not model.finished and self.stop.received is None and model.hparams["env"] is not None:
+            self.say(f"continue it: {self._command}")
         if best is not None and best.path.exists() and model.hparams["env"] is not None:
             imports = "".join(f" --import {module}" for module in self.imports)
             self.say(f"evaluate it: lightning-rl evaluate{imports} --ckpt_path {best.path} --episodes 100")
@@ -230,11 +242,8 @@ class Trainer(pl.Trainer):
         """After a signal: how to go on, and its exit status."""
         assert self.stop.received is not None
         at = f"stopped by {self.stop.received.name} at {model.env_steps:,} environment steps"
-        saved = [each for each in self.savers if isinstance(each, SaveCheckpoints) and model.env_steps]
-        if saved and model.hparams["env"] is not None:
-            imports = "".join(f" --import {module}" for module in self.imports)
-            at += f"; continue: lightning-rl fit{imports} --config {self.run_folder / 'config.yaml'} --ckpt_path last"
-        self.say(at)
+        saved = last_generation(self.run_folder / "checkpoints")
+        self.say(f"{at}; continue: {self._command}" if saved is not None and model.hparams["env"] is not None else at)
         if self.stop.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(143)

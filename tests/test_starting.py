@@ -56,7 +56,7 @@ def test_layers_that_do_not_fit_start_anew_and_are_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--init_from nowhere", "ckpt_path 'nowhere' is not a file"),
+        ("--init_from nowhere", "init_from 'nowhere' is neither a run's folder nor a checkpoint"),
         ("--init_from .", "init_from '.' has no checkpoints/last.ckpt; name a run's folder or a checkpoint"),
         ("--init_from . --ckpt_path last", "ckpt_path continues a run and init_from begins one: give one of them"),
         ("--trainer.run_name a/b", "trainer.run_name must be the name of a folder, got 'a/b'"),

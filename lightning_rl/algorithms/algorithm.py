@@ -303,7 +303,7 @@ class Algorithm(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """What learning itself needs, whatever Trainer runs it."""
         target_updates = [] if self.target_update is None else self._unless_given(self.target_update)
-        return [CloseEnvironments(), *target_updates]
+        return [*self._unless_given(CloseEnvironments()), *target_updates]
 
     def setup(self, stage: str) -> None:
         trainer: Any = self.trainer

@@ -45,8 +45,12 @@ def continue_run(algorithm: Any) -> None:
         SettingError: what the checkpoint holds is not the state of such a run.
     """
     state, collector = algorithm.own_state, algorithm.collector
-    ranks, each = algorithm.trainer.world_size, algorithm.num_envs
-    new_episodes: str | None = f"the checkpoint has none on {ranks} ranks with {each} environments each"
+    new_episodes: str | None = "the checkpoint holds none of a run"
+    if algorithm.ranks:
+        there = f"{len(algorithm.ranks)} x {algorithm.ranks[0]['num_envs']}"
+        new_episodes = (
+            f"the checkpoint has {there} of them (ranks x env.num_envs), not {algorithm.trainer.world_size} x {algorithm.num_envs}"
+        )
     if state is not None:
         try:
             new_episodes = set_run_state(algorithm, to_arrays(state))

@@ -56,8 +56,10 @@ def misfit(theirs: Tensor | None, ours: Tensor) -> str | None:
 
 def checkpoint_of(source: Path) -> Path:
     """The checkpoint of a run's folder, or the one that is named."""
-    if not source.is_dir():
+    if source.is_file():
         return source
+    if not source.is_dir():
+        raise SettingError(f"init_from {str(source)!r} is neither a run's folder nor a checkpoint")
     found = last_generation(source / "checkpoints") or last_generation(source)
     if found is None:
         raise SettingError(f"init_from {str(source)!r} has no checkpoints/last.ckpt; name a run's folder or a checkpoint")

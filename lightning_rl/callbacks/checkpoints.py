@@ -97,6 +97,11 @@ class SaveCheckpoints(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.saved_at = pl_module.env_steps
         self.folder = trainer.strategy.broadcast(self.folder)
+        if not pl_module.collector.stepper.can_be_saved:
+            name = pl_module.collector.stepper.name
+            pl_module.say(
+                f"{name} cannot be saved in the middle of an episode: a run that continues begins new ones (see README: own get_state)"
+            )
         if isinstance(pl_module.dataset, ReplayDataset) and self._saves_buffer(pl_module):
             pl_module.dataset.store = SegmentStore(self._place("last.ckpt.d") / f"rank{trainer.global_rank}")
 
@@ -141,4 +146,4 @@ def save_checkpoint(trainer: Any, path: Path, beside: AbstractContextManager[Non
             trainer.save_checkpoint(path, weights_only=False)
     except OSError as error:
         trainer.strategy.barrier()  # the one that the other ranks wait at
-        trainer.lightning_module.say(f"{path.name} could not be saved, the one before stays: {error.strerror or error}")
+        trainer.lightning_module.say(f"{error}; the run goes on, with what was saved before")

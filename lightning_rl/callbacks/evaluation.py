@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,6 @@ class RolloutEvaluator(pl.Callback):
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
         self.env, self.file = env, file
         self.evaluated_at, self.continues = 0, False
-        self.player: EpisodePlayer | None = None
 
     def play(self, algorithm: Any, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
         """The episodes of one evaluation.
@@ -95,12 +95,12 @@ class RolloutEvaluator(pl.Callback):
         Raises:
             Interrupted: `stop` says so.
         """
-        if self.player is None:
-            env = algorithm.env if self.env is None else self.env
-            self.player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps)
-        self.player.on_nan = getattr(algorithm, "on_nan", "raise")
-        with isolate_rng():
-            return self.player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
+        env = algorithm.env if self.env is None else self.env
+        # new ones each time: what environments keep over their resets would make an evaluation depend on those before
+        player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps)
+        player.on_nan = getattr(algorithm, "on_nan", "raise")
+        with closing(player), isolate_rng():
+            return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
@@ -151,14 +151,6 @@ class RolloutEvaluator(pl.Callback):
     def state_key(self) -> str:
         return self._generate_state_key(seed=self.seed, deterministic=self.deterministic)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if self.player is not None:
-            self.player.close()
-            self.player = None
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self.teardown(trainer, pl_module, "fit")
-
 
 class MultiEvaluator(RolloutEvaluator):
     """Several evaluators as one: their episodes are judged together, at the first one's rhythm.
@@ -176,10 +168,6 @@ class MultiEvaluator(RolloutEvaluator):
 
     def play(self, algorithm: Any, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
         return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop)]
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        for evaluator in self.evaluators:
-            evaluator.teardown(trainer, pl_module, stage)
 
 
 def make_player(env: Any, num_envs: int, max_episode_steps: int | None) -> EpisodePlayer:

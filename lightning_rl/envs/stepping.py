@@ -84,6 +84,11 @@ class Stepper:
         """What befell the processes of environments, a line each. Who prints them clears the list."""
         return [] if self.workers is None else self.workers.notices
 
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether the environments can be saved in the middle of an episode."""
+        return self.keeper is not None
+
     def state_dict(self) -> dict[str, Any]:
         """Between two steps: all that the next ones depend on, as plain data."""
         states = None if self.keeper is None else self.keeper.get_states()
@@ -92,11 +97,11 @@ class Stepper:
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Go on from a state, before the first reset. One line if that is not possible; then reset."""
         if state["states"] is None or self.keeper is None:
-            return f"{self.name} cannot be saved in the middle of an episode: new episodes begin"
+            return f"{self.name} cannot be saved in the middle of one"
         if (state["mode"], state["num_envs"]) != (type(self).__name__, self.num_envs):
-            return f"the checkpoint has {state['num_envs']} environments that reset otherwise or are not as many: new episodes begin"
+            return f"the checkpoint has {state['num_envs']} environments that reset otherwise or are not as many"
         if not self.keeper.set_states(state["states"]):
-            return f"{self.name} did not come back as it was saved: new episodes begin"
+            return f"{self.name} did not come back as it was saved"
         return None
 
     def close(self) -> None:

@@ -172,10 +172,16 @@ def test_metrics_rows_and_the_file_say_the_same(tmp_path):
 
 def test_several_evaluators_are_judged_together():
     heard, model = Episodes(), tiny(PPO)
-    short, long = (RolloutEvaluator(48, 2, env=lambda period=period: Scripted(period, ("truncation",))) for period in (2, 10))
+    closed = []
+
+    class Closing(Scripted):
+        def close(self):
+            closed.append(self)
+
+    short, long = (RolloutEvaluator(48, 2, env=lambda period=period: Closing(period, ("truncation",))) for period in (2, 10))
     fit(model, callbacks=[MultiEvaluator([short, long]), heard])
     assert [(env_steps, metrics["eval/mean_ep_length"]) for env_steps, metrics in heard.heard] == [(48, 6.0), (96, 6.0)]
-    assert short.player is None and long.player is None  # closed
+    assert len(set(map(id, closed))) == 2 * 2 * 2  # evaluators, evaluations, environments of each
     with pytest.raises(SettingError, match="at least one"):
         MultiEvaluator([])
 
@@ -194,15 +200,32 @@ def test_a_ready_vector_environment_cannot_be_copied_but_another_may_be_given():
 
 
 def test_environments_are_closed_after_an_exception():
-    evaluator = RolloutEvaluator(16, episodes=1)
+    closed = []
 
-    class Break(pl.Callback):
-        def on_evaluation_end(self, trainer, model, metrics):
+    class Break(Scripted):
+        def step(self, action):
             raise RuntimeError("in the middle")
 
+        def close(self):
+            closed.append(self)
+
     with pytest.raises(RuntimeError, match="in the middle"):
-        fit(tiny(PPO), callbacks=[evaluator, Break()])
-    assert evaluator.player is None
+        fit(tiny(PPO), callbacks=[RolloutEvaluator(16, episodes=2, env=Break)])
+    assert len(closed) == 2
+
+
+def test_what_environments_keep_over_their_resets_does_not_reach_the_next_evaluation():
+    class Tired(Scripted):
+        """Pays less in each episode of its life."""
+
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, -float(self.episode), *rest
+
+    heard = Episodes()
+    fit(tiny(PPO), callbacks=[RolloutEvaluator(48, 4, num_envs=2, env=Tired), heard])
+    first, second = (metrics["eval/mean_reward"] for _, metrics in heard.heard)
+    assert first == second == -1.5  # three steps of an episode that is an environment's first or second
 
 
 def test_statistics_of_returns_worked_by_hand():
