@@ -166,7 +166,8 @@ class Trainer(pl.Trainer):
             self._tell_differences(ckpt_path)
             if env_steps >= model.max_env_steps:
                 self.say(f"already at {env_steps:,} of {model.max_env_steps:,} environment steps; raise max_env_steps to go on")
-                return
+                if ckpt_path is None:
+                    return
             self.run_folder = run_folder
             for line in [] if init_from is None else start_from(model, init_from):
                 self.say(line)

@@ -118,6 +118,32 @@ def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm,
     assert_equal_runs(expected, found)
 
 
+def test_an_evaluation_that_is_given_up_again_and_again_is_made_in_the_end_once(tmp_path):
+    env = {"id": "CartPole-v1"}
+    expected = run(tmp_path / "whole", PPO, env, {})
+    for stop in (StopAt(2, "evaluation"), StopInEvaluation(), StopInEvaluation()):
+        run(tmp_path / "parts", PPO, env, {}, 1, stop, "last")
+    assert_equal_runs(expected, run(tmp_path / "parts", PPO, env, {}, 9, None, "last"))
+
+
+def test_the_last_evaluation_of_a_run_is_made_when_it_continues_though_it_was_finished(tmp_path, capsys):
+    env = {"id": "CartPole-v1"}
+    expected = run(tmp_path / "whole", PPO, env, {})
+    run(tmp_path / "parts", PPO, env, {}, 1, StopAt(11, "evaluation"))
+    found = run(tmp_path / "parts", PPO, env, {}, 9, None, "last")
+    assert "already at 192 of 192 environment steps" in capsys.readouterr().out
+    assert_equal_runs(expected, found)
+
+
+class StopInEvaluation(pl.Callback):
+    """Sends the signal as soon as an evaluation looks for it."""
+
+    iteration = None
+
+    def on_train_start(self, trainer, pl_module):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Snapshot(pl.Callback):
     """All running state of the run after iteration k: every number that can be reached from the algorithm and the callbacks."""
 

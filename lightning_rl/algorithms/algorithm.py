@@ -20,7 +20,7 @@ from lightning_rl.algorithms.run_log import Metric, RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
 from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
-from lightning_rl.callbacks.preemption import stop_asked
+from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
@@ -259,9 +259,13 @@ class Algorithm(pl.LightningModule):
         self._counted_rows = self.collector.rows
         if self.normalize_obs == "frozen" and not self.env_steps:
             steps = self.normalize_obs_steps // trainer.world_size
-            self.network.normalizer.update(self.collector.random_steps(steps, partial(stop_asked, trainer)))
+            stop = partial(stop_asked, trainer) if trainer.world_size == 1 else lambda: False
+            self.network.normalizer.update(self.collector.random_steps(steps, stop))
             self._count()
-        trainer.should_stop = self.finished or stop_asked(trainer)
+        for callback in trainer.callbacks if self.env_steps else []:
+            if hasattr(callback, "on_run_continued"):
+                callback.on_run_continued(trainer, self)
+        trainer.should_stop = self.finished or any_rank_asked(trainer)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """An iteration begins: everything that is scheduled takes its value for it."""
@@ -287,8 +291,7 @@ class Algorithm(pl.LightningModule):
         self.network.normalizer.gather(rollout.obs, rollout.valid)
         self.dataset.end_iteration()
         self.guard.end_iteration()
-        for notice in collector.take_notices():
-            self.say(notice)
+        self._tell_notices()
         if self.log_rows.is_due(self.env_steps) or self.finished:
             metrics = {**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
             metrics["rollout/episodes"], metrics["train/n_updates"] = self.episodes, self.updates
@@ -313,6 +316,7 @@ class Algorithm(pl.LightningModule):
 
     def teardown(self, stage: str) -> None:
         if self.dataset is not None:
+            self._tell_notices()
             self.dataset.collector.close()
             self.dataset = None
 
@@ -347,6 +351,12 @@ class Algorithm(pl.LightningModule):
         return self.ranks[self.global_rank] if fits else None
 
     # ---------------------------------------------------------------- inside
+
+    def _tell_notices(self) -> None:
+        """What befell the environments."""
+        assert self.collector is not None
+        for notice in self.collector.take_notices():
+            self.say(notice)
 
     def _count(self) -> None:
         """The counts of all ranks together, where there is something new; all decisions use these numbers."""

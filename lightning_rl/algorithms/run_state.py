@@ -54,7 +54,7 @@ def continue_run(algorithm: Any) -> None:
     if state is not None:
         try:
             new_episodes = set_run_state(algorithm, to_arrays(state))
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
             reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
             raise SettingError(f"the checkpoint's run cannot be continued ({reason}); --init_from takes only its weights") from error
     elif algorithm.global_rank == 0:  # one rank brings what all ranks had

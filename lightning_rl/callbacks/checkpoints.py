@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
+from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.replay_dataset import ReplayDataset
 from lightning_rl.errors import check_range
 from lightning_rl.saving.segments import SegmentStore, size_of
@@ -131,7 +133,7 @@ class SaveCheckpoints(Checkpoint):
     def save(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """Save now, and forget copies beyond `keep`."""
         self.saved_at = algorithm.env_steps
-        save_checkpoint(trainer, self._place("last.ckpt"), algorithm.dataset.saved())
+        save_checkpoint(trainer, self._place("last.ckpt"), algorithm.dataset)
         if self.keep:
             save_checkpoint(trainer, self._place(f"env_steps={algorithm.env_steps}.ckpt"))
         copies = sorted(self._place("").glob("env_steps=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
@@ -139,11 +141,23 @@ class SaveCheckpoints(Checkpoint):
             trainer.strategy.checkpoint_io.remove_checkpoint(old)
 
 
-def save_checkpoint(trainer: Any, path: Path, beside: AbstractContextManager[None] | None = None) -> None:
-    """Save; where the disk refuses, say so in one line and go on with what was saved before."""
+def save_checkpoint(trainer: Any, path: Path, dataset: ExperienceDataset | None = None) -> None:
+    """Save, with what a dataset saves beside it; where the disk refuses on one rank, say so in one line and go on with what was saved."""
+    beside = [] if dataset is None else [dataset]
+    saved = all([attempt(trainer, each.begin_save) for each in beside]) and attempt(
+        trainer, partial(trainer.save_checkpoint, path, weights_only=False), trainer.strategy.barrier
+    )
+    for each in beside:
+        each.end_save(saved)
+
+
+def attempt(trainer: Any, save: Callable[[], Any], otherwise: Callable[[], Any] = lambda: None) -> bool:
+    """Whether something could be saved on all ranks. `otherwise` is called where it could not."""
     try:
-        with beside or nullcontext():
-            trainer.save_checkpoint(path, weights_only=False)
+        save()
+        saved = True
     except OSError as error:
-        trainer.strategy.barrier()  # the one that the other ranks wait at
+        otherwise()  # the barrier that the other ranks wait at
+        saved = False
         trainer.lightning_module.say(f"{error}; the run goes on, with what was saved before")
+    return saved if trainer.world_size == 1 else bool(trainer.strategy.reduce_boolean_decision(saved, all=True))

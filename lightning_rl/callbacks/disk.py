@@ -21,7 +21,20 @@ def going_on(algorithm: Any, what: str) -> Iterator[None]:
 def log_row(trainer: Any, algorithm: Any, metrics: Mapping[str, float]) -> None:
     """A row of metrics at x = env_steps for all loggers, and for callbacks that monitor one."""
     row = {"env_steps": algorithm.env_steps, **metrics}
-    for logger in trainer.loggers:
-        with going_on(algorithm, f"a row of {type(logger).__name__}"):
-            logger.log_metrics(row, step=algorithm.env_steps)
+    for logger in list(trainer.loggers):
+        try:
+            with going_on(algorithm, f"a row of {type(logger).__name__}"):
+                logger.log_metrics(row, step=algorithm.env_steps)
+        except Exception as error:  # TensorBoard says what its thread met in words of its own, and can write no more
+            if not any(isinstance(cause, OSError) for cause in causes(error)):
+                raise
+            algorithm.say(f"{type(logger).__name__} could not write and is left out, the run goes on: {error}")
+            trainer.loggers = [each for each in trainer.loggers if each is not logger]
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.disk import going_on, log_row
-from lightning_rl.callbacks.preemption import stop_asked
+from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
@@ -109,21 +109,22 @@ class RolloutEvaluator(pl.Callback):
         if not self.continues:
             self.evaluated_at = pl_module.env_steps
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_run_continued(self, trainer: pl.Trainer, algorithm: Any) -> None:
+        """Before a run that continues goes on: make the evaluation that was given up when it was stopped."""
         if self.continues:
             self.continues = False
-            self._evaluate_if_due(trainer, pl_module)  # the one that was given up when the run was stopped
+            self._evaluate_if_due(trainer, algorithm)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._evaluate_if_due(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if self.evaluated_at != pl_module.env_steps and not stop_asked(trainer):  # stopped early: the final weights are judged too
+        if self.evaluated_at != pl_module.env_steps and not any_rank_asked(trainer):  # ended early: the final weights are judged too
             self.evaluate(trainer, pl_module)
 
     def _evaluate_if_due(self, trainer: pl.Trainer, algorithm: Any) -> None:
         every = self.every_n_env_steps or max(1, algorithm.max_env_steps // 20)
-        if algorithm.env_steps // every > self.evaluated_at // every or algorithm.finished:
+        if algorithm.env_steps // every > self.evaluated_at // every or (algorithm.finished and self.evaluated_at != algorithm.env_steps):
             self.evaluate(trainer, algorithm)
 
     def evaluate(self, trainer: pl.Trainer, algorithm: Any) -> None:
@@ -149,7 +150,8 @@ class RolloutEvaluator(pl.Callback):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(seed=self.seed, deterministic=self.deterministic)
+        env = getattr(self.env, "id", self.env and getattr(self.env, "__qualname__", None))
+        return self._generate_state_key(env=env, episodes=self.episodes, seed=self.seed, deterministic=self.deterministic)
 
 
 class MultiEvaluator(RolloutEvaluator):

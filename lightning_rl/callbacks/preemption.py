@@ -39,10 +39,7 @@ class StopOnSignal(pl.Callback):
         self._listen()  # again: Lightning's own handlers would save or raise in the middle of an iteration
 
     def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        asked = self.received is not None
-        if trainer.world_size > 1:
-            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
-        if asked:
+        if any_rank_asked(trainer):
             self.received = self.received or signal.SIGTERM
             trainer.should_stop = True
 
@@ -63,6 +60,12 @@ class StopOnSignal(pl.Callback):
         else:
             self._stop_listening()
             os.kill(os.getpid(), number)
+
+
+def any_rank_asked(trainer: Any) -> bool:
+    """Whether somebody asked one of the ranks to stop; all ranks ask together."""
+    asked = stop_asked(trainer)
+    return asked if trainer.world_size == 1 else bool(trainer.strategy.reduce_boolean_decision(asked, all=False))
 
 
 def stop_asked(trainer: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -43,10 +42,11 @@ class ExperienceDataset(IterableDataset[Any]):
         """What there is to log of the data itself."""
         return {}
 
-    @contextmanager
-    def saved(self) -> Iterator[None]:
-        """While a checkpoint is saved that shall hold everything: what is large is saved beside it."""
-        yield
+    def begin_save(self) -> None:
+        """Before a checkpoint is saved that shall hold everything: what is large is saved beside it."""
+
+    def end_save(self, saved: bool) -> None:
+        """After it was saved, or was not."""
 
     def get_state(self) -> dict[str, Any]:
         """Between iterations: all that the next one depends on, with arrays."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,18 +107,14 @@ class ReplayDataset(ExperienceDataset):
         begun = {name: getattr(self, name) for name in ("learning_starts", "random_until", "phases", "rows")}
         return {**super().get_state(), **begun, "replay": self._saving}
 
-    @contextmanager
-    def saved(self) -> Iterator[None]:
-        if self.store is None:
-            yield
-            return
-        self._saving = self.store.save(self.buffer)
-        try:
-            yield
+    def begin_save(self) -> None:
+        self._saving = None if self.store is None else self.store.save(self.buffer)
+
+    def end_save(self, saved: bool) -> None:
+        if self.store is not None and self._saving is not None and saved:
             self._manifests = [*self._manifests[-1:], self._saving]  # two generations
-        finally:
-            self._saving = None
-        self.store.forget(self._manifests)
+            self.store.forget(self._manifests)
+        self._saving = None
 
     def load_buffer(self, manifest: dict[str, Any], folder: Path) -> None:
         """What a checkpoint saved beside it, in a folder."""
