@@ -58,7 +58,7 @@ def test_a_signal_ends_a_run_within_an_iteration_saves_it_and_says_how_to_go_on(
 
 
 def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_that_continues_makes_it(folder):
-    evaluation = "--evaluation.every_n_env_steps 1024 --evaluation.episodes 5000 --evaluation.num_envs 1"
+    evaluation = "--evaluation.every_n_env_steps 1024 --evaluation.episodes 3000 --evaluation.num_envs 1"
     process = start(folder, f"--model.max_env_steps 1e7 {evaluation}")
     time.sleep(2)  # in the first evaluation, which takes long
     process.send_signal(signal.SIGTERM)
@@ -69,7 +69,7 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_that_continues_ma
     command = f"{FIT} --model.max_env_steps 1152 {evaluation} --evaluation.max_episode_steps 1 --ckpt_path last"
     again = subprocess.run([*COMMAND, *shlex.split(command)], cwd=folder, capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (0, "")
-    assert [int(row["env_steps"]) for row in read_rows(run / "evaluations.csv")] == [1024] * 5000 + [1152] * 5000
+    assert [int(row["env_steps"]) for row in read_rows(run / "evaluations.csv")] == [1024] * 3000 + [1152] * 3000
 
 
 def test_a_second_signal_is_not_waited_for_and_the_checkpoint_before_stays(folder):
