@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +22,7 @@ NUMBERS = "biuf"
 CONTAINERS: dict[str, type] = {"~list": list, "~tuple": tuple, "~deque": deque, "~set": set, "~frozenset": frozenset}
 SKIPPED = {"spec", "metadata", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 """How an environment was made, which building it anew repeats."""
+BIT_GENERATORS = {cls.__name__: cls for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)}
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial, Enum, np.dtype)
 SERVICES = {"logging", "threading", "multiprocessing", "concurrent", "asyncio", "subprocess", "socket", "torch", "pygame", "mujoco"}
 """Packages whose objects are no part of an environment's state."""
@@ -28,37 +30,39 @@ PARTS = 100_000
 """An object with more values than that is no environment's own: a network, a data set."""
 
 
-class NotPlainError(Exception):
+class NotAttributesError(Exception):
     """A value that plain data cannot say, or that has no counterpart to be written into."""
 
 
-def read(thing: Any, alike: Reader | None = None) -> dict[str, Any]:
+def read(thing: Any, alike: AttributeReader | None = None) -> dict[str, Any]:
     """All attributes of an object that plain data can say, copied; others are left out."""
-    reader = alike or Reader()
+    reader = alike or AttributeReader()
     reader.seen.setdefault(id(thing), len(reader.seen))
     state = {}
     for name, value in attributes(thing).items():
         known = len(reader.seen)
         try:
             state[name] = reader.plain(value)
-        except NotPlainError:
+        except NotAttributesError:
             while len(reader.seen) > known:  # what a value that is left out shares with others is theirs to say
                 reader.seen.popitem()
     return state
 
 
-def write(thing: Any, state: dict[str, Any], alike: Writer | None = None, lenient: bool = False) -> None:
+def write(thing: Any, state: dict[str, Any], alike: AttributeWriter | None = None, lenient: bool = False) -> None:
     """The inverse, into an object that was built alike. What does not fit is left out where `lenient`.
 
     Raises:
-        NotPlainError: a value does not fit.
+        NotAttributesError: a value does not fit.
     """
-    writer = alike or Writer(lenient)
+    writer = alike or AttributeWriter(lenient)
     existing = attributes(thing)
     for name, plain in state.items():
         try:
+            if not is_state(thing, name):
+                raise NotAttributesError(f"{name} is no state")
             value = writer.value(plain, existing.get(name))
-        except NotPlainError:
+        except NotAttributesError:
             if not writer.lenient:
                 raise
             continue
@@ -69,12 +73,16 @@ def write(thing: Any, state: dict[str, Any], alike: Writer | None = None, lenien
 def attributes(thing: Any) -> dict[str, Any]:
     """An object's own attributes, and spaces that its class holds: all its instances draw from those."""
     spaces = {name: getattr(type(thing), name, None) for name in ("observation_space", "action_space")}
-    skipped = SKIPPED | {"env"} if isinstance(thing, gym.Wrapper) else SKIPPED  # what is wrapped is asked itself
-    own = {name: value for name, value in vars(thing).items() if name not in skipped}
+    own = {name: value for name, value in vars(thing).items() if is_state(thing, name)}
     return {name: space for name, space in spaces.items() if is_space(space)} | own
 
 
-class Reader:
+def is_state(thing: Any, name: str) -> bool:
+    """Whether an attribute may be state: not Python's own, not how the object was made, and what is wrapped is asked itself."""
+    return not name.startswith("__") and name not in SKIPPED and not (name == "env" and isinstance(thing, gym.Wrapper))
+
+
+class AttributeReader:
     """Says values as plain data. A generator that several attributes share is said once."""
 
     def __init__(self, only_generators: bool = False) -> None:
@@ -86,11 +94,11 @@ class Reader:
         """A value as plain data.
 
         Raises:
-            NotPlainError: it cannot be said.
+            NotAttributesError: it cannot be said.
         """
         self.parts += 1
         if self.parts > PARTS:
-            raise NotPlainError("too large")
+            raise NotAttributesError("too large")
         if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
             return self.generator(value)
         if not self.only_generators:
@@ -111,7 +119,7 @@ class Reader:
                 return ("~mujoco", {name: array.copy() for name, array in simulation(value).items()}, float(value.time))
         service = getattr(type(value), "__module__", "").partition(".")[0] in SERVICES
         if service or isinstance(value, CODE) or not hasattr(value, "__dict__"):
-            raise NotPlainError(type(value).__name__)
+            raise NotAttributesError(type(value).__name__)
         return self.object(value)
 
     def generator(self, value: Any) -> Any:
@@ -123,14 +131,14 @@ class Reader:
             return ("~random", number, version, np.array(numbers, np.int64), gauss)
         kind = "~generator" if isinstance(value, np.random.Generator) else "~randomstate"
         state = value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state(legacy=False)
-        return (kind, number, Reader().plain(state))
+        return (kind, number, AttributeReader().plain(state))
 
     def array(self, value: np.ndarray) -> Any:
         if value.dtype.kind in NUMBERS:
             return value.copy()
         if value.dtype.kind in "cSUmM":
             return ("~array", value.dtype.str, list(value.shape), value.tobytes())
-        raise NotPlainError(f"an array of {value.dtype}")
+        raise NotAttributesError(f"an array of {value.dtype}")
 
     def object(self, value: Any) -> Any:
         if id(value) in self.seen:
@@ -144,7 +152,7 @@ class Reader:
         return ("~object", type(value).__qualname__, read(value, self))
 
 
-class Writer:
+class AttributeWriter:
     """Makes values from plain data, in place where a counterpart exists."""
 
     def __init__(self, lenient: bool = False) -> None:
@@ -155,21 +163,21 @@ class Writer:
         """What plain data say; objects are changed in place.
 
         Raises:
-            NotPlainError: an object has no counterpart of its class.
+            NotAttributesError: an object has no counterpart of its class.
         """
         if isinstance(plain, np.ndarray):
             return plain.copy()
         if not isinstance(plain, tuple | list):
             return plain
-        kind, *parts = plain
-        return getattr(self, f"make_{kind[1:]}")(existing, kind, *parts)
+        kind, *parts = plain or (None,)
+        if not isinstance(kind, str) or kind not in self.makers:
+            raise NotAttributesError(f"{kind!r} is no kind of value")
+        return self.makers[kind](self, existing, kind, *parts)
 
     def make_container(self, existing: Any, kind: str, children: list[Any], maxlen: int | None) -> Any:
         ordered = isinstance(existing, list | tuple | deque) and len(existing) == len(children)
         values = [self.value(child, existing[i] if ordered else None) for i, child in enumerate(children)]
         return deque(values, maxlen) if kind == "~deque" else CONTAINERS[kind](values)
-
-    make_list = make_tuple = make_deque = make_set = make_frozenset = make_container
 
     def make_dict(self, existing: Any, kind: str, items: list[Any]) -> dict[Any, Any]:
         before = existing if isinstance(existing, dict) else {}
@@ -184,13 +192,13 @@ class Writer:
 
     def make_ale(self, existing: Any, kind: str, data: bytes) -> Any:
         if type(existing).__name__ != "ALEInterface":
-            raise NotPlainError("no game")
+            raise NotAttributesError("no game")
         existing.restoreSystemState(type(existing.cloneSystemState())(data))
         return existing
 
     def make_mujoco(self, existing: Any, kind: str, arrays: dict[str, np.ndarray], time: float) -> Any:
         if type(existing).__name__ != "MjData":
-            raise NotPlainError("no simulation")
+            raise NotAttributesError("no simulation")
         counterparts = simulation(existing)
         for name, array in arrays.items():
             if name in counterparts and counterparts[name].shape == array.shape:
@@ -200,7 +208,10 @@ class Writer:
 
     def make_generator(self, existing: Any, kind: str, number: int, plain: Any) -> Any:
         state = self.value(plain)
-        bits = getattr(np.random, state["bit_generator"])()
+        name = state["bit_generator"]
+        if not isinstance(name, str) or name not in BIT_GENERATORS:
+            raise NotAttributesError(f"{name!r} is no bit generator")
+        bits: Any = BIT_GENERATORS[name]()
         bits.state = state
         self.made[number] = (type(existing) if isinstance(existing, np.random.Generator) else np.random.Generator)(bits)
         return self.made[number]
@@ -220,7 +231,7 @@ class Writer:
 
     def make_space(self, existing: Any, kind: str, generator: Any, children: list[Any]) -> Any:
         if not is_space(existing):
-            raise NotPlainError("no space")
+            raise NotAttributesError("no space")
         inner = getattr(existing, "spaces", ())
         for child, counterpart in zip(children, inner.values() if hasattr(inner, "values") else inner, strict=True):
             self.value(child, counterpart)
@@ -229,9 +240,24 @@ class Writer:
 
     def make_object(self, existing: Any, kind: str, name: str, state: dict[str, Any]) -> Any:
         if type(existing).__qualname__ != name:
-            raise NotPlainError(f"no {name}")
+            raise NotAttributesError(f"no {name}")
         write(existing, state, self)
         return existing
+
+    makers: ClassVar[dict[str, Callable[..., Any]]] = {
+        **dict.fromkeys(CONTAINERS, make_container),
+        "~dict": make_dict,
+        "~scalar": make_scalar,
+        "~array": make_array,
+        "~ale": make_ale,
+        "~mujoco": make_mujoco,
+        "~generator": make_generator,
+        "~randomstate": make_randomstate,
+        "~random": make_random,
+        "~same": make_same,
+        "~space": make_space,
+        "~object": make_object,
+    }
 
 
 def simulation(data: Any) -> dict[str, np.ndarray]:

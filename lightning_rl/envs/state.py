@@ -13,10 +13,10 @@ none does starts new episodes.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import random
-import signal
 import sys
 import time
 import warnings
@@ -28,7 +28,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.envs.attributes import Reader, Writer, read, write
+from lightning_rl.envs.attributes import AttributeReader, AttributeWriter, read, write
+from lightning_rl.envs.processes import live_and_die_with_the_parent
 from lightning_rl.types import tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")
@@ -53,7 +54,7 @@ class Recorder(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         before = read_layers(self.env, only_generators=self.way == "draws")
-        self.episode = {"before": before, "seed": seed, "options": Reader().plain(options), "worn": self.worn}
+        self.episode = {"before": before, "seed": seed, "options": AttributeReader().plain(options), "worn": self.worn}
         release(self.env)
         self.actions = []
         self.obs, info = self.env.reset(seed=seed, options=options)
@@ -66,12 +67,12 @@ class Recorder(gym.Wrapper):
         return self.obs, *rest
 
     def get_state(self) -> dict[str, Any]:
-        plain = Reader().plain
+        plain = AttributeReader().plain
         return {"episode": self.episode, "actions": [plain(action) for action in self.actions], "obs": plain(self.obs)}
 
     def set_state(self, state: dict[str, Any]) -> bool:
         """Play the episode again; whether it ended where it had."""
-        value, episode = Writer().value, state["episode"]
+        value, episode = AttributeWriter().value, state["episode"]
         if episode["worn"]:
             self.env.reset(seed=0)
             self.env.step(value(state["actions"][0]) if state["actions"] else deepcopy(self.action_space).sample())
@@ -108,7 +109,7 @@ def layers(env: Any) -> Iterator[Any]:
 
 def read_layers(env: Any, only_generators: bool = False) -> list[Any]:
     """The attributes of an environment and its wrappers. What several of them share is said once."""
-    reader = Reader(only_generators)
+    reader = AttributeReader(only_generators)
     return [read(layer, reader) for layer in layers(env)]
 
 
@@ -116,9 +117,9 @@ def write_layers(env: Any, states: list[Any], lenient: bool = False) -> None:
     """The inverse, into an environment that was built alike.
 
     Raises:
-        NotPlainError: a value does not fit.
+        NotAttributesError: a value does not fit.
     """
-    writer = Writer(lenient)
+    writer = AttributeWriter(lenient)
     for layer, state in zip(layers(env), states, strict=True):
         write(layer, state, writer)
 
@@ -137,8 +138,8 @@ def get_state(env: Any, way: str) -> dict[str, Any]:
     outer = read_layers(env)[:-1]
     return {
         "way": way,
-        "layers": [*outer, read(env.unwrapped, Reader(only_generators=True))],
-        "own": Reader().plain(env.unwrapped.get_state()),
+        "layers": [*outer, read(env.unwrapped, AttributeReader(only_generators=True))],
+        "own": AttributeReader().plain(env.unwrapped.get_state()),
     }
 
 
@@ -159,7 +160,7 @@ def _restored(env: Any, state: dict[str, Any]) -> bool:
         return env.set_state(state)
     env.reset(seed=0)  # what an environment makes when it is first reset must be there to be written into
     if state["way"] == "own":
-        env.unwrapped.set_state(Writer().value(state["own"]))
+        env.unwrapped.set_state(AttributeWriter().value(state["own"]))
     write_layers(env, state["layers"])
     return True
 
@@ -181,11 +182,16 @@ def _aside(build: Callable[[], Any]) -> str | None:
     context = multiprocessing.get_context("fork")  # which can be handed any function
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_tell, args=(build, theirs), daemon=True)
-    process.start()
+    try:
+        process.start()
+    except OSError:  # no memory for another process
+        ours.close()
+        theirs.close()
+        return None
     theirs.close()
     try:
         return ours.recv() if ours.poll(PATIENCE) else None
-    except EOFError:
+    except (EOFError, OSError):
         return None
     finally:
         ours.close()
@@ -195,10 +201,16 @@ def _aside(build: Callable[[], Any]) -> str | None:
 
 
 def _tell(build: Callable[[], Any], pipe: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        pipe.send(_try_ways(build))
+    live_and_die_with_the_parent()
+    faulthandler.disable()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # libraries and the end of a process write past Python's streams
+        os.dup2(nowhere, stream)
+    with open(os.devnull, "w") as silent, redirect_stdout(silent), redirect_stderr(silent):
+        try:
+            pipe.send(_try_ways(build))
+        finally:
+            os._exit(0)  # nothing that the parent left to be done at its end is done here
 
 
 def _try_ways(build: Callable[[], Any]) -> str | None:
@@ -235,8 +247,9 @@ def fits(build: Callable[[], Any], way: str, deadline: float) -> bool:
     except Exception:  # environments of others may raise anything
         return False
     finally:
-        for copy in copies:
-            copy.close()
+        if len({id(copy.unwrapped) for copy in copies}) > 1:  # else it is none
+            for copy in copies:
+                copy.close()
 
 
 def play(env: Any, actions: list[Any], deadline: float) -> list[Any]:

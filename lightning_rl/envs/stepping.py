@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.fingerprint import fingerprint
 from lightning_rl.envs.keeping import Keeper, make_keeper
 from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError
@@ -44,11 +45,11 @@ class EnvStep(NamedTuple):
 class Stepper:
     """Steps a vector environment that resets in the same step (SAME_STEP), and what all modes share."""
 
-    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment") -> None:
+    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment", settings: str = "") -> None:
         self.envs = envs
         self.num_envs = envs.num_envs
         self.all_valid = np.ones(envs.num_envs, dtype=bool)
-        self.keeper, self.name = keeper, name
+        self.keeper, self.name, self.settings = keeper, name, settings
         self.workers = envs if isinstance(envs, WorkerVectorEnv) else None
 
     def reset(self, seed: int | None = None) -> Tree:
@@ -92,7 +93,7 @@ class Stepper:
     def state_dict(self) -> dict[str, Any]:
         """Between two steps: all that the next ones depend on, as plain data."""
         states = None if self.keeper is None else self.keeper.get_states()
-        return {"mode": type(self).__name__, "num_envs": self.num_envs, "states": states}
+        return {"mode": type(self).__name__, "num_envs": self.num_envs, "settings": self.settings, "states": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Go on from a state, before the first reset. One line if that is not possible; then reset."""
@@ -100,6 +101,8 @@ class Stepper:
             return f"{self.name} cannot be saved in the middle of one"
         if (state["mode"], state["num_envs"]) != (type(self).__name__, self.num_envs):
             return f"the checkpoint has {state['num_envs']} environments that reset otherwise or are not as many"
+        if state.get("settings") != self.settings:
+            return "its settings changed since it was saved"
         if not self.keeper.set_states(state["states"]):
             return f"{self.name} did not come back as it was saved"
         return None
@@ -112,8 +115,8 @@ class Stepper:
 class NextStepStepper(Stepper):
     """NEXT_STEP: the row after the end of an episode is the reset, and is not valid."""
 
-    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment") -> None:
-        super().__init__(envs, keeper, name)
+    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment", settings: str = "") -> None:
+        super().__init__(envs, keeper, name, settings)
         self.resetting = np.zeros(envs.num_envs, dtype=bool)
 
     def reset(self, seed: int | None = None) -> Tree:
@@ -168,7 +171,8 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None) -> Stepper:
             f"{type(envs).__name__} does not say how it resets: its metadata has no autoreset_mode; set env.autoreset to name the mode"
         )
     one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
-    return STEPPERS[mode](envs, make_keeper(envs, config), type(one.unwrapped).__name__ if config is None else config.id)
+    name, settings = type(one.unwrapped).__name__ if config is None else config.id, fingerprint(envs, config)
+    return STEPPERS[mode](envs, make_keeper(envs, config), name, settings)
 
 
 def _is_object_array(final: Any) -> bool:

@@ -6,7 +6,9 @@ or raises is replaced: the row it was asked for is lost, and a new episode begin
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import select
@@ -18,6 +20,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from textwrap import shorten
 from typing import Any
+from weakref import WeakSet
 
 import gymnasium as gym
 import numpy as np
@@ -33,6 +36,7 @@ from gymnasium.vector.utils import (
 
 from lightning_rl.envs.working import ERROR, work
 from lightning_rl.errors import SettingError
+from lightning_rl.types import tree_index, tree_leaves
 
 STEP_TIMEOUT = 60.0
 MAX_RESTARTS = 10
@@ -40,6 +44,15 @@ HOUR = 3600.0
 BUILD_TIMEOUT = 300.0
 """Seconds for a process to start and to build its environment, with many others at once."""
 CLOSE_TIMEOUT = 5.0
+
+_open: WeakSet[WorkerVectorEnv] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before multiprocessing, which came first, waits for workers that do not hear its SIGTERM."""
+    for envs in list(_open):
+        envs.close()
 
 
 class WorkerVectorEnv(VectorEnv):
@@ -92,6 +105,7 @@ class WorkerVectorEnv(VectorEnv):
         self._pipes: list[Connection] = [None] * num_envs  # type: ignore[list-item]
         self._polls: list[Callable[[float], Any]] = [None] * num_envs  # type: ignore[list-item]
         self.processes: list[Any] = [None] * num_envs
+        _open.add(self)
         try:
             self._start_all()
         except BaseException:
@@ -136,8 +150,9 @@ class WorkerVectorEnv(VectorEnv):
         while None in states:  # one that fails is asked again when it was replaced
             replies = self._ask([_request("get_state") if state is None else None for state in states])
             states = [pickle.loads(reply) if reply else state for state, reply in zip(states, replies, strict=True)]
-        restarts = self.restarts.copy()
-        return {"envs": states, "replaced": self._replaced.copy(), "seeds": list(self.seeds), "restarts": restarts}
+        replaced = self._replaced.copy()
+        first = tree_index(self.observations, replaced)  # which the next step gives; indexing by an array copies
+        return {"envs": states, "replaced": replaced, "first": first, "seeds": list(self.seeds), "restarts": self.restarts.copy()}
 
     def set_states(self, states: dict[str, Any]) -> bool:
         """The inverse; whether it worked. If not, the workers are new ones."""
@@ -146,11 +161,15 @@ class WorkerVectorEnv(VectorEnv):
             self._start_all()
             return False
         self._replaced = states["replaced"].copy()
+        if self._replaced.any():
+            for row, first in zip(tree_leaves(self.observations), tree_leaves(states["first"]), strict=True):
+                row[self._replaced] = first
         self.seeds, self.restarts = list(states["seeds"]), states["restarts"].copy()
         return True
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all processes, in whatever state they are."""
+        _open.discard(self)
         if os.getpid() != self._owner:  # a copy in a worker, which inherits what its parent had in memory
             return
         for i, process in enumerate(self.processes):

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
-import signal
-import threading
-import time
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from textwrap import shorten
 from typing import Any
 
@@ -16,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 
+from lightning_rl.envs.processes import live_and_die_with_the_parent
 from lightning_rl.envs.state import get_state, record, set_state
 
 DONE = b""
@@ -35,7 +31,7 @@ def work(
 ) -> None:
     """Build an environment and answer, until told to close or until the parent is gone."""
     parent_end.close()  # so that reading ends when the parent does
-    _live_and_die_with_the_parent()
+    live_and_die_with_the_parent()
     worker = None
     try:
         worker = Worker(build(), index, observations, outcome, mode, way)
@@ -115,21 +111,3 @@ class Worker:
 
 def _bytes(value: Any) -> bytes:
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-
-
-def _live_and_die_with_the_parent() -> None:
-    """Signals to all processes of a terminal or a job are the parent's to answer, and no worker stays behind one that was killed."""
-    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A worker that waits hears that its pipe is closed; one that is frozen in its environment ends here."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        time.sleep(1.0)
-        os._exit(1)

@@ -6,6 +6,7 @@ import io
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +18,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.envs.state import PATIENCE
 from lightning_rl.envs.stepping import Stepper, make_stepper
+from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.types import tree_leaves
 from tests.environments import Scripted, Step
 
@@ -269,7 +272,7 @@ def test_what_an_environment_says_of_itself_comes_first(vectorization):
 def test_what_nothing_brings_back_starts_new_episodes_and_says_so_in_one_line(vectorization, mode):
     config = EnvConfig("ChanceState-v0", 2, vectorization, mode)
     line = is_continued(lambda: make_vector_env(config), config)
-    assert "ChanceState-v0" in line and "new episodes" in line and len(line.splitlines()) == 1 and len(line) <= 200
+    assert line == "ChanceState-v0 cannot be saved in the middle of one"
 
 
 def test_a_replay_that_goes_astray_is_refused_and_leaves_no_trace():
@@ -296,7 +299,60 @@ def test_another_number_of_environments_or_another_mode_starts_new_episodes():
     stepper = make_stepper(make_vector_env(one), one)
     stepper.reset(0)
     for config in (two, other):
-        assert "new episodes" in make_stepper(make_vector_env(config), config).load_state_dict(stepper.state_dict())
+        line = make_stepper(make_vector_env(config), config).load_state_dict(stepper.state_dict())
+        assert line == "the checkpoint has 1 environments that reset otherwise or are not as many"
+
+
+CHANGED = "its settings changed since it was saved"
+PENDULUM = EnvConfig("Pendulum-v1", 2, max_episode_steps=100, kwargs={"g": 10.0, "render_mode": None})
+
+
+def line_between(before: VectorEnv, after: VectorEnv, first: EnvConfig | None = None, second: EnvConfig | None = None) -> str | None:
+    """What is said when what one vector environment saved goes into another."""
+    steppers = make_stepper(before, first), make_stepper(after, second)
+    steppers[0].reset(0)
+    line = steppers[1].load_state_dict(saved(steppers[0].state_dict()))
+    for stepper in steppers:
+        stepper.close()
+    return line
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    "change", [{"kwargs": {"g": 5.0}}, {"max_episode_steps": 20}, {"wrappers": ["NormalizeReward"]}, {"frame_stack": 2}]
+)
+def test_settings_that_changed_win_over_what_was_saved(vectorization, change):
+    first = replace(PENDULUM, vectorization=vectorization)
+    second = replace(first, **change)
+    assert line_between(make_vector_env(first), make_vector_env(second), first, second) == CHANGED
+
+
+def test_settings_that_only_look_different_go_on():
+    for change in ({"kwargs": {"g": 10}}, {"kwargs": {"render_mode": "rgb_array", "g": 10.0}}):
+        second = replace(PENDULUM, **change)
+        assert line_between(make_vector_env(PENDULUM), make_vector_env(second), PENDULUM, second) is None
+
+
+def test_settings_in_functions_and_ready_vector_environments_win_too():
+    def ready(make: Callable[[], gym.Env]) -> VectorEnv:
+        return SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP)
+
+    builders = {
+        "one": lambda: gym.make("Pendulum-v1", g=10.0),
+        "other kwargs": lambda: gym.make("Pendulum-v1", g=5.0),
+        "other limit": lambda: gym.make("Pendulum-v1", g=10.0, max_episode_steps=20),
+        "other wrapper": lambda: gym.wrappers.NormalizeReward(gym.make("Pendulum-v1", g=10.0)),
+        "unregistered": lambda: Scripted(3),
+        "other argument": lambda: Scripted(4),
+    }
+    for first, second in (("one", "other kwargs"), ("one", "other limit"), ("one", "other wrapper"), ("unregistered", "other argument")):
+        assert line_between(ready(builders[first]), ready(builders[second])) == CHANGED
+        assert line_between(ready(builders[first]), ready(builders[first])) is None
+    used = ready(builders["unregistered"])
+    used.reset(seed=0)
+    for _ in range(5):
+        used.step(np.array([0]))
+    assert line_between(ready(builders["unregistered"]), used) is None
 
 
 def test_functions_and_ready_vector_environments_go_on_too():
@@ -333,3 +389,78 @@ def test_trying_touches_nothing_and_waits_for_nobody(monkeypatch):
     started = time.monotonic()
     stepper = make_stepper(make_vector_env(Endless, 1))
     assert time.monotonic() - started < 5 and stepper.state_dict()["states"] is None
+
+
+def in_a_worker(build: Callable[[], gym.Env]) -> VectorEnv:
+    return WorkerVectorEnv(build, 1)
+
+
+def in_turn(build: Callable[[], gym.Env]) -> VectorEnv:
+    return SyncVectorEnv([build], autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class Watched(Scripted):
+    """Tells a file, so that what a forked process does to it shows too."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self.file = str(file)
+
+    def tell(self, what: str) -> None:
+        with open(self.file, "a") as file:
+            file.write(f"{what}\n")
+
+    def reset(self, *, seed=None, options=None):
+        self.tell("reset")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.tell("step")
+        return super().step(action)
+
+    def close(self):
+        self.tell("close")
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+@pytest.mark.parametrize("kind", [in_turn, in_a_worker])
+def test_an_environment_that_cannot_be_copied_is_neither_stepped_nor_closed_to_try_it(kind, platform, tmp_path, monkeypatch):
+    env = Watched(tmp_path / "told")
+    envs = kind(lambda: env)
+    (tmp_path / "told").unlink(missing_ok=True)  # building a vector environment looks at one environment and closes it
+    monkeypatch.setattr("lightning_rl.envs.state.sys.platform", platform)
+    stepper = make_stepper(envs)
+    assert not (tmp_path / "told").exists() and not stepper.can_be_saved
+    stepper.close()
+
+
+class Loud(Hidden):
+    """Writes past Python's streams and ends the process."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def __deepcopy__(self, memo):
+        os.write(2, b"NOISE")
+        if self.way == "exits":
+            raise SystemExit("NOISE")
+        if self.way == "interrupts":
+            raise KeyboardInterrupt("NOISE")
+        os.abort()
+
+
+@pytest.mark.parametrize("way", ["exits", "interrupts", "aborts", "no fork"])
+def test_an_environment_that_cannot_be_copied_or_forked_has_no_way_and_says_nothing(way, capfd, monkeypatch):
+    def refuse() -> int:
+        raise OSError("no memory")
+
+    if way == "no fork":
+        monkeypatch.setattr("os.fork", refuse)
+    started = time.monotonic()
+    env = Loud(way)
+    envs = in_turn(lambda: env)
+    assert not make_stepper(envs).can_be_saved and time.monotonic() - started < PATIENCE
+    assert capfd.readouterr() == ("", "")

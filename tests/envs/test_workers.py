@@ -17,6 +17,7 @@ import pytest
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import Stepper, make_stepper
+from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from tests.environments import Scripted
 
@@ -173,8 +174,9 @@ def test_a_worker_that_dies_between_two_steps_is_saved_in_its_new_episode():
     stepper.step(np.array([0, 0]))
     os.kill(stepper.envs.processes[0].pid, signal.SIGKILL)
     assert other.load_state_dict(stepper.state_dict()) is None and other.restarts == 1
-    for step in (stepper.step(np.array([0, 0])), other.step(np.array([0, 0]))):
-        assert step.valid.tolist() == [False, True]
+    first, second = stepper.step(np.array([0, 0])), other.step(np.array([0, 0]))
+    assert first.valid.tolist() == second.valid.tolist() == [False, True]
+    assert np.array_equal(first.obs, second.obs) and first.obs[0].any()  # the new episode's first observation
     for _ in range(30):
         a, b = stepper.step(np.array([1, 1])), other.step(np.array([1, 1]))
         assert np.array_equal(a.obs, b.obs) and a.valid.all()
@@ -213,15 +215,40 @@ def test_closing_ends_frozen_and_dead_workers_too(monkeypatch):
             os.kill(pid, 0)
 
 
-def test_an_interrupt_from_the_keyboard_is_the_parents_alone():
-    stepper = faulty()
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_signal_to_all_processes_is_the_parents_alone_to_answer(name):
+    config = EnvConfig("CartPole-v1", 3, "async")
+    stepper = make_stepper(make_vector_env(config), config)
     stepper.reset(0)
-    for process in stepper.envs.processes:
-        os.kill(process.pid, signal.SIGINT)
-    assert stepper.step(np.array([0, 0, 0])).valid.all() and stepper.restarts == 0
-    os.kill(stepper.envs.processes[0].pid, signal.SIGTERM)
-    assert not stepper.step(np.array([0, 0, 0])).valid[0]
+    for _ in range(3):
+        for process in stepper.envs.processes:
+            os.kill(process.pid, getattr(signal, name))
+        assert stepper.step(np.array([0, 0, 0])).valid.all() and stepper.restarts == 0
+    assert stepper.state_dict()["states"] is not None and stepper.restarts == 0
     stepper.close()
+
+
+class Server(Scripted):
+    """Has a program of its own, which it ends as programs are ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.program = None
+
+    def reset(self, *, seed=None, options=None):
+        self.program = self.program or subprocess.Popen(["sleep", "60"])
+        return super().reset(seed=seed)
+
+    def ended(self) -> int:
+        self.program.terminate()
+        return self.program.wait(5)
+
+
+def test_programs_that_an_environment_starts_can_still_be_terminated():
+    envs = WorkerVectorEnv(Server, 1)
+    envs.reset(seed=0)
+    assert envs.call("ended") == [-signal.SIGTERM]
+    envs.close()
 
 
 ORPHANS = """
@@ -239,14 +266,16 @@ envs.step(np.array([0, 2, 0]))  # freezes
 """
 
 
-@pytest.mark.parametrize("end", ["exit", "kill"])
+@pytest.mark.parametrize("end", ["exit", "kill", "kill after a signal to all"])
 def test_workers_end_with_their_parent(end):
     root = Path(__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", ORPHANS, end], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 3
-    if end == "kill":
+    if end != "exit":
         time.sleep(0.2)
+        for pid in pids if end != "kill" else ():
+            os.kill(pid, signal.SIGTERM)
         parent.kill()
     parent.wait(20)
     parent.stdout.close()
@@ -254,6 +283,35 @@ def test_workers_end_with_their_parent(end):
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, pids))
+
+
+TRYING = """
+import os, time
+from lightning_rl.envs.stepping import make_stepper
+from lightning_rl.envs.make import make_vector_env
+from tests.environments import Scripted
+class Endless(Scripted):
+    def step(self, action):
+        os.write(told, b"%d\\n" % os.getpid())
+        while True:
+            time.sleep(0.1)
+told = os.dup(1)
+make_stepper(make_vector_env(Endless, 1))
+"""
+
+
+def test_the_process_that_tries_ways_to_save_ends_with_its_parent():
+    root = Path(__file__).parents[2]
+    parent = subprocess.Popen([sys.executable, "-c", TRYING], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pid = int(parent.stdout.readline())
+    assert pid != parent.pid
+    parent.kill()
+    parent.wait(20)
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid)
 
 
 def alive(pid: int) -> bool:
