@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from lightning_rl.callbacks.csv_logger import read_rows, write_rows
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError
+from lightning_rl.saving.atomic import write_text
 from lightning_rl.saving.files import last_generation
 
 
@@ -69,9 +70,9 @@ def environment_name(env: Any) -> str:
 
 @rank_zero_only
 def write_config(run: Path, config: dict[str, Any]) -> None:
-    """Make the run's folder and write `config.yaml`: `fit --config` repeats the run."""
+    """Make the run's folder and write `config.yaml`, whole or not at all: `fit --config` repeats the run."""
     run.mkdir(parents=True, exist_ok=True)
-    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    write_text(run / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
 @rank_zero_only

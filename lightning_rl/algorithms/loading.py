@@ -9,12 +9,14 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from lightning_rl import ALGORITHMS
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.saving.content import check_content, check_names, check_weights
 from lightning_rl.saving.files import previous_path, read_verified, shown
-from lightning_rl.spaces import Spaces, from_plain
+from lightning_rl.saving.runs import check_optimizers, check_run
+from lightning_rl.spaces import Spaces, allocate, from_plain
 
 BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
 """What settings of the wrong kind raise somewhere inside."""
@@ -85,7 +87,39 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
         raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
+    check_run(checkpoint, path)
+    optimizers = _optimizers(algorithm)
+    if optimizers is not None:
+        check_optimizers(checkpoint["optimizer_states"], optimizers, path)
+    expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
+    for rank in checkpoint["lightning_rl"].get("ranks", []):
+        episodes = rank["data"]["collector"]["episodes"]
+        if rank["num_envs"] == algorithm.num_envs and episodes is not None and _shapes(episodes["obs"]) != expected:
+            raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments give")
     return checkpoint["lightning_rl"]["env_steps"]
+
+
+def _optimizers(algorithm: Any) -> list[Optimizer] | None:
+    """The optimizers that an algorithm will have, which is as it was after this; None if only Lightning can tell."""
+    kept = [(parameter, parameter.data, parameter.grad) for parameter in algorithm.parameters()]
+    try:
+        configured = algorithm.configure_optimizers()
+    except Exception:  # one of others may ask its trainer, which it has not yet
+        return None
+    finally:
+        for parameter, data, gradient in kept:
+            parameter.data, parameter.grad = data, gradient
+    configured = list(configured) if isinstance(configured, list | tuple) else [configured]
+    return configured if all(isinstance(each, Optimizer) for each in configured) else None
+
+
+def _shapes(tree: Any) -> Any:
+    """A tree of arrays as one of their shapes."""
+    if isinstance(tree, dict):
+        return {key: _shapes(child) for key, child in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_shapes(child) for child in tree]
+    return tuple(tree.shape) if hasattr(tree, "shape") else None
 
 
 def without_new_folders(replay: Any) -> Any:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from lightning_rl.saving.atomic import write_text
 
 
 class CSVLogger(Logger):
@@ -27,8 +30,7 @@ class CSVLogger(Logger):
         self.file = folder / "metrics.csv"
         self.columns: list[str] = []
         if self.file.exists():
-            with self.file.open(newline="") as stream:
-                self.columns = next(csv.reader(stream), [])
+            self.columns = next(iter(_lines(self.file)), [])
 
     @property
     def name(self) -> str:
@@ -72,19 +74,24 @@ class CSVLogger(Logger):
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; none if it does not exist."""
-    if not file.exists():
-        return []
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
+    """The rows of a CSV file; none if it does not exist. What a kill or a full disk left of a row is none."""
+    columns, *rows = _lines(file) or [[]]
+    return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
 
 def write_rows(file: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
-    """Replace a CSV file as a whole."""
+    """Replace a CSV file as a whole, or leave it as it is."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".tmp")
-    with new.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    new.replace(file)
+    text = StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(file, text.getvalue())
+
+
+def _lines(file: Path) -> list[list[str]]:
+    """The cells of all lines that end."""
+    if not file.exists():
+        return []
+    text = file.read_bytes()
+    return list(csv.reader(StringIO(text[: text.rfind(b"\n") + 1].decode(errors="replace"), newline="")))

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from lightning_rl.saving.runs import check_optimizer
+
 
 class FlatParameters(nn.Parameter):
     """One vector `[P]` that holds all trainable parameters of a module, for its optimizer.
@@ -59,6 +61,15 @@ class FlatAdam(torch.optim.Adam):
         """Zeros, whatever is asked: the gradient stays where the module's parameters have theirs."""
         (vector,) = self.param_groups[0]["params"]
         vector.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state; the kernel writes wherever its tensors lie.
+
+        Raises:
+            SettingError: the state is not one of an optimizer of this vector.
+        """
+        check_optimizer(state_dict, self)
+        super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -14,7 +14,11 @@ TEMPORARY = re.compile(r"\.tmp-(\d+)$")
 
 
 class SaveFailed(OSError):
-    """A file could not be written. What was saved before is as it was; the message is one line."""
+    """A file could not be written. What was saved before is as it was; the message is one line, the system's word for it `strerror`."""
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.strerror = reason
 
 
 class Writer:
@@ -82,11 +86,28 @@ def stage(path: Path, write: Callable[[Writer], Any]) -> Staged:
             os.fsync(file.fileno())
     except OSError as error:
         _remove(name)
-        raise SaveFailed(f"{path} could not be saved ({error.strerror or error}); what was saved before is as it was") from error
+        raise SaveFailed(
+            f"{path} could not be saved ({error.strerror or error}); what was saved before is as it was", error.strerror
+        ) from error
     except BaseException:
         _remove(name)
         raise
     return Staged(path, writer.size, writer.hash.hexdigest())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by a text.
+
+    Raises:
+        SaveFailed: the disk is full, the folder cannot be written to, …; the file is as it was.
+    """
+    staged = stage(path, lambda file: file.write(text.encode()))
+    try:
+        staged.commit()
+    except OSError as error:
+        raise SaveFailed(f"{path} could not be saved ({error.strerror or error})", error.strerror) from error
+    finally:
+        staged.discard()
 
 
 def sync_folder(folder: Path) -> None:

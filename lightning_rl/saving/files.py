@@ -22,12 +22,14 @@ from lightning_fabric.plugins import CheckpointIO
 from lightning_rl.errors import SettingError
 from lightning_rl.saving.archive import NotPlainError, read_archive
 from lightning_rl.saving.atomic import SaveFailed, remove_leftovers, stage, sync_folder, temporary
-from lightning_rl.saving.manifest import damage, differences, manifest_path, stage_manifest
+from lightning_rl.saving.manifest import damage, differences, identity, manifest_path, stage_manifest
 
 __all__ = ["AtomicCheckpointIO", "SaveFailed", "differences", "last_generation", "previous_path", "read_verified", "shown"]
 
 GENERATIONS = ("last.ckpt", "best.ckpt")
 """Files of which the generation before is kept."""
+TOLD: set[tuple[Any, ...]] = set()
+"""Which damaged files this process told of: a run that continues reads its checkpoint more than once."""
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -87,7 +89,9 @@ def read_verified(path: str | Path, map_location: Any = None, say: Callable[[str
         except SettingError as error:
             first = first or error
             continue
-        if first is not None:
+        told = (str(first), *identity(path))
+        if first is not None and told not in TOLD:
+            TOLD.add(told)
             say(f"{first}; continuing with the generation before, {each.name}")
         return checkpoint
     assert first is not None

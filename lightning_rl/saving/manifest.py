@@ -61,14 +61,14 @@ def _head(file: Path) -> bytes:
 def damage(path: Path) -> str | None:
     """What a checkpoint has against its manifest; nothing where it agrees, or has none."""
     for _ in range(10):
-        before = _identity(path)
+        before = identity(path)
         reason = _disagreement(path)
-        if reason is None or before == _identity(path):  # else a run has just saved it anew
+        if reason is None or before == identity(path):  # else a run has just saved it anew
             break
     return reason
 
 
-def _identity(path: Path) -> list[tuple[int, int]]:
+def identity(path: Path) -> list[tuple[int, int]]:
     """What changes when a file is saved anew."""
     found = []
     for each in (path, manifest_path(path)):
