@@ -91,14 +91,6 @@ class StoredNext:
     def continue_from(self, position: dict[str, Any]) -> None:
         """The inverse, before rows are restored."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything stored."""
-        return {"rows": self.table.records}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
-        self.table.records[:] = state["rows"]
-
 
 class DerivedNext:
     """An observation is stored once: what followed a row is the observation of the next, or lies in a side table where an episode ended.
@@ -244,20 +236,6 @@ class DerivedNext:
         self.final_of[:] = -1
         self.finals.resize(64)
         self.free = list(range(64))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything stored."""
-        tables = {name: getattr(self, name).records for name in ("observations", "table", "finals")}
-        return {**tables, "time": self.time, "back": self.back, "final_of": self.final_of, "free": list(self.free)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
-        self.finals.resize(len(state["finals"]))
-        for name in ("observations", "table", "finals"):
-            getattr(self, name).records[:] = state[name]
-        for name in ("time", "back", "final_of"):
-            getattr(self, name)[:] = state[name]
-        self.free = list(state["free"])
 
 
 def check_counts(value: Any, shape: tuple[int, ...]) -> np.ndarray:

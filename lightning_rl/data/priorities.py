@@ -96,13 +96,6 @@ class Uniform:
     def continue_from(self, position: dict[str, Any]) -> None:
         """Nothing to restore."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to save."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
-
 
 class Prioritized:
     """Proportional prioritized replay (Schaul et al. 2016, sect. 3.3): P(i) ∝ (|δ_i| + ε)^α, weights (N P(i))^−β over their largest.
@@ -165,11 +158,3 @@ class Prioritized:
         self.largest = float(position["largest"])
         if not 0 < self.largest < float("inf"):
             raise ValueError(f"the largest priority is {self.largest}")
-
-    def state_dict(self) -> dict[str, Any]:
-        """All priorities."""
-        return {"tree": self.tree.tree}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
-        self.tree.tree[:] = state["tree"]

@@ -294,16 +294,6 @@ class ReplayBuffer:
         self.layout.continue_from(position["layout"])
         self.sampler.continue_from(position["sampler"])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, as arrays and numbers."""
-        return {"position": self.position(), "layout": self.layout.state_dict(), "sampler": self.sampler.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse, for a buffer made with the same arguments."""
-        self.continue_from(state["position"])
-        self.layout.load_state_dict(state["layout"])
-        self.sampler.load_state_dict(state["sampler"])
-
 
 def row_template(space: Space, action: Tree) -> Row:
     """One row, as arrays of the right shapes and types."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import tracemalloc
@@ -21,6 +20,7 @@ from lightning_rl.data.replay import ReplayBuffer, ReplayConfig, as_replay_confi
 from lightning_rl.distributions import make_distribution
 from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError
+from lightning_rl.saving.segments import SegmentStore
 from lightning_rl.types import tree_leaves
 from tests.data.recordings import (
     LAYOUTS,
@@ -258,7 +258,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("capacity", [21, 120])  # 120 rows end up to 90 episodes: the table of final observations grows beyond 64
 @pytest.mark.parametrize("prioritized, layout, n_steps", ALL_WAYS)
-def test_a_copy_continues_with_the_same_batches(capacity, prioritized, layout, n_steps):
+def test_a_copy_continues_with_the_same_batches(capacity, prioritized, layout, n_steps, tmp_path):
     def make(seed: int) -> ReplayBuffer:
         return buffer_for(Scripted, capacity, 3, n_steps, seed, prioritized=prioritized, optimize_memory_usage=layout)
 
@@ -281,7 +281,7 @@ def test_a_copy_continues_with_the_same_batches(capacity, prioritized, layout, n
     if layout:
         assert len(buffer.layout.finals.records) == (96 if capacity == 120 else 64)
     twin = make(seed=2)
-    twin.load_state_dict(copy.deepcopy(buffer.state_dict()))
+    SegmentStore(tmp_path).load(SegmentStore(tmp_path).save(buffer), twin)
     assert twin.statistics() == buffer.statistics()
     for each in said[59:]:
         update(buffer, twin)
@@ -291,13 +291,13 @@ def test_a_copy_continues_with_the_same_batches(capacity, prioritized, layout, n
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_buffer_returns_to_an_earlier_state_though_it_has_grown_since(layout):
+def test_a_buffer_returns_to_an_earlier_state_though_it_has_grown_since(layout, tmp_path):
     buffer = line_buffer(200, optimize_memory_usage=layout)
     walk(buffer, range(10), ends=range(10))
-    earlier = copy.deepcopy(buffer.state_dict())
+    earlier = SegmentStore(tmp_path).save(buffer)
     before = buffer.sample(50)
     walk(buffer, range(1000, 1150), ends=range(1000, 1150))
-    buffer.load_state_dict(earlier)
+    SegmentStore(tmp_path).load(earlier, buffer)
     assert same(buffer.sample(50), before)
     walk(buffer, range(1000, 1150), ends=range(1000, 1150))
     window = buffer.sample(2000)

@@ -21,6 +21,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.rewards.extrinsic import Extrinsic
+from lightning_rl.saving.segments import SegmentStore
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Transition
 from tests.data.recordings import MODES, diary, starts
@@ -188,10 +189,10 @@ def test_a_continued_run_fills_its_buffer_again_and_makes_up_for_nothing(num_env
 
 
 @pytest.mark.parametrize("num_envs", [1, 4])
-def test_a_continued_run_that_brings_its_buffer_learns_at_once_but_makes_up_for_nothing(num_envs):
+def test_a_continued_run_that_brings_its_buffer_learns_at_once_but_makes_up_for_nothing(num_envs, tmp_path):
     before = Run(num_envs, length=5, learning_starts=20).iterate(6)
     run = Run(num_envs, length=5, learning_starts=20, resumed=True)
-    run.buffer.load_state_dict(before.buffer.state_dict())
+    SegmentStore(tmp_path).load(SegmentStore(tmp_path).save(before.buffer), run.buffer)
     run.collector.env_steps = 1000
     assert run.iterate(2).told() == " ".join(["s" * num_envs + "b" * num_envs] * 10)
 
