@@ -179,7 +179,7 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
         print(json.dumps(result))
     else:
         Console(highlight=False, soft_wrap=True).print(
-            f"return {result['return_mean']} ± {result['return_std']:.2f} over {options.episodes} episodes "
+            f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {options.episodes} episodes "
             f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
             f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
             f"mean length {result['length_mean']:.1f}, trained for {result['env_steps']:,} environment steps"

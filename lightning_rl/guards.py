@@ -51,6 +51,8 @@ class Guard:
         """What this rank met in an iteration, for all ranks to stop after it."""
         self.replaced = self.skipped = self.restored = 0
         self.saved: Path | None = None
+        self.notices: list[str] = []
+        """What there is to tell, a line each; who prints them clears the list."""
         self.bad_steps = 0
         self.bad_updates: dict[str, int] = {}
         self.bad_iterations, self.is_bad_iteration = 0, False
@@ -96,7 +98,12 @@ class Guard:
         if self.on_nan == "raise" or self.bad_steps >= IN_A_ROW:
             self._stop(line if self.on_nan == "raise" else f"{line}, as something was {IN_A_ROW} steps in a row", batch)
         else:
-            self._save(batch)
+            self._tell_first(self.replaced, f"{line}: the last good one, or reward 0, stands in for it{self._save(batch)}")
+
+    def _tell_first(self, number: int, line: str) -> None:
+        """Only the first time of each kind; metrics count the others."""
+        if number == 1:
+            self.notices.append(line)
 
     def _stop(self, line: str, batch: Tree) -> None:
         self.error = self.error or NotFiniteError(line + self._save(batch))
@@ -153,12 +160,14 @@ class Guard:
         if number >= IN_A_ROW or (self.on_nan == "restore_last" and again >= RESTORED_IN_A_ROW):
             often = f"{number} updates" if number >= IN_A_ROW else f"{again} iterations"
             raise NotFiniteError(f"{line}, as something was {often} in a row{self._save(batch)}")
-        self._save(batch)
+        place = self._save(batch)
         if self.on_nan == "restore_last" and self.snapshot is not None:
             self.snapshot.restore()
             self.restored += 1
+            self._tell_first(self.restored, f"{line}: back to the weights of the last finished iteration{place}")
         else:
             self.skipped += 1
+            self._tell_first(self.skipped, f"{line}: that gradient step is left out{place}")
 
     def begin(self, module: torch.nn.Module, optimizers: Iterable[Optimizer]) -> None:
         """Before the first iteration."""

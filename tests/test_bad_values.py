@@ -181,12 +181,13 @@ def test_an_evaluation_looks_too(door):
 @pytest.mark.parametrize("on_nan", TOLERANT)
 @pytest.mark.parametrize("door", AT)
 @pytest.mark.parametrize("algorithm", ALL)
-def test_a_run_goes_on_without_what_an_environment_should_not_have_said(algorithm, door, on_nan):
+def test_a_run_goes_on_without_what_an_environment_should_not_have_said_and_tells_it_once(algorithm, door, on_nan, capsys):
     rows = Rows()
     model = poisoned(algorithm, door, math.nan, AT[door], on_nan=on_nan, log_interval=1)
     fit(model, logger=rows)
     assert model.env_steps == 96 and weights(model).isfinite().all()
     assert rows.rows[-1][1]["rollout/replaced_steps"] == 1
+    assert capsys.readouterr().out.count("the last good one, or reward 0, stands in for it") == 1
     assert all(math.isfinite(value) for _, row in rows.rows for value in row.values())
 
 
@@ -208,7 +209,7 @@ def test_the_last_good_observation_and_reward_0_stand_in():
 @pytest.mark.parametrize("on_nan", TOLERANT)
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 @pytest.mark.parametrize("algorithm", ALL)
-def test_a_run_goes_on_after_a_bad_update(algorithm, kind, on_nan):
+def test_a_run_goes_on_after_a_bad_update_and_tells_it_once(algorithm, kind, on_nan, capsys):
     rows, settings = Rows(), {"on_nan": on_nan, "log_interval": 1}
     env = two("none", 0.0, 0, action=ACTION[algorithm])
     model = build(bad_losses(algorithm, math.inf, 2, 3), env, **settings) if kind == "loss" else build(algorithm, env, **settings)
@@ -218,6 +219,8 @@ def test_a_run_goes_on_after_a_bad_update(algorithm, kind, on_nan):
     assert model.env_steps == 96
     assert all(each.isfinite().all() for each in model.state_dict().values())
     assert rows.rows[-1][1]["train/skipped_updates" if on_nan == "skip_update" else "train/restored"] == 2
+    said = "that gradient step is left out" if on_nan == "skip_update" else "back to the weights of the last finished iteration"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_a_skipped_update_leaves_the_weights_as_they_were_and_restoring_brings_back_those_of_the_last_iteration():

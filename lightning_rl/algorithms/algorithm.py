@@ -353,10 +353,11 @@ class Algorithm(pl.LightningModule):
     # ---------------------------------------------------------------- inside
 
     def _tell_notices(self) -> None:
-        """What befell the environments."""
+        """What befell the environments, and numbers that were none."""
         assert self.collector is not None
-        for notice in self.collector.take_notices():
+        for notice in (*self.collector.take_notices(), *self.guard.notices):
             self.say(notice)
+        self.guard.notices.clear()
 
     def _count(self) -> None:
         """The counts of all ranks together, where there is something new; all decisions use these numbers."""
