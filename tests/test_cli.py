@@ -191,7 +191,7 @@ def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, cap
     keys = "return_mean return_std return_min return_max return_median iqm ci_low ci_high length_mean episodes env_steps seed"
     assert list(result) == keys.split() and (result["episodes"], result["seed"]) == (5, 40)
     text = fit(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt {options}")
-    assert text.startswith(f"return {result['return_mean']} ±") and text.count("\n") == 1
+    assert text.startswith(f"return {result['return_mean']:.2f} ±") and text.count("\n") == 1
     drawn = json.loads(fit(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt {options} --stochastic --json"))
     assert drawn["return_mean"] != result["return_mean"]
 
