@@ -206,18 +206,17 @@ def _tell(build: Callable[[], Any], pipe: Any) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # libraries and the end of a process write past Python's streams
         os.dup2(nowhere, stream)
-    with open(os.devnull, "w") as silent, redirect_stdout(silent), redirect_stderr(silent):
-        try:
-            pipe.send(_try_ways(build))
-        finally:
-            os._exit(0)  # nothing that the parent left to be done at its end is done here
+    try:
+        pipe.send(_try_ways(build))
+    finally:
+        os._exit(0)  # nothing that the parent left to be done at its end is done here
 
 
 def _try_ways(build: Callable[[], Any]) -> str | None:
     drawn = random.getstate(), np.random.get_state()
     deadline = time.monotonic() + PATIENCE
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), warnings.catch_warnings(action="ignore"):
             return next((way for way in WAYS if fits(build, way, deadline)), None)
     finally:
         random.setstate(drawn[0])
