@@ -12,7 +12,7 @@ import threading
 import pytest
 import torch
 
-from lightning_rl import PPO, SettingError
+from lightning_rl import PPO, SettingError, Trainer
 from lightning_rl.saving.atomic import SaveFailed, remove_leftovers
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation, read_verified
 from tests.fitting import fit, tiny
@@ -213,3 +213,22 @@ def test_lightning_saves_and_continues_through_it(tmp_path):
     model = tiny(PPO, max_env_steps=32)
     fit(model, ckpt_path=tmp_path / "last.ckpt", plugins=[AtomicCheckpointIO()])
     assert model.env_steps == 32
+
+
+def test_the_generation_before_is_told_of_once_for_each_damage(tmp_path):
+    path, said = tmp_path / "last.ckpt", []
+    for i in range(2):
+        save(path, i)
+    damage(path)
+    assert [number(path, said) for _ in range(3)] == [0, 0, 0] and len(said) == 1
+    path.write_bytes(b"")
+    assert [number(path, said) for _ in range(2)] == [0, 0] and len(said) == 2
+
+
+def test_a_run_that_falls_back_says_so_once(tmp_path, capfd):
+    model = tiny(PPO, max_env_steps=32)
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(model)
+    damage(trainer.run_folder / "checkpoints" / "last.ckpt")
+    Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False).fit(tiny(PPO), ckpt_path="last")
+    assert capfd.readouterr().out.count("continuing with the generation before") == 1
