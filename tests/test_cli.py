@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import time
 
 import pytest
 import torch
@@ -257,6 +258,9 @@ def test_weights_and_biases_keeps_settings_and_metrics_over_environment_steps(fi
     fit(CARTPOLE + "--config logger/wandb")
     wandb.finish()
     (file,) = (folder / "runs/wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 30
+    while sum(record.HasField("exit") for record in wandb_records(file.read_bytes())) < 1 and time.monotonic() < deadline:
+        time.sleep(0.1)  # its service writes in a process of its own, and may not be done on a busy machine
     records = wandb_records(file.read_bytes())
     history = [record.history.item for record in records if record.HasField("history")]
     rows = [{".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items} for items in history]
