@@ -100,6 +100,8 @@ BAD_VECTORS = {
 def test_an_optimizer_state_that_does_not_lie_as_its_parameter_is_refused_before_a_kernel_writes_there(changed, contents, model, bad):
     for number, optimizer in enumerate(contents[model]["optimizer_states"]):
         for name in optimizer["state"][0].keys() - {"step"}:
+            if bad in ("short", "repeated", "strided") and len(optimizer["state"][0][name]) == 1:
+                continue  # SAC's temperature is one number
             value = BAD_VECTORS[bad](optimizer["state"][0][name])
             refused(changed(value, "optimizer_states", number, "state", 0, name, model=model), model)
 
