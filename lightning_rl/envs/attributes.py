@@ -211,14 +211,17 @@ class AttributeWriter:
         name = state["bit_generator"]
         if not isinstance(name, str) or name not in BIT_GENERATORS:
             raise NotAttributesError(f"{name!r} is no bit generator")
+        check_places(state)
         bits: Any = BIT_GENERATORS[name]()
         bits.state = state
         self.made[number] = (type(existing) if isinstance(existing, np.random.Generator) else np.random.Generator)(bits)
         return self.made[number]
 
     def make_randomstate(self, existing: Any, kind: str, number: int, plain: Any) -> Any:
+        state = self.value(plain)
+        check_places(state)
         self.made[number] = made = np.random.RandomState()
-        made.set_state(self.value(plain))
+        made.set_state(state)
         return made
 
     def make_random(self, existing: Any, kind: str, number: int, version: int, numbers: np.ndarray, gauss: float | None) -> Any:
@@ -270,3 +273,10 @@ def simulation(data: Any) -> dict[str, np.ndarray]:
 def is_space(value: Any) -> bool:
     """Whether something is a space of gymnasium, or nested in one."""
     return all(hasattr(value, name) for name in ("sample", "contains", "seed", "is_np_flattenable"))
+
+
+def check_places(state: dict[str, Any]) -> None:
+    """Raise `NotAttributesError` for a generator that would read beyond its words: numpy takes any place for the next one."""
+    place, buffered = state.get("state", {}).get("pos", 0), state.get("buffer_pos", 0)
+    if not (0 <= place <= 624 and 0 <= buffered <= 4):
+        raise NotAttributesError("a generator without its words")

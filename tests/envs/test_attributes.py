@@ -45,3 +45,16 @@ def test_how_an_environment_was_made_is_not_written(name):
         write(env, {name: 1})
     write(env, {name: 1}, lenient=True)
     assert vars(env) == before and type(env).__name__ == "TimeLimit"
+
+
+@pytest.mark.parametrize(("name", "place"), [("MT19937", 625), ("MT19937", -1), ("Philox", -1), ("Philox", 5), ("RandomState", 10**6)])
+def test_a_generator_that_would_read_beyond_its_words_is_refused(name, place):
+    generator = np.random.RandomState(7) if name == "RandomState" else np.random.Generator(getattr(np.random, name)(7))
+    kind, number, (_, items) = AttributeReader().plain(generator)
+    state = dict(items)
+    if name == "Philox":
+        state["buffer_pos"] = place
+    else:
+        state["state"] = ("~dict", [(key, place if key == "pos" else value) for key, value in state["state"][1]])
+    with pytest.raises(NotAttributesError, match="without its words"):
+        AttributeWriter().value((kind, number, ("~dict", list(state.items()))))
