@@ -53,7 +53,7 @@ def bad_losses(algorithm, value, first=1, last=10**6):
             return self.finite("loss", found[0] * value), *found[1:]
         return self.finite(name, found * value)
 
-    return type(algorithm.__name__, (algorithm,), {name: loss})
+    return type(f"Bad{algorithm.__name__}", (algorithm,), {name: loss})  # the command line must find one of a name
 
 
 def spoil_gradients(model, value, first=1, last=10**6):

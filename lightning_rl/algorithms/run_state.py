@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 from textwrap import shorten
@@ -19,9 +20,11 @@ def run_states(algorithm: Any) -> list[Any]:
     own = to_plain(run_state(algorithm))
     if algorithm.trainer.world_size == 1:
         return [own]
+    file = io.BytesIO()
+    torch.save(own, file)  # the pickles of `all_gather_object` do not know all types of tensors
     states: list[Any] = [None] * algorithm.trainer.world_size
-    torch.distributed.all_gather_object(states, own)
-    return states
+    torch.distributed.all_gather_object(states, file.getvalue())
+    return [torch.load(io.BytesIO(state), weights_only=True) for state in states]
 
 
 def run_state(algorithm: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -165,11 +166,12 @@ def test_running_statistics_count_each_valid_row_once(algorithm, autoreset):
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_environments_are_closed_after_a_run_and_after_an_exception(algorithm, vectorization):
     for error in (None, RuntimeError("in the middle"), KeyboardInterrupt()):
-        model, opened = tiny(algorithm, max_env_steps=16, env={"vectorization": vectorization}), []
+        model, opened, processes = tiny(algorithm, max_env_steps=16, env={"vectorization": vectorization}), [], []
         training_step = model.training_step
 
-        def watched(rollout, batch_idx, model=model, error=error, opened=opened, training_step=training_step):
+        def watched(rollout, batch_idx, model=model, error=error, opened=opened, processes=processes, training_step=training_step):
             opened.append(model.collector.stepper.envs)
+            processes.extend(process.pid for process in getattr(model.collector.stepper.envs, "processes", ()))
             if error is not None:
                 raise error
             training_step(rollout, batch_idx)
@@ -181,7 +183,8 @@ def test_environments_are_closed_after_a_run_and_after_an_exception(algorithm, v
             with pytest.raises((RuntimeError, SystemExit)):
                 fit(model)
         assert [envs.closed for envs in opened] == [True] and model.collector is None
-        assert not any(process.is_alive() for envs in opened for process in getattr(envs, "processes", ()))
+        assert len(processes) == (2 if vectorization == "async" else 0)
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in processes)
 
 
 @every_algorithm
