@@ -25,7 +25,7 @@ CASES = [
     pytest.param(PPO, {"id": "LunarLander-v3"}, {}, id="PPO LunarLander"),
     pytest.param(PPO, {"id": "HalfCheetah-v5", "max_episode_steps": 40}, {}, id="PPO HalfCheetah"),
     pytest.param(PPO, {"id": "ALE/Pong-v5", "atari": True}, {"net_arch": [], "encoder": "simple"}, id="PPO Pong"),
-    pytest.param(PPO, {"id": "ALE/Pong-v5", "atari": True, "vectorization": "async"}, {"encoder": "simple"}, id="PPO Pong async"),
+    pytest.param(PPO, {"id": "ALE/Pong-v5", "atari": True, "vectorization": "async"}, {"encoder": "simple"}, id="PPO Pong async", marks=pytest.mark.slow),
     pytest.param(A2C, {"id": "CartPole-v1", "vectorization": "native"}, {}, id="A2C CartPole native"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"normalize_obs": "running"}, id="SAC Pendulum"),
     pytest.param(SAC, {"id": "Ant-v5", "vectorization": "async"}, {"n_steps": 3}, id="SAC Ant async"),

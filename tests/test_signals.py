@@ -49,6 +49,8 @@ def test_a_signal_ends_a_run_within_an_iteration_saves_it_and_says_how_to_go_on(
     last_row = int(read_rows(run / "metrics.csv")[-1]["env_steps"])
     assert said.startswith(f"stopped by {number.name} at {last_row:,} environment steps; continue: lightning-rl fit --config ")
     assert [worker for worker in workers if os.path.exists(f"/proc/{worker}")] == []
+    if number != signal.SIGTERM:
+        return
     arguments = shlex.split(said.partition("continue: lightning-rl ")[2])
     more = [f"--model.max_env_steps={last_row + 128}", "--trainer.enable_progress_bar=false"]
     again = subprocess.run([*COMMAND, *arguments, *more], cwd=folder, capture_output=True, text=True)
@@ -57,6 +59,7 @@ def test_a_signal_ends_a_run_within_an_iteration_saves_it_and_says_how_to_go_on(
     assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == last_row + 128
 
 
+@pytest.mark.slow
 def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_that_continues_makes_it(folder):
     evaluation = "--evaluation.every_n_env_steps 1024 --evaluation.episodes 3000 --evaluation.num_envs 1"
     process = start(folder, f"--model.max_env_steps 1e7 {evaluation}")
