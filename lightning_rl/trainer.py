@@ -20,7 +20,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.loading import check_fits
 from lightning_rl.algorithms.settings import plain
-from lightning_rl.algorithms.warm_start import init_from as start_from
+from lightning_rl.algorithms.warm_start import take_weights
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
 from lightning_rl.callbacks.csv_logger import CSVLogger
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
@@ -169,7 +169,7 @@ class Trainer(pl.Trainer):
                 if ckpt_path is None:
                     return
             self.run_folder = run_folder
-            for line in [] if init_from is None else start_from(model, init_from):
+            for line in [] if init_from is None else take_weights(model, init_from):
                 self.say(line)
             place: AbstractContextManager[None] = replacing(run_folder) if force and ckpt_path is None else nullcontext()
         else:
@@ -222,29 +222,32 @@ class Trainer(pl.Trainer):
         for logger in self.loggers:
             introduce(logger, self.config)
 
-    @property
-    def _command(self) -> str:
-        """What continues this run."""
-        imports = "".join(f" --import {module}" for module in self.imports)
-        return f"lightning-rl fit{imports} --config {self.run_folder / 'config.yaml'} --ckpt_path last"
+    def _program(self, subcommand: str) -> str:
+        """The command line that begins like this for this run's algorithm and environment."""
+        return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in self.imports)
+
+    def _continuing(self, model: Algorithm) -> str | None:
+        """The command that continues this run; None where nothing is saved, or no file can name its environment."""
+        if last_generation(self.run_folder / "checkpoints") is None or model.hparams["env"] is None:
+            return None
+        return f"{self._program('fit')} --config {self.run_folder / 'config.yaml'} --ckpt_path last"
 
     @rank_zero_only
     def _say_goodbye(self, model: Algorithm) -> None:
         best = next((callback for callback in self.callbacks if isinstance(callback, BestModel)), None)
         self.say(f"run: {self.run_folder}")
-        saved = last_generation(self.run_folder / "checkpoints")
-        if saved is not None and not model.finished and self.stop.received is None and model.hparams["env"] is not None:
-            self.say(f"continue it: {self._command}")
+        command = self._continuing(model)
+        if command is not None and not model.finished and self.stop.received is None:
+            self.say(f"continue it: {command}")
         if best is not None and best.path.exists() and model.hparams["env"] is not None:
-            imports = "".join(f" --import {module}" for module in self.imports)
-            self.say(f"evaluate it: lightning-rl evaluate{imports} --ckpt_path {best.path} --episodes 100")
+            self.say(f"evaluate it: {self._program('evaluate')} --ckpt_path {best.path} --episodes 100")
 
     def _leave(self, model: Algorithm) -> NoReturn:
         """After a signal: how to go on, and its exit status."""
         assert self.stop.received is not None
         at = f"stopped by {self.stop.received.name} at {model.env_steps:,} environment steps"
-        saved = last_generation(self.run_folder / "checkpoints")
-        self.say(f"{at}; continue: {self._command}" if saved is not None and model.hparams["env"] is not None else at)
+        command = self._continuing(model)
+        self.say(at if command is None else f"{at}; continue: {command}")
         if self.stop.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(143)

@@ -14,7 +14,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.saving.files import last_generation
 
 
-def init_from(algorithm: Any, source: str | Path) -> list[str]:
+def take_weights(algorithm: Any, source: str | Path) -> list[str]:
     """Take the weights of another run, layer by layer where they fit; counters, optimizers and environments start anew.
 
     Args:

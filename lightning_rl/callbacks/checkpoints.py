@@ -11,7 +11,6 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
-from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.replay_dataset import ReplayDataset
 from lightning_rl.errors import check_range
 from lightning_rl.saving.segments import SegmentStore, size_of
@@ -133,7 +132,7 @@ class SaveCheckpoints(Checkpoint):
     def save(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """Save now, and forget copies beyond `keep`."""
         self.saved_at = algorithm.env_steps
-        save_checkpoint(trainer, self._place("last.ckpt"), algorithm.dataset)
+        algorithm.dataset.end_save(attempt(trainer, algorithm.dataset.begin_save) and save_checkpoint(trainer, self._place("last.ckpt")))
         if self.keep:
             save_checkpoint(trainer, self._place(f"env_steps={algorithm.env_steps}.ckpt"))
         copies = sorted(self._place("").glob("env_steps=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
@@ -141,18 +140,16 @@ class SaveCheckpoints(Checkpoint):
             trainer.strategy.checkpoint_io.remove_checkpoint(old)
 
 
-def save_checkpoint(trainer: Any, path: Path, dataset: ExperienceDataset | None = None) -> None:
-    """Save, with what a dataset saves beside it; where the disk refuses on one rank, say so in one line and go on with what was saved."""
-    beside = [] if dataset is None else [dataset]
-    saved = all([attempt(trainer, each.begin_save) for each in beside]) and attempt(
-        trainer, partial(trainer.save_checkpoint, path, weights_only=False), trainer.strategy.barrier
-    )
-    for each in beside:
-        each.end_save(saved)
+def save_checkpoint(trainer: Any, path: Path) -> bool:
+    """Whether a checkpoint could be saved."""
+    return attempt(trainer, partial(trainer.save_checkpoint, path, weights_only=False), trainer.strategy.barrier)
 
 
 def attempt(trainer: Any, save: Callable[[], Any], otherwise: Callable[[], Any] = lambda: None) -> bool:
-    """Whether something could be saved on all ranks. `otherwise` is called where it could not."""
+    """Whether something could be saved on all ranks; where the disk refuses, one line says so and the run goes on.
+
+    `otherwise` is called on the ranks where it could not.
+    """
     try:
         save()
         saved = True

@@ -9,7 +9,7 @@ from lightning_rl.types import Rollout
 
 
 class RolloutDataset(ExperienceDataset):
-    """Endless rollouts with the newest weights. State lives in the collector, so the dataset has none to save."""
+    """Endless rollouts with the newest weights. All state lives in the collector."""
 
     def __iter__(self) -> Iterator[Rollout]:
         while True:

@@ -43,8 +43,11 @@ def peak() -> int:
 
 def test_the_checkpoint_that_they_are_made_from_is_good(made):
     folder, _, _ = made
-    load_policy(folder / "good.ckpt")
-    fit(tiny(PPO, "CartPole-v1"), ckpt_path=folder / "good.ckpt")
+    action, _ = load_policy(folder / "good.ckpt").act(np.zeros(4, np.float32))
+    assert action in (0, 1)
+    model = tiny(PPO, "CartPole-v1")
+    fit(model, ckpt_path=folder / "good.ckpt")
+    assert model.env_steps == 96
 
 
 def refused(make, proof: Path) -> None:
