@@ -22,6 +22,8 @@ EXPORTS = {
     "Trainer": "lightning_rl.trainer",
     "EvaluationConfig": "lightning_rl.callbacks.evaluation",
     "CheckpointConfig": "lightning_rl.callbacks.checkpoints",
+    "LSTM": "lightning_rl.networks.memory",
+    "GRU": "lightning_rl.networks.memory",
     "ReplayConfig": "lightning_rl.data.replay",
     "TargetNetworkUpdate": "lightning_rl.callbacks.target_update",
     "RolloutEvaluator": "lightning_rl.callbacks.evaluation",

@@ -34,7 +34,8 @@ class Rollout(NamedTuple):
     empty where an algorithm does not need it.
     reward, value, next_value: `[T, N, S]`; next_value is the value of the true successor (the final observation at a truncation).
     terminated, truncated, valid, episode_start: bool `[T, N]`; `truncated` excludes `terminated`.
-    action_mask: `[T, N, ...]` tree.  memory: the policy's memory before the first row.
+    action_mask: `[T, N, ...]` tree.
+    memory: the policy's memory before the first row of each sequence, row 0, L, 2 L, … for sequences of L rows, `[⌈T / L⌉, N, ...]` tree.
     """
 
     obs: Tree
@@ -58,7 +59,13 @@ class Transition(NamedTuple):
     reward: `[B, S]`, Σ γⁱ r over the window.  discount: `[B, S]`, γᵏ · (not terminated).
     weight: `[B]`, importance; sums to 1 where all rows were equally likely.
     rows: `[B]`, their places in the buffer, as an array.
-    action_mask, next_action_mask, episode_start, memory: trees.
+    action_mask, next_action_mask: `[B, ...]` trees.
+
+    For a network that remembers, rows are those of N sequences of T slots, flat and time-major: B = T · N. Observations come in the order
+    of their episodes, the last one of an episode in a slot of its own, so that what follows a row lies in one of the slots behind it.
+    episode_start: `[T, N]`.  memory: the policy's before the first slots, `[N, ...]` tree.  next_obs: the same as obs.
+    successor: `[B]`, the slot that lies k steps behind each row.  weight: 0 in slots that are no rows to learn from.
+    rows: `[N]`, of the first slots.
     """
 
     obs: Tree
@@ -70,8 +77,13 @@ class Transition(NamedTuple):
     rows: Any
     action_mask: Tree = ()
     next_action_mask: Tree = ()
-    episode_start: Tree = ()
+    episode_start: Any = ()
     memory: Tree = ()
+    successor: Any = ()
+
+    def follow(self, x: Tensor) -> Tensor:
+        """From what a network says of next_obs, `[B, ...]`, that of what follows each row."""
+        return x[self.successor] if len(self.successor) else x
 
 
 def tree_leaves(tree: Tree) -> Iterator[Any]:

@@ -77,7 +77,7 @@ class A2C(Algorithm):
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
-        batch = make_batch(*self.prepare(rollout), self.gae_lambda)
+        batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         if self.normalize_advantage:
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
@@ -87,7 +87,7 @@ class A2C(Algorithm):
 
     def loss(self, batch: Batch) -> Tensor:
         """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step)."""
-        log_prob, entropy, value = self.network.evaluate(batch.obs, batch.action, action_mask=batch.action_mask)
+        log_prob, entropy, value = self.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), batch.advantage), batch.weight)
         value_loss = losses.mean(losses.value_loss(value, batch.returns), batch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), batch.weight)

@@ -24,6 +24,7 @@ from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
+from lightning_rl.data.priorities import sequence_errors
 from lightning_rl.data.replay import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
@@ -31,6 +32,7 @@ from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.guards import ON_NAN, Guard
+from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.rewards.extrinsic import Extrinsic
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.spaces import Spaces
@@ -60,6 +62,7 @@ class Algorithm(pl.LightningModule):
         normalize_reward: divide rewards by the running standard deviation of the discounted return.
         clip_reward: cut rewards to [-clip_reward, clip_reward] for learning; null leaves them.
         reward_scale: factor on rewards for learning.
+        memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.
         log_interval: environment steps between two rows in the loggers; 1 % of the run unless given.
         on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
         spaces: observation and action space; probed from one environment unless given.
@@ -85,6 +88,7 @@ class Algorithm(pl.LightningModule):
         normalize_reward: bool = False,
         clip_reward: float | None = None,
         reward_scale: float = 1.0,
+        memory: Memory | None = None,
         log_interval: int | None = None,
         on_nan: Literal["raise", "skip_update", "restore_last"] = "raise",
         spaces: Spaces | None = None,
@@ -108,15 +112,17 @@ class Algorithm(pl.LightningModule):
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
         self.log_rows = RunLog(log_interval or max(1, max_env_steps // 100))
         self.normalize_obs, self.normalize_obs_steps = normalize_obs, normalize_obs_steps
+        self.memory = as_memory(memory)
         self.network_settings: dict[str, Any] = {
             "net_arch": [64, 64] if net_arch is None else net_arch,
             "activation": activation,
             "encoder": encoder,
             "encoder_features": encoder_features,
             "normalize_obs": normalize_obs,
+            "memory": self.memory,
         }
         self.reward_signals = torch.nn.ModuleDict({"extrinsic": Extrinsic(gamma, reward_scale, clip_reward, normalize_reward)})
-        critic = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
+        critic: dict[str, Any] = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
         self.critic_settings = {**critic, "streams": len(self.reward_signals)}
         self.register_buffer("gamma", torch.tensor([signal.gamma for signal in self.reward_signals.values()]), persistent=False)
         self.save_hyperparameters(plain({**complete_settings(self), "env": self.env}))
@@ -218,7 +224,12 @@ class Algorithm(pl.LightningModule):
     def learned(self, batch: Transition, errors: Callable[[], Tensor]) -> None:
         """A batch's errors |δ| `[B]`, which only a buffer that draws by them asks for."""
         assert isinstance(self.dataset, ReplayDataset)
-        self.dataset.buffer.sampler.update(batch.rows, lambda: errors().nan_to_num(0.0, 0.0, 0.0))
+
+        def finite() -> Tensor:
+            numbers = errors().nan_to_num(0.0, 0.0, 0.0)
+            return sequence_errors(numbers, batch.weight, len(batch.rows)) if len(batch.successor) else numbers
+
+        self.dataset.buffer.sampler.update(batch.rows, finite)
 
     def _unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
         """The callback, unless the Trainer has one of its kind."""

@@ -119,6 +119,7 @@ class DQN(Algorithm):
             steps_per_iteration=steps_per_iteration,
             n_steps=n_steps,
             warmup=warmup,
+            memory=self.memory,
         )
         self.target_update = TargetNetworkUpdate(tau, target_update_interval)
         self.exploration = piecewise([[0, exploration_initial_eps], [exploration_fraction, exploration_final_eps]])
@@ -158,12 +159,12 @@ class DQN(Algorithm):
         returns = self.network.returns
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
-            next_z = self.target(next_obs)  # [B, n, S, Z]
-            judge = self.network(next_obs) if self.double_q else next_z
+            next_z = batch.follow(self.target(next_obs, batch.memory, batch.episode_start))  # [B, n, S, Z]
+            judge = batch.follow(self.network(next_obs, batch.memory, batch.episode_start)) if self.double_q else next_z
             next_action = self.network.distribution.mode(returns.mean(judge).sum(-1), batch.next_action_mask)
             values, probs = returns.distribution(chosen(next_z, next_action))  # [B, S, Z]
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))
-        z = chosen(self.network(self.network.normalizer(batch.obs)), batch.action)
+        z = chosen(self.network(self.network.normalizer(batch.obs), batch.memory, batch.episode_start), batch.action)
         loss, error = returns.loss(z, target, probs)  # [B, S]
         self.learned(batch, lambda: error.mean(-1))
         taken = z.detach()  # a function that is kept must not keep the graph

@@ -13,6 +13,7 @@ from lightning_rl.data.memory import memory_in_words
 from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.sequences import Sequences
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env, stacked_frames
 from lightning_rl.envs.stepping import make_stepper
@@ -34,7 +35,9 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
     action = tree_index(tree_to_numpy(distribution.random(x)), 0)
     frames = stacked_frames(algorithm.env)
-    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks // algorithm.trainer.num_nodes, frames)
+    memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
+    sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
+    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks // algorithm.trainer.num_nodes, frames, memory)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     buffer = ReplayBuffer(
         spaces.observation,
@@ -45,6 +48,7 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
         config=config,
         frames=frames,
         seed=torch.initial_seed() + algorithm.global_rank,
+        sequences=sequences,
     )
     saved = algorithm.own_state is not None and algorithm.own_state["data"].get("replay") is not None
     if not saved:

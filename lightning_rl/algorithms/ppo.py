@@ -25,7 +25,7 @@ class PPO(Algorithm):
 
     Args:
         n_steps: steps of each environment in a rollout.
-        batch_size: rows of a minibatch; must divide `n_steps * num_envs`.
+        batch_size: rows of a minibatch; must divide `n_steps * num_envs`, and with a memory be a multiple of its sequence_length.
         n_epochs: passes over a rollout.
         gae_lambda: λ of the generalised advantage estimate.
         clip_range: ε of the clipped surrogate, a number or a schedule.
@@ -74,7 +74,7 @@ class PPO(Algorithm):
         check_choice("ratio", ratio, ("joint", "per_dim"))
         if target_kl is not None:
             check_range("target_kl", target_kl, 0, open_low=True)
-        check_batch_size(batch_size, n_steps, self.num_envs)
+        check_batch_size(batch_size, n_steps, self.num_envs, 1 if self.memory is None else min(self.memory.sequence_length, n_steps))
         self.n_steps, self.batch_size, self.n_epochs = n_steps, batch_size, n_epochs
         self.gae_lambda, self.normalize_advantage = gae_lambda, normalize_advantage
         self.clip_range = make_schedule("clip_range", clip_range)
@@ -90,7 +90,7 @@ class PPO(Algorithm):
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
-        batch = make_batch(*self.prepare(rollout), self.gae_lambda)
+        batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         for _ in range(self.n_epochs):
             for minibatch in minibatches(batch, self.batch_size, self.normalize_advantage, self.generator):
@@ -102,7 +102,9 @@ class PPO(Algorithm):
 
     def loss(self, minibatch: Batch) -> tuple[Tensor, Tensor]:
         """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and the approximate KL divergence."""
-        log_prob, entropy, value = self.network.evaluate(minibatch.obs, minibatch.action, action_mask=minibatch.action_mask)
+        log_prob, entropy, value = self.network.evaluate(
+            minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask
+        )
         log_ratio = log_prob - minibatch.log_prob  # [B, D]
         joint = log_ratio.sum(-1, keepdim=True)
         ratio = (joint if self.ratio == "joint" else log_ratio).exp()
@@ -131,14 +133,14 @@ class PPO(Algorithm):
         return FlatAdam(self.network, eps=1e-5)
 
 
-def check_batch_size(batch_size: int, n_steps: int, num_envs: int) -> None:
-    """Raise `SettingError` unless minibatches fill a rollout evenly, naming the two nearest sizes that do."""
+def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_length: int = 1) -> None:
+    """Raise `SettingError` unless minibatches of whole sequences fill a rollout evenly, naming the two nearest sizes that do."""
     check_range("batch_size", batch_size, 1, whole=True)
-    rows = n_steps * num_envs
-    if rows % batch_size:
-        sizes = [size for size in range(1, rows + 1) if rows % size == 0]
+    sequences = -(-n_steps // sequence_length) * num_envs
+    sizes = [number * sequence_length for number in range(1, sequences + 1) if sequences % number == 0]
+    if batch_size not in sizes:
         nearest = sorted(sorted(sizes, key=lambda size: abs(size - batch_size))[:2])
-        raise SettingError(
-            f"batch_size {batch_size} does not divide n_steps * num_envs = {n_steps} * {num_envs} = {rows}; "
-            f"use {' or '.join(map(str, nearest))}"
-        )
+        rows = f"n_steps * num_envs = {n_steps} * {num_envs} = {n_steps * num_envs}"
+        if sequence_length > 1:
+            rows += f" in sequences of {sequence_length}"
+        raise SettingError(f"batch_size {batch_size} does not divide {rows}; use {' or '.join(map(str, nearest))}")

@@ -104,6 +104,7 @@ class SAC(Algorithm):
             steps_per_iteration=steps_per_iteration,
             n_steps=n_steps,
             warmup=warmup,
+            memory=self.memory,
         )
         self.target_update = TargetNetworkUpdate(tau, target_update_interval)
         self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **self.network_settings)
@@ -128,22 +129,23 @@ class SAC(Algorithm):
         with self.fast_matmul():
             for batch in batches:
                 obs = self.network.normalizer(batch.obs)
-                policy = self.policy(obs, batch.action_mask)
+                policy = self.policy(obs, batch.action_mask, batch)
                 self.record(critic_grad_norm=self.step(self.critic_loss(batch, obs, policy), critic_optimizer))
                 self.record(actor_grad_norm=self.step(self.actor_loss(batch, obs, policy), actor_optimizer))
                 for optimizer in temperature_optimizers:
                     self.step(self.temperature_loss(batch, policy), optimizer)
                 self.end_update()
 
-    def policy(self, obs: Tree, action_mask: Tree) -> SoftSample:
+    def policy(self, obs: Tree, action_mask: Tree, batch: Transition) -> SoftSample:
         """π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
-        return self.actions.evaluate(self.network(obs), action_mask, self.noise)
+        return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), action_mask, self.noise)
 
     def critic_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
         """J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), beside J(V) if V has a network of its own."""
         with torch.no_grad():
-            target = batch.reward + batch.discount * self.next_value(batch)
-        q = losses.chosen(self.critic(obs, self.actions.continuous(batch.action)), self.actions.choices(batch.action))
+            target = batch.reward + batch.discount * batch.follow(self.next_value(batch))
+        q = self.critic(obs, self.actions.continuous(batch.action), batch.episode_start)
+        q = losses.chosen(q, self.actions.choices(batch.action))
         self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
         loss = mean(losses.critic_loss(q, target), batch.weight)
         self.record(critic_loss=loss, q_value=q.mean())
@@ -153,24 +155,24 @@ class SAC(Algorithm):
         """V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""
         next_obs = self.network.normalizer(batch.next_obs)
         if self.value is not None:
-            return self.target(next_obs)[0, :, 0]
-        policy = self.policy(next_obs, batch.next_action_mask)
-        q = self.target(next_obs, policy.action).amin(0)
+            return self.target(next_obs, None, batch.episode_start)[0, :, 0]
+        policy = self.policy(next_obs, batch.next_action_mask, batch)
+        q = self.target(next_obs, policy.action, batch.episode_start).amin(0)
         return losses.soft_value(self.expected(q, policy), policy.entropy, self.temperature())
 
     def value_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
         """J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5)."""
         assert self.value is not None
         with torch.no_grad():
-            q = self.expected(self.critic(obs, policy.action), policy).amin(0)
+            q = self.expected(self.critic(obs, policy.action, batch.episode_start), policy).amin(0)
             target = losses.soft_value(q, policy.entropy, self.temperature())
-        loss = mean(losses.critic_loss(self.value(obs)[:, :, 0], target), batch.weight)
+        loss = mean(losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target), batch.weight)
         self.record(value_loss=loss)
         return loss
 
     def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
         """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12); beside a value network Q is the first critic's."""
-        q = self.critic(obs, policy.action)
+        q = self.critic(obs, policy.action, batch.episode_start)
         q = q.amin(0) if self.value is None else q[0]
         loss = mean(losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature()), batch.weight)
         entropies = policy.entropy.detach()

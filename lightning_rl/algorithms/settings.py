@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.networks.memory import Memory
 
 
 def settings_of(cls: type) -> dict[str, inspect.Parameter]:
@@ -65,6 +66,8 @@ def plain(value: Any) -> Any:
     """Plain data from settings. Ready environments and functions become None: they work for a run and are not stored."""
     if isinstance(value, Mapping):
         return {str(key): plain(child) for key, child in value.items()}
+    if isinstance(value, Memory):
+        return value.settings
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, list | tuple):

@@ -101,6 +101,7 @@ class TD3(Algorithm):
             steps_per_iteration=steps_per_iteration,
             n_steps=n_steps,
             warmup=warmup,
+            memory=self.memory,
         )
         self.target_update = TargetNetworkUpdate(tau, policy_delay)
         self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings)
@@ -127,11 +128,12 @@ class TD3(Algorithm):
         """½ (Q(s, a) − y)² with y = r + γ min Q̄(s', π̄(s') + clip(ε, −c, c)) (alg. 1)."""
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
-            next_action = self.target_network(next_obs)
+            next_action = self.target_network(next_obs, batch.memory, batch.episode_start)
             noise = torch.empty_like(next_action).normal_(generator=self.noise) * self.target_policy_noise
             next_action = (next_action + noise.clamp(-self.target_noise_clip, self.target_noise_clip)).clamp(-1, 1)
-            target = batch.reward + batch.discount * self.target_critic(next_obs, next_action)[:, :, 0].amin(0)
-        q = self.critic(obs, batch.action)[:, :, 0]
+            next_q = self.target_critic(next_obs, next_action, batch.episode_start)[:, :, 0].amin(0)
+            target = batch.reward + batch.discount * batch.follow(next_q)
+        q = self.critic(obs, batch.action, batch.episode_start)[:, :, 0]
         loss = mean(critic_loss(q, target), batch.weight)
         self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
         self.record(critic_loss=loss, q_value=q.mean())
@@ -139,7 +141,8 @@ class TD3(Algorithm):
 
     def actor_loss(self, batch: Transition, obs: Tree) -> Tensor:
         """−Q₁(s, π(s)), summed over the reward streams (alg. 1, deterministic policy gradient)."""
-        loss = -mean(self.critic(obs, self.network(obs))[0, :, 0].sum(-1), batch.weight)
+        action = self.network(obs, batch.memory, batch.episode_start)
+        loss = -mean(self.critic(obs, action, batch.episode_start)[0, :, 0].sum(-1), batch.weight)
         self.record(actor_loss=loss)
         return self.finite("actor_loss", loss)
 

@@ -15,9 +15,9 @@ from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
 from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
-from lightning_rl.networks.acting import Precision, RandomActor, StepActor, make_actor
+from lightning_rl.networks.acting import Precision, RandomActor, StepActor, forgotten, make_actor
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
 class ActingNetwork(Protocol):
@@ -25,6 +25,8 @@ class ActingNetwork(Protocol):
 
     distribution: Distribution
     memory: Any
+
+    def initial_memory(self, num: int) -> Tree: ...
 
     def parameters(self) -> Iterator[Tensor]: ...
 
@@ -126,6 +128,8 @@ class Collector:
         self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
         self._flags = {name: np.zeros((n_steps + 1, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
         self._memory: Tree = ()
+        self._memories: list[Tree] = []
+        """Before the first row of each sequence of this iteration."""
         self._start = np.ones(num_envs, dtype=bool)
         self._generator: Generator | None = None
         self._current: Tree = None
@@ -140,13 +144,14 @@ class Collector:
     def reset(self) -> None:
         """Start an episode in all environments."""
         self._current = self.guard.reset(self.stepper.reset(self.seed), self.env_steps)
-        self._memory = self.network.memory.initial(self.num_envs)
+        self._memory = self.network.initial_memory(self.num_envs)
         self._start = np.ones(self.num_envs, dtype=bool)
 
     def begin(self) -> StepActor:
         """Before the first step of an iteration: who acts. The first call resets the environments."""
         if self._current is None:
             self.reset()
+        self._memories = []
         return make_actor(self.network, tree_index(self._obs, slice(self.n_steps)), self.generator, self.precision)
 
     def step(self, t: int, actor: StepActor) -> tuple[EnvStep, Tree]:
@@ -154,6 +159,8 @@ class Collector:
         tree_map(_assign, self._obs_rows[t], self._current)
         flags = self._flags
         flags["start"][t] = self._start
+        if t % self.network.memory.sequence_length == 0:
+            self._memories.append(self._memory)
         action, self._memory = actor.act(t, self._memory, self._start)
         step = self.guard.step(self.stepper.step(action), self._obs_rows[t], self.env_steps)
         self._reward[t] = step.reward
@@ -182,9 +189,13 @@ class Collector:
         """The observations before step t, as arrays `[N, ...]`."""
         return self._obs_rows[t]
 
+    def memory_row(self) -> Tree:
+        """The policy's memory before the next step, as arrays `[N, ...]`, zeros where an episode begins."""
+        return forgotten(tree_to_numpy(self._memory), self._start)
+
     def collect(self) -> Rollout:
         """Step `n_steps` times from where the last rollout ended, and judge what was done."""
-        actor, memory, ends = self.begin(), self._memory, []
+        actor, ends = self.begin(), []
         for t in range(self.n_steps):
             step, after = self.step(t, actor)
             if len(step.ended) and step.truncated.any():
@@ -192,7 +203,7 @@ class Collector:
                 ends.append((t, cut, tree_index(step.final_obs, np.searchsorted(step.ended, cut)), tree_index(after, cut)))
         self.end()
         with torch.no_grad(), self.precision():
-            return self._judge(actor.actions(), memory, ends)
+            return self._judge(actor.actions(), ends)
 
     def rollout(self) -> Rollout:
         """What the environments said in the last iteration, on the CPU; the slots for what a network adds are empty."""
@@ -260,7 +271,7 @@ class Collector:
         """Close the environments."""
         self.stepper.close()
 
-    def _judge(self, action: Tree, memory: Tree, ends: list[Any]) -> Rollout:
+    def _judge(self, action: Tree, ends: list[Any]) -> Rollout:
         """Values and log-probabilities of all rows at once, with the weights that acted.
 
         `ends` lists, for each step t where episodes were cut: t, the environments, their final observations, and the memory after them.
@@ -268,6 +279,8 @@ class Collector:
         network, device = self.network, self.generator.device
         obs = tree_map(lambda leaf: leaf.to(device), self._obs_tensor)
         start = torch.from_numpy(self._flags["start"]).to(device)
+        memories = tree_stack([tree_to_torch(memory, device) for memory in self._memories])
+        memory = tree_index(memories, 0)
         value = network.value(obs, memory, start)
         obs, start = tree_index(obs, slice(-1)), start[:-1]
         next_value = value[1:]
@@ -275,13 +288,13 @@ class Collector:
             steps, envs, finals, after = zip(*ends, strict=True)
             rows = np.repeat(steps, [len(each) for each in envs]), np.concatenate(envs)
             final = tree_map(_assign, allocate(self._space, len(rows[0])), tree_map(lambda *leaves: np.concatenate(leaves), *finals))
-            memory_then = tree_map(lambda *leaves: torch.cat(leaves), *after)
+            memory_then = tree_map(lambda *leaves: torch.cat(leaves), *(tree_to_torch(each, device) for each in after))
             none = torch.zeros(len(rows[0]), dtype=torch.bool, device=device)
             next_value = next_value.clone()
             next_value[rows] = network.value(tree_to_torch(final, device), memory_then, none)
         log_prob = network.log_prob(obs, action, memory, start) if self.log_probs else ()
         return self.rollout()._replace(
-            obs=obs, action=action, log_prob=log_prob, value=value[:-1], next_value=next_value, episode_start=start, memory=memory
+            obs=obs, action=action, log_prob=log_prob, value=value[:-1], next_value=next_value, episode_start=start, memory=memories
         )
 
 

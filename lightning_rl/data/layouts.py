@@ -14,13 +14,17 @@ from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
 
 class Row(NamedTuple):
-    """A transition as stored, but for what came next. `ended`: the episode, terminated or truncated, ends here."""
+    """A transition as stored, but for what came next.
+
+    ended: the episode, terminated or truncated, ends here.  memory: the policy's before the row, as it used it.
+    """
 
     obs: Tree
     action: Tree
     reward: Any
     terminated: Any
     ended: Any
+    memory: Tree = ()
 
 
 class StoredNext:

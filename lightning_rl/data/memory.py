@@ -13,13 +13,15 @@ from lightning_rl.types import Tree
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-def memory_in_words(spaces: Spaces, action: Tree, buffer_size: int, config: ReplayConfig, ranks: int, frames: int = 1) -> str:
+def memory_in_words(
+    spaces: Spaces, action: Tree, buffer_size: int, config: ReplayConfig, ranks: int, frames: int = 1, memory: Tree = ()
+) -> str:
     """One line that says what the replay buffers of all ranks take.
 
     Raises:
         SettingError: more than 90 % of the machine's memory, or more than its disk has free.
     """
-    size = buffer_size * ranks * config.layout.bytes_per_row(row_template(spaces.observation, action), frames)
+    size = buffer_size * ranks * config.layout.bytes_per_row(row_template(spaces.observation, action, memory), frames)
     words = f"replay buffer: {buffer_size:,} transitions" + f" on each of {ranks} ranks" * (ranks > 1) + f", {in_words(size)}"
     if config.directory is not None:
         free = _free_disk(Path(config.directory))

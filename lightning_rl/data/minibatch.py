@@ -9,14 +9,15 @@ import torch
 from torch import Generator, Tensor
 
 from lightning_rl.returns import gae
-from lightning_rl.types import Rollout, Tree, flatten_time, tree_map
+from lightning_rl.types import Rollout, Tree, flatten_time, tree_index, tree_map
 
 
 class Batch(NamedTuple):
-    """Rows of on-policy experience, `[B, ...]`.
+    """Rows of on-policy experience, `[B, ...]`: of sequences of L rows, time-major; L = 1 where nothing is remembered.
 
     log_prob: `[B, D]`, of the policy that acted, part by part.  value, returns: `[B, S]`.  advantage: `[B]`, summed over S.
     weight: `[B]`, the same for all rows that are experience, 0 for the others; sums to 1 over a minibatch.
+    episode_start: `[L, B / L]`.  memory: the policy's before the first row of each sequence, `[B / L, ...]` tree.
     """
 
     obs: Tree
@@ -26,35 +27,50 @@ class Batch(NamedTuple):
     advantage: Tensor
     returns: Tensor
     weight: Tensor
+    episode_start: Tensor
     action_mask: Tree = ()
+    memory: Tree = ()
 
 
-def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float) -> Batch:
+def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_length: int = 1) -> Batch:
     """Advantages and returns of a rollout, flattened to `B = T * N` rows.
 
     Args:
         rollout: with its reward streams filled.
         discount: γ · bootstrap, `[T, N, S]`.
         gae_lambda: λ of the generalised advantage estimate; 1 gives n-step returns.
+        sequence_length: L, rows of a sequence, T if that is less. A last one that is shorter is filled with rows that do not count.
     """
     carry = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)
     advantage = gae(rollout.reward, discount, rollout.value, rollout.next_value, carry, gae_lambda)
     returns = advantage + rollout.value
     valid = rollout.valid.to(advantage.dtype)
     weight = valid / valid.sum().clamp(min=1)
-    rows = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage.sum(-1), returns, weight, rollout.action_mask)
-    return flatten_time(rows)
+    steps, length = len(weight), min(sequence_length, len(weight))
+    advantage, start = advantage.sum(-1), rollout.episode_start
+    rows = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage, returns, weight, start, rollout.action_mask)
+    if steps % length:
+        times = torch.arange(-steps % length + steps, device=weight.device)
+        rows = tree_index(rows, times.clamp(max=steps - 1))
+        rows.weight.mul_(times.unsqueeze(1) < steps)
+    batch = tree_map(lambda leaf: leaf.unflatten(0, (-1, length)).transpose(0, 1).flatten(0, 2), rows)
+    return batch._replace(episode_start=batch.episode_start.unflatten(0, (length, -1)), memory=flatten_time(rollout.memory))
 
 
 def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, generator: Generator) -> Iterator[Batch]:
-    """All rows once, in random order, `batch_size` at a time; advantages normalized within each minibatch on request."""
-    rows = len(batch.weight)
-    order = torch.randperm(rows, generator=generator).to(batch.weight.device)
-    batch = tree_map(lambda leaf: leaf[order].unflatten(0, (-1, batch_size)), batch)
+    """All sequences once, in random order, `batch_size` rows at a time; advantages normalized within each minibatch on request."""
+    length, num = batch.episode_start.shape
+    order = torch.randperm(num, generator=generator).to(batch.weight.device).view(-1, batch_size // length)
+
+    def shuffled(leaf: Tensor) -> Tensor:
+        return leaf.unflatten(0, (length, num))[:, order].transpose(0, 1).flatten(1, 2)
+
+    start, memory = batch.episode_start[:, order].transpose(0, 1), tree_index(batch.memory, order)
+    batch = tree_map(shuffled, batch._replace(episode_start=batch.weight, memory=()))._replace(episode_start=start, memory=memory)
     weight = batch.weight / batch.weight.sum(1, keepdim=True).clamp(min=1e-12)
     advantage = normalize(batch.advantage, weight) if normalize_advantage else batch.advantage
     batch = batch._replace(weight=weight, advantage=advantage)
-    for k in range(rows // batch_size):
+    for k in range(len(order)):
         yield tree_map(lambda leaf, k=k: leaf[k], batch)
 
 

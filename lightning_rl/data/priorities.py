@@ -97,6 +97,16 @@ class Uniform:
         """Nothing to restore."""
 
 
+def sequence_errors(errors: Tensor, weight: Tensor, sequences: int) -> Tensor:
+    """η max |δ| + (1 − η) mean |δ| with η = 0.9 over the rows of each sequence that are learned from (Kapturowski et al. 2019, sect. 2.3).
+
+    errors, weight: `[T · N]`, time-major.  Returns `[N]`.
+    """
+    learned = (weight > 0).view(-1, sequences)
+    errors = errors.view(-1, sequences) * learned
+    return 0.9 * errors.amax(0) + 0.1 * errors.sum(0) / learned.sum(0).clamp(min=1)
+
+
 class Prioritized:
     """Proportional prioritized replay (Schaul et al. 2016, sect. 3.3): P(i) ∝ (|δ_i| + ε)^α, weights (N P(i))^−β over their largest.
 

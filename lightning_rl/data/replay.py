@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
 
 from lightning_rl.data.layouts import DerivedNext, Row, StoredNext, check_counts
 from lightning_rl.data.priorities import Prioritized, Uniform
+from lightning_rl.data.sequences import Sequences, Window
 from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError, check_range, nearest
 from lightning_rl.spaces import allocate
@@ -73,26 +74,11 @@ def as_replay_config(setting: ReplayConfig | Mapping[str, Any]) -> ReplayConfig:
     return ReplayConfig(**setting)
 
 
-class Window(NamedTuple):
-    """B rows and what followed them, as arrays.
-
-    reward: `[B, n]`, 0 behind the end of an episode.  steps: `[B]`, the number k of steps that next_obs lies ahead, 0 if terminated.
-    weight: `[B]`.  rows: `[B]`, their places in the buffer.
-    """
-
-    obs: Tree
-    action: Tree
-    reward: np.ndarray
-    steps: np.ndarray
-    next_obs: Tree
-    weight: np.ndarray
-    rows: np.ndarray
-
-
 class ReplayBuffer:
     """The newest transitions of N environments, those of each in a ring of its own.
 
     A row is the start of a window of up to `n_steps` steps that an episode's end cuts short; it can be drawn once its window is complete.
+    For a network that remembers it is the start of a sequence, which may hold the end of an episode and go on with the next one.
 
     Args:
         space: observation space.
@@ -103,6 +89,7 @@ class ReplayBuffer:
         config: how to keep rows and draw them.
         frames: how many frames the environment stacks along the first dimension of its observations, so that each can be stored once.
         seed: of the draws.
+        sequences: how to draw sequences instead of rows.
     """
 
     def __init__(
@@ -116,12 +103,16 @@ class ReplayBuffer:
         config: ReplayConfig = ReplayConfig(),
         frames: int = 1,
         seed: int = 0,
+        sequences: Sequences | None = None,
     ) -> None:
         length = capacity // num_envs
-        if capacity < num_envs * (n_steps + 1):
-            least = f"num_envs * (n_steps + 1) = {num_envs} * {n_steps + 1} = {num_envs * (n_steps + 1)}"
-            raise SettingError(f"buffer_size must be at least {least}, got {capacity}")
-        self.template = row_template(space, action)
+        self.sequences = sequences
+        self.lag = 0 if sequences is None else sequences.slots(n_steps) - 1
+        """How many of each ring's newest rows begin no sequence yet."""
+        rows = max(n_steps, self.lag) + 1
+        if length < rows:
+            raise SettingError(f"buffer_size must be at least num_envs * {rows} = {num_envs} * {rows} = {num_envs * rows}, got {capacity}")
+        self.template = row_template(space, action, () if sequences is None else sequences.memory)
         directory = None if config.directory is None else Path(config.directory)
         self.layout = config.layout(self.template, num_envs, length, directory, frames)
         self.length, self.slots, self.n_steps = length, length + self.layout.spare, n_steps
@@ -155,10 +146,14 @@ class ReplayBuffer:
     @property
     def ready(self) -> int:
         """How many rows can be drawn."""
-        return int((self.count - self.open).sum())
+        return int(self._drawable().sum())
 
-    def add(self, obs: Tree, action: Tree, step: EnvStep) -> None:
-        """Keep one step of all environments, without rows that are no experience.
+    def _drawable(self) -> np.ndarray:
+        """Of each ring."""
+        return np.maximum(self.count - self.lag, 0) if self.lag else self.count - self.open
+
+    def add(self, obs: Tree, action: Tree, step: EnvStep, memory: Tree = ()) -> None:
+        """Keep one step of all environments, and the policy's memory before it, without rows that are no experience.
 
         Such a row in the middle of an episode means that steps were lost: what comes next does not follow the row before.
         """
@@ -166,7 +161,7 @@ class ReplayBuffer:
         if len(step.ended):
             next_obs = tree_map(np.array, next_obs)
             tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), next_obs, step.final_obs)
-        row = Row(obs, action, step.reward, step.terminated, step.terminated | step.truncated)
+        row = Row(obs, action, step.reward, step.terminated, step.terminated | step.truncated, memory)
         if step.valid.all():
             self.write(self.envs, row, next_obs)
         else:
@@ -183,6 +178,10 @@ class ReplayBuffer:
         self.head[envs] = (head + 1) % self.slots
         self.count[envs] = np.minimum(self.count[envs] + 1, self.length)
         self.written[envs] += 1
+        if self.lag:
+            begins = self.count[envs] > self.lag
+            self.sampler.complete((first + (head - self.lag) % self.slots)[begins])
+            return
         if self.n_steps == 1:
             self.sampler.complete(rows)
             return
@@ -223,43 +222,50 @@ class ReplayBuffer:
             ended = bool(t["terminated"] or t["truncated"] or not goes_on)
             obs, next_obs, action = tree_map(lambda leaf: np.asarray(leaf)[None], (t["obs"], t["next_obs"], t["action"]))
             flags = np.array([bool(t["terminated"])]), np.array([ended])
-            self.write(np.array([env]), Row(obs, from_env(action), np.array([t["reward"]]), *flags), next_obs)
+            memory = tree_map(lambda leaf: leaf[None], self.template.memory)  # none is known
+            self.write(np.array([env]), Row(obs, from_env(action), np.array([t["reward"]]), *flags, memory), next_obs)
             if ended:
                 env = int(self.count.argmin())
 
     def sample(self, batch_size: int, progress: float = 0.0) -> Window:
-        """Draw rows; `progress` of the run anneals the importance weights.
+        """Draw rows, or sequences of `batch_size` rows in all; `progress` of the run anneals the importance weights.
 
         Raises:
             SettingError: there are none, or fewer than `batch_size` without replacement.
         """
         if not self.ready:
             raise SettingError(f"there is nothing to learn from yet with n_steps {self.n_steps}: raise learning_starts")
+        if self.sequences is not None:
+            return self.sequences.draw(self, batch_size, progress)
         rows, weight = self.sampler.draw(self, batch_size, progress)
         self.drawn += batch_size
         if self.n_steps == 1:
             row, next_obs = self.layout.read(rows, rows)
             reward, steps = row.reward[:, None], np.where(row.terminated, 0, 1)
         else:
-            row, next_obs, reward, steps = self._windows(rows)
+            reward, steps, last = self.windows(rows)
+            row, next_obs = self.layout.read(rows, last)
         return Window(row.obs, row.action, reward, steps, next_obs, weight, rows)
 
-    def _windows(self, rows: np.ndarray) -> tuple[Row, Tree, np.ndarray, np.ndarray]:
-        """Up to n steps from each row, to the end of its episode."""
+    def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
+        """The rows of a window of so many steps from each row of its ring, `[B, steps]`."""
         slot = rows % self.slots
-        window = (rows - slot)[:, None] + (slot[:, None] + np.arange(self.n_steps)) % self.slots
+        return (rows - slot)[:, None] + (slot[:, None] + np.arange(steps)) % self.slots
+
+    def windows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Up to n steps from each row, to the end of its episode: rewards `[B, n]`, their number, 0 if terminated, and the last row."""
+        window = self.ahead(rows, self.n_steps)
         ended = self.layout.row.ended[window]
         steps = np.where(ended.any(1), ended.argmax(1) + 1, self.n_steps)
         last = window[np.arange(len(rows)), steps - 1]
         reward = self.layout.row.reward[window] * (np.arange(self.n_steps) < steps[:, None])
-        row, next_obs = self.layout.read(rows, last)
-        return row, next_obs, reward.astype(np.float32), np.where(self.layout.row.terminated[last], 0, steps)
+        return reward.astype(np.float32), np.where(self.layout.row.terminated[last], 0, steps), last
 
     def locate(self, number: np.ndarray) -> np.ndarray:
         """The rows of numbers 0 … ready − 1, which count the rows that can be drawn, oldest first, environment by environment."""
         if len(self.head) == 1 and self.count[0] < self.length:  # nothing is overwritten yet
             return number
-        ready = self.count - self.open
+        ready = self._drawable()
         ends = ready.cumsum()
         env = ends.searchsorted(number, side="right")
         place = number - (ends - ready)[env]
@@ -295,10 +301,10 @@ class ReplayBuffer:
         self.sampler.continue_from(position["sampler"])
 
 
-def row_template(space: Space, action: Tree) -> Row:
+def row_template(space: Space, action: Tree, memory: Tree = ()) -> Row:
     """One row, as arrays of the right shapes and types."""
     flag = np.zeros((), dtype=bool)
-    return Row(allocate(space), tree_map(np.asarray, action), np.zeros((), dtype=np.float32), flag, flag)
+    return Row(allocate(space), tree_map(np.asarray, action), np.zeros((), dtype=np.float32), flag, flag, memory)
 
 
 def _equal(a: Tree, b: Tree) -> bool:

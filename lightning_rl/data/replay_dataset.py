@@ -16,6 +16,7 @@ from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.replay import ReplayBuffer
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.acting import RandomActor
+from lightning_rl.networks.memory import Memory
 from lightning_rl.saving.segments import SegmentStore
 from lightning_rl.types import Transition, tree_to_numpy, tree_to_torch
 
@@ -32,6 +33,7 @@ class ReplaySettings:
     steps_per_iteration: int
     n_steps: int
     warmup: str
+    memory: Memory | None = None
 
     def __post_init__(self) -> None:
         for name in ("buffer_size", "batch_size", "train_freq", "steps_per_iteration", "n_steps"):
@@ -41,6 +43,8 @@ class ReplaySettings:
         if self.gradient_steps == 0:
             raise SettingError("gradient_steps 0 would never learn; use a number of updates, or -1 for as many as environment steps")
         check_choice("warmup", self.warmup, ("random", "policy"))
+        if self.memory is not None and self.memory.sequence_length > self.batch_size:
+            raise SettingError(f"memory.sequence_length {self.memory.sequence_length} is longer than batch_size {self.batch_size}")
 
 
 class ReplayDataset(ExperienceDataset):
@@ -98,7 +102,8 @@ class ReplayDataset(ExperienceDataset):
         if self.learning_starts is None:
             wanted = self.settings.learning_starts / self.ranks
             begin = 0.0 if self.resumed and len(self.buffer) else self.steps
-            open_rows = (self.settings.n_steps - 1) * self.collector.num_envs  # no window need be complete before
+            # no window need be complete before; of sequences, resets that are no rows may take every other step
+            open_rows = max(self.settings.n_steps - 1, 2 * self.buffer.lag) * self.collector.num_envs
             self.learning_starts = begin + max(wanted, open_rows)
             self.random_until = begin + wanted if self.settings.warmup == "random" and not self.resumed else 0.0
             self.phases = max(0, self._phases())
@@ -146,12 +151,13 @@ class ReplayDataset(ExperienceDataset):
     def _iteration(self) -> Iterator[Transition]:
         collector, settings = self.collector, self.settings
         policy = collector.begin()
-        random = RandomActor(collector.network, collector.num_envs, collector.generator)
+        random = RandomActor(collector.network, collector.num_envs, collector.generator, policy)
         updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
         for t in range(collector.n_steps):
             actor = random if self.steps < self.random_until else policy
+            memory = collector.memory_row()
             step, _ = collector.step(t, actor)
-            self.buffer.add(collector.obs_row(t), tree_to_numpy(actor.taken[-1]), step)
+            self.buffer.add(collector.obs_row(t), tree_to_numpy(actor.taken[-1]), step, memory)
             self.steps += collector.num_envs
             due = self._phases() - self.phases
             if due > 0:
@@ -163,13 +169,16 @@ class ReplayDataset(ExperienceDataset):
         """A batch of transitions, with what the reward signals make of them now."""
         window = self.buffer.sample(self.settings.batch_size, self.progress)
         self.rows = window.rows
-        arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
-        obs, action, reward, discount, next_obs, weight = tree_to_torch(arrays, self.device)
+        sequences = window.episode_start, window.memory, window.successor
+        arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight, sequences)
+        obs, action, reward, discount, next_obs, weight, (start, memory, successor) = tree_to_torch(arrays, self.device)
         streams = [signal(reward) for signal in self.signals]
         if self.settings.n_steps > 1:
             streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
-        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows)
+        self.batch = Transition(
+            obs, action, reward, discount, next_obs, weight, window.rows, episode_start=start, memory=memory, successor=successor
+        )
         return self.batch
 
     def metrics(self) -> dict[str, float]:

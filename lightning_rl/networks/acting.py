@@ -15,7 +15,7 @@ import torch
 from torch import Generator, nn
 
 from lightning_rl.networks.encoders import VectorEncoder
-from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.memory import NoMemory, RecurrentMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
 from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -50,9 +50,19 @@ class TorchActor:
         obs = tree_map(lambda leaf: leaf[t].to(device), self.obs)
         start = torch.as_tensor(episode_start, device=device)
         with self.precision():
-            action, memory = self.network.sample(obs, memory, start, (), generator=self.generator)
+            action, memory = self.network.sample(obs, tree_to_torch(memory, device), start, (), generator=self.generator)
         self.taken.append(action)
         return self.network.distribution.to_env(tree_to_numpy(action)), memory
+
+    @torch.no_grad()
+    def remember(self, t: int, memory: Tree, episode_start: np.ndarray) -> Tree:
+        """The new memory alone."""
+        if isinstance(self.network.memory, NoMemory):
+            return memory
+        device = self.generator.device
+        obs, start = tree_map(lambda leaf: leaf[t].to(device), self.obs), torch.as_tensor(episode_start, device=device)
+        with self.precision():
+            return self.network.policy(obs, tree_to_torch(memory, device), start)[1]
 
     def actions(self) -> Tree:
         """All actions as sampled, `[T, N, ...]`."""
@@ -60,18 +70,26 @@ class TorchActor:
 
 
 class RandomActor:
-    """Knows nothing: uniform actions where the space has bounds, for `num_envs` environments at once."""
+    """Knows nothing: uniform actions where the space has bounds, for `num_envs` environments at once.
 
-    def __init__(self, network: Any, num_envs: int, generator: Generator) -> None:
+    Another actor may remember meanwhile, so that its memory is there when it acts.
+    """
+
+    def __init__(self, network: Any, num_envs: int, generator: Generator, remembering: StepActor | None = None) -> None:
         self.distribution, self.generator = network.distribution, generator
+        self.remembering = remembering
         self.x = torch.zeros(num_envs, self.distribution.num_inputs, device=generator.device)
         self.taken: list[Tree] = []
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
-        """The environments' actions; the memory stays."""
+        """The environments' actions, and the new memory."""
         action = self.distribution.random(self.x, (), self.generator)
         self.taken.append(action)
-        return self.distribution.to_env(tree_to_numpy(action)), memory
+        return self.distribution.to_env(tree_to_numpy(action)), self.remember(t, memory, episode_start)
+
+    def remember(self, t: int, memory: Tree, episode_start: np.ndarray) -> Tree:
+        """The new memory alone."""
+        return memory if self.remembering is None else self.remembering.remember(t, memory, episode_start)
 
     def actions(self) -> Tree:
         """All actions as sampled, `[T, N, ...]`."""
@@ -79,7 +97,7 @@ class RandomActor:
 
 
 class NumpyActor:
-    """Asks a network whose policy is a perceptron over a vector, without memory, on the CPU. Arguments as `TorchActor`."""
+    """Asks a network whose policy is a perceptron over a vector, with or without memory, on the CPU. Arguments as `TorchActor`."""
 
     def __init__(self, network: Any, obs: np.ndarray, generator: Generator) -> None:
         self.obs = obs
@@ -87,7 +105,9 @@ class NumpyActor:
         self.normalize: Any = _numpy_normalizer(network.normalizer)
         self.layers: list[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]] = []
         self.distribution = network.distribution
-        modules: list[Any] = [*network.perceptron()[1], nn.Identity()]
+        perceptron = network.perceptron()
+        self.cells = [memory.numpy_cell() for memory in perceptron.memories if isinstance(memory, RecurrentMemory)]
+        modules: list[Any] = [*perceptron.layers, nn.Identity()]
         for layer, after in zip(modules[::2], modules[1::2], strict=False):
             self.layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy(), NUMPY_ACTIVATIONS[type(after)]))
         self.noise = self.distribution.noise(torch.empty(*obs.shape[:2], self.distribution.num_inputs), generator).detach().numpy()
@@ -95,6 +115,9 @@ class NumpyActor:
     def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
         """The environments' actions for the observations of row t, and the new memory."""
         x = self.normalize(self.obs[t])
+        if self.cells:
+            memory = self._remember(x, memory, episode_start)
+            x = (memory if len(self.cells) == 1 else memory[0])[0]
         for weight, bias, activation in self.layers:
             x = x @ weight
             x += bias
@@ -103,9 +126,24 @@ class NumpyActor:
         self.taken.append(action)
         return self.distribution.to_env(action), memory
 
+    def remember(self, t: int, memory: Tree, episode_start: np.ndarray) -> Tree:
+        """The new memory alone."""
+        return self._remember(self.normalize(self.obs[t]), memory, episode_start) if self.cells else memory
+
+    def _remember(self, x: np.ndarray, memory: Tree, episode_start: np.ndarray) -> Tree:
+        memory = forgotten(memory, episode_start)
+        states = [memory] if len(self.cells) == 1 else memory
+        after = tuple(cell(x, state) for cell, state in zip(self.cells, states, strict=True))
+        return after[0] if len(after) == 1 else after
+
     def actions(self) -> torch.Tensor:
         """All actions as sampled, `[T, N, ...]`."""
         return torch.from_numpy(np.stack(self.taken))
+
+
+def forgotten(memory: Tree, episode_start: np.ndarray) -> Tree:
+    """A memory as arrays, zeros where an episode begins."""
+    return tree_map(lambda leaf: np.asarray(leaf) * ~episode_start[:, None], memory)
 
 
 StepActor = TorchActor | NumpyActor | RandomActor
@@ -119,13 +157,12 @@ def make_actor(network: Any, obs: Tree, generator: Generator, precision: Precisi
 
 
 def _fits_numpy(network: Any, obs: Tree, generator: Generator) -> bool:
-    if generator.device.type != "cpu" or not isinstance(network.memory, NoMemory) or not hasattr(network.distribution, "draw"):
+    if generator.device.type != "cpu" or not hasattr(network.distribution, "draw"):
         return False
     perceptron = getattr(network, "perceptron", lambda: None)()  # networks of users need not have one
     if perceptron is None or not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
         return False
-    encoder, layers = perceptron
-    leaves = list(encoder.leaves)
+    layers, leaves = perceptron.layers, list(perceptron.encoder.leaves)
     return (
         len(leaves) == 1
         and isinstance(leaves[0], VectorEncoder)

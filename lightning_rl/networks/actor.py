@@ -8,10 +8,10 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_distribution
 from lightning_rl.networks.encoders import TreeEncoder
-from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import mlp
 from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.networks.policy import PolicyNetwork
+from lightning_rl.networks.policy import Perceptron, PolicyNetwork
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
 
@@ -28,6 +28,7 @@ class Actor(PolicyNetwork):
         encoder: for images, see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
         normalize_obs: `off`, `running` or `frozen`.
+        memory: what the policy remembers with.
     """
 
     def __init__(
@@ -41,24 +42,26 @@ class Actor(PolicyNetwork):
         encoder: str = "auto",
         encoder_features: int = 512,
         normalize_obs: str = "off",
+        memory: Memory | None = None,
     ) -> None:
         super().__init__()
         check_observation_space(spaces.observation)
         self.normalizer = make_normalizer(normalize_obs, spaces.observation)
-        self.memory = NoMemory()
         self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
+        self.memory = make_memory(memory, self.encoder.num_features)
         self.distribution = make_distribution(spaces.action, action_dist)
-        features = self.encoder.num_features
+        features = self.memory.num_features
         self.layers = mlp(features, net_arch, activation, nn.Linear)
         self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
 
-    def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
+    def perceptron(self) -> Perceptron | None:
         """What turns normalized observations into the distribution's input; a subclass may compute something else."""
-        return (self.encoder, self.layers) if type(self) is Actor else None
+        return Perceptron(self.encoder, [self.memory], self.layers) if type(self) is Actor else None
 
-    def forward(self, obs: Tree) -> Tensor:
+    def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """The distribution's input at normalized observations, `[..., num_inputs]`."""
-        return self.layers(self.encoder(obs)).float()
+        return self.layers(self.memory(self.encoder(obs), memory, episode_start)[0]).float()
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
-        return self(self.normalizer(obs)), memory
+        features, memory = self.memory(self.encoder(self.normalizer(obs)), memory, episode_start)
+        return self.layers(features).float(), memory

@@ -10,16 +10,19 @@ from torch import Generator, Tensor, nn
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import check_choice, check_range
 from lightning_rl.networks.encoders import TreeEncoder
-from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import mlp, orthogonal
 from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.networks.policy import PolicyNetwork
+from lightning_rl.networks.policy import Perceptron, PolicyNetwork
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Step, Tree
 
 
 class ActorCritic(PolicyNetwork):
     """π(a|s) and V(s): normalizer → encoder → memory → hidden layers → heads, shared up to the memory or separate.
+
+    Rows come `[N, …]`, one step of N environments, or time-major `[T, N, …]` or flat with `episode_start [T, N]`; `memory` is that before
+    the first row.
 
     Orthogonal weights: gain √2 in hidden layers, 0.01 in the policy's head, 1 in the value head.
 
@@ -29,11 +32,12 @@ class ActorCritic(PolicyNetwork):
         activation: of the hidden layers.
         encoder: for images, see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
-        share_encoder: one encoder for policy and value, or one each.
+        share_encoder: one encoder and memory for policy and value, or one each.
         normalize_obs: `off`, `running` or `frozen` (statistics of random steps at the start of the run).
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
         streams: S, the number of reward streams.
+        memory: what the network remembers with.
     """
 
     def __init__(
@@ -49,32 +53,47 @@ class ActorCritic(PolicyNetwork):
         action_dist: str = "clipped_normal",
         log_std_init: float = 0.0,
         streams: int = 1,
+        memory: Memory | None = None,
     ) -> None:
         super().__init__()
         check_observation_space(spaces.observation)
         check_range("log_std_init", log_std_init, -20, 20)
         check_choice("action_dist", action_dist, ("clipped_normal", "tanh_normal"))
         self.normalizer = make_normalizer(normalize_obs, spaces.observation)
-        self.memory = NoMemory()
         self.actor_encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
         self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(spaces.observation, encoder, encoder_features)
-        features = self.actor_encoder.num_features
+        self.memory = make_memory(memory, self.actor_encoder.num_features)
+        self.critic_memory = self.memory if share_encoder else make_memory(memory, self.critic_encoder.num_features)
+        features = self.memory.num_features
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
         last = net_arch[-1] if net_arch else features
         self.actor = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
         self.critic = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, streams), 1.0))
 
-    def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
+    def perceptron(self) -> Perceptron | None:
         """What turns normalized observations into the distribution's input; a subclass may compute something else."""
-        return (self.actor_encoder, self.actor) if type(self) is ActorCritic else None
+        memories = [self.memory] if self.critic_memory is self.memory else [self.memory, self.critic_memory]
+        return Perceptron(self.actor_encoder, memories, self.actor) if type(self) is ActorCritic else None
+
+    def initial_memory(self, num: int) -> Tree:
+        if self.critic_memory is self.memory:
+            return self.memory.initial(num)
+        return self.memory.initial(num), self.critic_memory.initial(num)
+
+    def _memories(self, memory: Tree) -> tuple[Tree, Tree]:
+        """Those of the policy and of the value function."""
+        return (memory, memory) if self.critic_memory is self.memory else memory or ((), ())
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
-        features, memory = self.memory(self.actor_encoder(self.normalizer(obs)), memory, episode_start)
-        return self.actor(features).float(), memory
+        obs, (actor_memory, critic_memory) = self.normalizer(obs), self._memories(memory)
+        features, after = self.memory(self.actor_encoder(obs), actor_memory, episode_start)
+        if self.critic_memory is not self.memory:
+            after = after, self.critic_memory.after(lambda: self.critic_encoder(obs), critic_memory, episode_start)
+        return self.actor(features).float(), after
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """V(s) `[..., S]`."""
-        features, _ = self.memory(self.critic_encoder(self.normalizer(obs)), memory, episode_start)
+        features, _ = self.critic_memory(self.critic_encoder(self.normalizer(obs)), self._memories(memory)[1], episode_start)
         return self.critic(features).float()
 
     def log_prob(self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()) -> Tensor:
@@ -86,11 +105,11 @@ class ActorCritic(PolicyNetwork):
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probability of an action and entropy `[..., D]`, value `[..., S]`."""
-        obs = self.normalizer(obs)
-        features, _ = self.memory(self.actor_encoder(obs), memory, episode_start)
+        obs, (actor_memory, critic_memory) = self.normalizer(obs), self._memories(memory)
+        features, _ = self.memory(self.actor_encoder(obs), actor_memory, episode_start)
         log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
         if self.critic_encoder is not self.actor_encoder:
-            features, _ = self.memory(self.critic_encoder(obs), memory, episode_start)
+            features, _ = self.critic_memory(self.critic_encoder(obs), critic_memory, episode_start)
         return log_prob, entropy, self.critic(features).float()
 
     @torch.no_grad()

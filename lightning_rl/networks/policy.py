@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Generator, Tensor, nn
 
@@ -10,11 +10,27 @@ from lightning_rl.distributions import Distribution
 from lightning_rl.types import Tree
 
 
+class Perceptron(NamedTuple):
+    """The parts of a network that is as plain as this: encoder → memory → linear layers and activations in turn.
+
+    memories: that of the policy, and any that only have to be kept up to date.
+    """
+
+    encoder: Any
+    memories: list[Any]
+    layers: nn.Sequential
+
+
 class PolicyNetwork(nn.Module):
     """A network with a distribution of actions, conditioned on what `policy` makes of observations."""
 
     distribution: Distribution
     memory: Any
+    """What the policy remembers with, see `networks/memory.py`."""
+
+    def initial_memory(self, num: int) -> Tree:
+        """The memory of `num` environments at the start of an episode."""
+        return self.memory.initial(num)
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         """The distribution's input `[..., num_inputs]` at observations as they are, and the new memory."""

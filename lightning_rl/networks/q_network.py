@@ -9,10 +9,10 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_epsilon_greedy
 from lightning_rl.networks.encoders import TreeEncoder
-from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import NoisyLinear, mlp
 from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.networks.policy import PolicyNetwork
+from lightning_rl.networks.policy import Perceptron, PolicyNetwork
 from lightning_rl.networks.return_heads import ScalarReturn
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
@@ -32,6 +32,7 @@ class QNetwork(PolicyNetwork):
         encoder: for images, see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
         normalize_obs: `off`, `running` or `frozen`.
+        memory: what the network remembers with.
 
     Raises:
         SettingError: an action space that is not Discrete.
@@ -50,16 +51,17 @@ class QNetwork(PolicyNetwork):
         encoder: str = "auto",
         encoder_features: int = 512,
         normalize_obs: str = "off",
+        memory: Memory | None = None,
     ) -> None:
         super().__init__()
         check_observation_space(spaces.observation)
         self.distribution = make_epsilon_greedy(spaces.action)
         self.normalizer = make_normalizer(normalize_obs, spaces.observation)
-        self.memory = NoMemory()
         self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
+        self.memory = make_memory(memory, self.encoder.num_features)
         self.returns = ScalarReturn() if returns is None else returns
         layer = NoisyLinear if noisy else nn.Linear
-        features = self.encoder.num_features
+        features = self.memory.num_features
 
         def head(actions: int) -> nn.Module:
             layers = mlp(features, net_arch, activation, layer)
@@ -70,14 +72,17 @@ class QNetwork(PolicyNetwork):
         self.head = DuelingHead(head(1), head(actions), actions) if dueling else head(actions)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
-    def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
+    def perceptron(self) -> Perceptron | None:
         """What turns normalized observations into one value for each action, if it is that plain."""
         plain = type(self) is QNetwork and not self.noisy_layers and self.outputs[1:] == (1, 1)
-        return (self.encoder, self.head) if plain and isinstance(self.head, nn.Sequential) else None
+        return Perceptron(self.encoder, [self.memory], self.head) if plain and isinstance(self.head, nn.Sequential) else None
 
-    def forward(self, obs: Tree) -> Tensor:
+    def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """What is known of the return of each action at normalized observations, `[..., n, S, Z]`."""
-        z = self.head(self.encoder(obs)).float()
+        return self._known(self.memory(self.encoder(obs), memory, episode_start)[0])
+
+    def _known(self, features: Tensor) -> Tensor:
+        z = self.head(features).float()
         return z.view(*z.shape[:-1], *self.outputs)
 
     def resample(self, generator: Generator | None = None) -> None:
@@ -85,14 +90,15 @@ class QNetwork(PolicyNetwork):
         for layer in self.noisy_layers:
             layer.resample(generator)
 
-    def value(self, obs: Tree) -> Tensor:
+    def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """The expected return of each action at observations as they are, `[..., n, S]`."""
-        return self.returns.mean(self(self.normalizer(obs)))
+        return self.returns.mean(self(self.normalizer(obs), memory, episode_start))
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         if self.training:
             self.resample(generator)
-        return self.value(obs).sum(-1), memory
+        features, memory = self.memory(self.encoder(self.normalizer(obs)), memory, episode_start)
+        return self.returns.mean(self._known(features)).sum(-1), memory
 
 
 class DuelingHead(nn.Module):

@@ -19,6 +19,7 @@ from lightning_rl.distributions import Categorical
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Rollout, tree_map
 from tests.environments import Scripted
@@ -33,7 +34,7 @@ def scripted_action(obs: Tensor) -> Tensor:
     return obs.sum(-1).long() % 3
 
 
-class Clock(nn.Module):
+class Clock(PolicyNetwork):
     """Acts by the script; the value of an observation is 100 · episode + t unless another function is given."""
 
     def __init__(self, value: Callable[[Tensor], Tensor] = lambda obs: 100 * obs[..., 0] + obs[..., 1]) -> None:

@@ -20,6 +20,7 @@ from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.rewards.extrinsic import Extrinsic
 from lightning_rl.saving.segments import SegmentStore
 from lightning_rl.spaces import Spaces
@@ -28,7 +29,7 @@ from tests.data.recordings import MODES, diary, starts
 from tests.environments import Scripted, ScriptedBox, ScriptedDict
 
 
-class Always(nn.Module):
+class Always(PolicyNetwork):
     """Takes action 1."""
 
     def __init__(self) -> None:
