@@ -30,6 +30,7 @@ TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", 
 OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
 NESTED = {part: [field.name for field in fields(config)] for part, config in (("env", EnvConfig), ("replay", ReplayConfig))}
 """The names inside an algorithm's settings that are mappings themselves."""
+MEMORY_KIND = "name it first, --model.memory LSTM or GRU, or memory: {class_path: LSTM, init_args: {…}} in a config"
 CLASSES = ("logger", "callbacks", "strategy", "plugins", "profiler", "accelerator")
 """The Trainer's flags that may be objects, given by their class."""
 
@@ -63,6 +64,9 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
     arguments = mapping("model.init_args", model.get("init_args"), where)
     if "env" in arguments and arguments["env"] is None:
         raise SettingError(f"model.env{where} must be an id such as CartPole-v1 or a mapping, got nothing")
+    memory = arguments.get("memory")
+    if memory is not None and not isinstance(memory, str) and not (isinstance(memory, Mapping) and "class_path" in memory):
+        raise SettingError(f"model.memory{where} does not say which: {MEMORY_KIND}")
     for part, names in NESTED.items():
         if part in arguments and arguments[part] is None:
             raise SettingError(f"model.{part}{where} must be a mapping of settings, got nothing")
@@ -145,15 +149,18 @@ def read_arguments(arguments: list[str]) -> list[str]:
     class_path, algorithm = algorithms[-1]
     for model in models:
         model["class_path"] = class_path
-    result, env_id = [f"--model={class_path}"], None
+    result, env_id, remembers = [f"--model={class_path}"], None, False
     for option, value, config in options:
         if config is not None:
             check_names("model.", init_args(config), model_settings(algorithm), f" in {value}" if option == "--config" else "")
             env_id = init_args(config).get("env", {}).get("id", env_id)
+            remembers = init_args(config).get("memory", remembers)
             result.append(f"--config={json.dumps(config)}")
         else:
             check_option(option.removeprefix("--"), algorithm)
             env_id = value if option == "--model.env.id" else env_id
+            if option.startswith("--model.memory.") and not remembers:
+                raise SettingError(f"{option} comes before the kind of memory: {MEMORY_KIND}")
             value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
             result.append(f"{option}={value}" if value else option)
     if not env_id:
@@ -165,7 +172,7 @@ def config_of(option: str, value: str) -> dict[str, Any] | None:
     """The config that an option stands for: a file, or a part of one such as `--model PPO`, `--model.env CartPole-v1`."""
     if option == "--config":
         config, where = read_config(value), f" in {value}"
-    elif (part := option.removeprefix("--model.")) in NESTED:
+    elif (part := option.removeprefix("--model.")) in (*NESTED, "memory"):
         config, where = spell_out({"model": {"init_args": {part: parse(value, option)}}}), ""
     elif option == "--model.class_path":
         config, where = spell_out({"model": value}), ""

@@ -12,7 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3, CheckpointConfig, EvaluationConfig, Trainer, load_policy
+from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, CheckpointConfig, EvaluationConfig, Trainer, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
 from tests.fitting import tiny
 
@@ -43,6 +43,17 @@ CASES = [
         {"noisy": True, "distribution": "c51", "n_steps": 3, "replay": {"prioritized": True, "optimize_memory_usage": True}},
         id="DQN CartPole rainbow",
     ),
+    pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO CartPole LSTM"),
+    pytest.param(A2C, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {"memory": GRU(4, 8)}, id="A2C GRU"),
+    pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": GRU(8, 3), "batch_size": 9, "share_encoder": False}, id="PPO two memories"),
+    pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": LSTM(8, 4), "n_steps": 2}, id="SAC Pendulum LSTM"),
+    pytest.param(
+        DQN,
+        {"id": "CartPole-v1"},
+        {"memory": LSTM(8, 4, 2), "replay": {"prioritized": True, "optimize_memory_usage": True}, "n_steps": 3},
+        id="DQN CartPole R2D2",
+    ),
+    pytest.param(TD3, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": GRU(8, 4)}, id="TD3 GRU"),
     pytest.param(TD3, {"id": "Pendulum-v1", "vectorization": "async"}, {"normalize_obs": "frozen", "normalize_obs_steps": 32}, id="TD3"),
 ]
 

@@ -125,7 +125,7 @@ class Algorithm(pl.LightningModule):
         critic: dict[str, Any] = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
         self.critic_settings = {**critic, "streams": len(self.reward_signals)}
         self.register_buffer("gamma", torch.tensor([signal.gamma for signal in self.reward_signals.values()]), persistent=False)
-        self.save_hyperparameters(plain({**complete_settings(self), "env": self.env}))
+        self.save_hyperparameters(plain({**complete_settings(self), "env": self.env, "memory": self.memory}))
         self.env_steps = self.updates = self.episodes = 0
         self.progress = 0.0
         self.dataset: ExperienceDataset | None = None

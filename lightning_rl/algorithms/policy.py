@@ -46,7 +46,7 @@ class Policy:
         num = len(next(tree_leaves(obs)))
         rows = tree_map(_copy_into, allocate(self.spaces.observation, num), obs)
         start = torch.full((num,), memory is None, device=self.device)
-        memory = self.network.memory.initial(num) if memory is None else memory
+        memory = self.network.initial_memory(num) if memory is None else memory
         mask: Tree = ()
         if action_mask is not None:
             mask = tree_map(lambda leaf: torch.as_tensor(leaf, dtype=torch.bool, device=self.device).reshape(num, -1), action_mask)

@@ -74,7 +74,7 @@ class PPO(Algorithm):
         check_choice("ratio", ratio, ("joint", "per_dim"))
         if target_kl is not None:
             check_range("target_kl", target_kl, 0, open_low=True)
-        check_batch_size(batch_size, n_steps, self.num_envs, 1 if self.memory is None else min(self.memory.sequence_length, n_steps))
+        check_batch_size(batch_size, n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
         self.n_steps, self.batch_size, self.n_epochs = n_steps, batch_size, n_epochs
         self.gae_lambda, self.normalize_advantage = gae_lambda, normalize_advantage
         self.clip_range = make_schedule("clip_range", clip_range)
@@ -136,6 +136,9 @@ class PPO(Algorithm):
 def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_length: int = 1) -> None:
     """Raise `SettingError` unless minibatches of whole sequences fill a rollout evenly, naming the two nearest sizes that do."""
     check_range("batch_size", batch_size, 1, whole=True)
+    if sequence_length > batch_size:
+        raise SettingError(f"memory.sequence_length {sequence_length} is longer than batch_size {batch_size}")
+    sequence_length = min(sequence_length, n_steps)
     sequences = -(-n_steps // sequence_length) * num_envs
     sizes = [number * sequence_length for number in range(1, sequences + 1) if sequences % number == 0]
     if batch_size not in sizes:

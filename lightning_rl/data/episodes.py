@@ -93,7 +93,7 @@ class _Seat:
 
     def __init__(self, env: gym.Env, seeds: list[int], network: Any, on_nan: str) -> None:
         self.env, self.seeds, self.on_nan = env, seeds, on_nan
-        self.initial_memory = tree_index(network.memory.initial(1), 0)
+        self.initial_memory = tree_index(network.initial_memory(1), 0)
         self._start()
 
     def _start(self) -> None:

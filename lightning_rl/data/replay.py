@@ -111,7 +111,9 @@ class ReplayBuffer:
         """How many of each ring's newest rows begin no sequence yet."""
         rows = max(n_steps, self.lag) + 1
         if length < rows:
-            raise SettingError(f"buffer_size must be at least num_envs * {rows} = {num_envs} * {rows} = {num_envs * rows}, got {capacity}")
+            needed = "(n_steps + 1)" if sequences is None else "(burn_in + sequence_length + n_steps)"
+            least = f"num_envs * {needed} = {num_envs} * {rows} = {num_envs * rows}"
+            raise SettingError(f"buffer_size must be at least {least}, got {capacity}")
         self.template = row_template(space, action, () if sequences is None else sequences.memory)
         directory = None if config.directory is None else Path(config.directory)
         self.layout = config.layout(self.template, num_envs, length, directory, frames)

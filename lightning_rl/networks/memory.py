@@ -6,6 +6,7 @@ to forget: before a row that begins an episode. The memory is that before the fi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,7 +40,7 @@ class NoMemory(nn.Module):
         return ()
 
 
-class Memory:
+class Memory(ABC):
     """How a policy remembers: `LSTM` or `GRU`, with the checks of ML-Agents.
 
     Args:
@@ -65,9 +66,12 @@ class Memory:
         names = "memory_size", "sequence_length", "burn_in"
         return {"class_path": type(self).__name__, "init_args": {name: getattr(self, name) for name in names}}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.memory_size}, {self.sequence_length}, {self.burn_in})"
+
+    @abstractmethod
     def build(self, num_inputs: int) -> RecurrentMemory:
         """The module for features of this width."""
-        raise NotImplementedError
 
 
 class LSTM(Memory):

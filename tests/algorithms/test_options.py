@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3
+from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3
 from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.data.layouts import DerivedNext, StoredNext
 from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
@@ -44,6 +44,7 @@ COMMON = {
     "normalize_reward": [Option(True)],
     "clip_reward": [Option(1.0)],
     "reward_scale": [Option(0.1)],
+    "memory": [Option(LSTM(4, 4)), Option(GRU(4, 4), given={"memory": LSTM(8, 4)})],
 }
 ON = {
     "n_steps": [Option(4)],
@@ -157,7 +158,7 @@ def trained(algorithm: type, env_id: str, settings: dict[str, Any]) -> Tensor:
 @cache
 def trained_once(algorithm: type, env_id: str, settings: str) -> Tensor:
     """The same, for settings that many options start from."""
-    return trained(algorithm, env_id, eval(settings))
+    return trained(algorithm, env_id, eval(settings, {"LSTM": LSTM, "GRU": GRU}))
 
 
 @every_algorithm

@@ -1,0 +1,216 @@
+"""Algorithms whose networks remember."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, SettingError, Trainer, load_policy
+from lightning_rl.networks.acting import forgotten
+from lightning_rl.types import tree_index, tree_leaves, tree_map, tree_stack
+from tests.fitting import ALL, OFF_POLICY, fit, tiny, weights
+
+KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
+MEMORIES = {PPO: LSTM(4, 4), A2C: GRU(4, 4), SAC: LSTM(4, 4), DQN: GRU(4, 4), TD3: LSTM(4, 4)}
+every_algorithm = pytest.mark.parametrize("algorithm", ALL)
+
+
+@KINDS
+@pytest.mark.parametrize("share_encoder", [True, False])
+@pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
+@pytest.mark.parametrize(("env_id", "sequence_length"), [("Scripted-v0", 4), ("ScriptedBox-v0", 8), ("ScriptedDict-v0", 3)])
+def test_the_ratio_is_one_before_the_first_step_of_every_iteration(env_id, sequence_length, autoreset, share_encoder, kind):
+    settings = {"normalize_obs": "running", "learning_rate": 0.01, "share_encoder": share_encoder, "n_steps": 8}
+    rows = -(-8 // sequence_length) * sequence_length
+    model = tiny(
+        PPO, f"tests.environments:{env_id}", memory=kind(6, sequence_length), batch_size=rows, env={"autoreset": autoreset}, **settings
+    )
+    deviation: dict[int, list[float]] = {}
+    loss = model.loss
+
+    def watched(batch):
+        assert batch.episode_start.shape == (sequence_length, rows // sequence_length)
+        with torch.no_grad():
+            log_prob, _, value = model.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start)
+            counts = batch.weight > 0
+            ratio = (log_prob - batch.log_prob).exp().sub(1).abs().amax(-1)[counts]
+            first = len(deviation.setdefault(model.trainer.global_step, [])) == 0
+            if first:
+                torch.testing.assert_close(value[counts], batch.value[counts], atol=1e-5, rtol=1e-6)
+            deviation[model.trainer.global_step].append(float(ratio.max()))
+        return loss(batch)
+
+    model.loss = watched
+    fit(model)
+    assert len(deviation) >= 6
+    assert max(first for first, *_ in deviation.values()) <= 1e-6
+    assert min(last for *_, last in deviation.values()) > 1e-4  # later minibatches meet a policy that has moved
+
+
+@KINDS
+def test_a_rollout_holds_the_memory_before_each_of_its_sequences(kind):
+    model = tiny(PPO, memory=kind(6, 3), batch_size=9, n_steps=8)
+    seen = []
+    model.training_step = lambda rollout, batch_idx: seen.append(tree_map(torch.clone, rollout))
+    fit(model)
+    memory, network = model.network.initial_memory(2), model.network
+    for rollout in seen:  # the weights never change: all of it is one long sequence
+        for t in range(8):
+            if t % 3 == 0:
+                expected = tree_map(lambda leaf: torch.as_tensor(leaf), memory)
+                torch.testing.assert_close(tree_index(rollout.memory, t // 3), expected, atol=1e-6, rtol=0)
+            _, memory = network.policy(rollout.obs[t], memory, rollout.episode_start[t])
+        assert next(tree_leaves(rollout.memory)).shape == (3, 2, network.memory.num_features)
+
+
+def test_rows_that_fill_a_last_sequence_do_not_count():
+    model = tiny(PPO, memory=LSTM(4, 5), batch_size=10, n_steps=8)  # 5 + 3 rows of 2 environments
+    seen = []
+    loss = model.loss
+    model.loss = lambda batch: (seen.append((batch.weight > 0).sum()), loss(batch))[1]
+    fit(model)
+    assert len(seen) == 6 * 2 * 2  # iterations, epochs, minibatches
+    assert sum(map(int, seen)) == 6 * 2 * 16
+    assert {int(count) for count in seen} <= {6, 8, 10}
+
+
+@every_algorithm
+def test_every_network_of_an_algorithm_learns_to_remember(algorithm):
+    model = tiny(algorithm, memory=MEMORIES[algorithm])
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if "memory." in name}
+    fit(model)
+    moved = {name for name, parameter in before.items() if not torch.equal(model.get_parameter(name), parameter)}
+    assert len(before) >= 4 and moved == before.keys()
+
+
+@every_algorithm
+@pytest.mark.parametrize("setting", [{"memory_size": 6}, {"sequence_length": 2}])
+def test_each_setting_of_a_memory_changes_what_is_learned(algorithm, setting):
+    def learned(**settings):
+        model = tiny(algorithm, memory=LSTM(**({"memory_size": 4, "sequence_length": 4} | settings)))
+        fit(model)
+        return weights(model)
+
+    plain, other = learned(), learned(**setting)
+    assert len(plain) != len(other) or not torch.equal(plain, other)
+
+
+@pytest.mark.parametrize("algorithm", OFF_POLICY)
+def test_a_burn_in_changes_what_is_learned(algorithm):
+    models = [tiny(algorithm, memory=LSTM(4, 4, burn_in)) for burn_in in (0, 2)]
+    for model in models:
+        fit(model)
+    assert not torch.equal(*map(weights, models))
+
+
+@pytest.mark.parametrize("algorithm", OFF_POLICY)
+@pytest.mark.parametrize("warmup", ["random", "policy"])
+def test_the_stored_memory_is_that_of_the_policy(algorithm, warmup):
+    model = tiny(algorithm, memory=LSTM(4, 4), learning_rate=0.0, warmup=warmup)
+    kept = []
+    model.on_train_end = lambda: kept.append(model.dataset.buffer)
+    fit(model)
+    row, network = kept[0].layout.row, model.network
+    for ring in kept[0].first:
+        memory, begins = network.initial_memory(1), True
+        for i in range(ring, ring + 48):
+            memory = tree_map(torch.as_tensor, forgotten(memory, np.array([begins])))
+            for stored, expected in zip(tree_leaves(row.memory), tree_leaves(memory), strict=True):
+                np.testing.assert_allclose(stored[i], expected[0].numpy(), atol=1e-6)
+            with torch.no_grad():
+                _, memory = network.policy(torch.from_numpy(row.obs[i : i + 1].copy()), memory, torch.tensor([begins]))
+            begins = bool(row.ended[i])
+    assert np.abs(row.memory[0]).max() > 0.01
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_the_targets_of_a_sequence_are_those_of_its_rows_taken_one_by_one(n_steps):
+    model = tiny(DQN, memory=LSTM(4, 4, 1), n_steps=n_steps, learning_rate=0.0, double=True, gamma=0.9)
+    compared = []
+    loss = model.loss
+
+    def watched(batch):
+        if not compared:
+            compared.append((float(loss(batch).detach()), one_by_one(model, batch)))
+        return loss(batch)
+
+    model.loss = watched
+    fit(model)
+    assert compared[0][0] == pytest.approx(compared[0][1], rel=1e-4)
+
+
+@torch.no_grad()
+def one_by_one(model, batch):
+    """The loss of double Q-learning, asking the networks for one slot of one sequence after the other."""
+    slots, num = batch.episode_start.shape
+    known = []
+    for network in (model.network, model.target):
+        table = torch.zeros(slots, num, 3)
+        for k in range(num):
+            memory = tree_map(lambda leaf, k=k: leaf[k : k + 1], batch.memory)
+            for t in range(slots):
+                features, memory = network.memory(network.encoder(batch.obs[t * num + k][None]), memory, batch.episode_start[t, k][None])
+                table[t, k] = network._known(features)[0, :, 0, 0]
+        known.append(table.flatten(0, 1))
+    q, target_q = known
+    total = 0.0
+    for i, weight in enumerate(batch.weight):
+        j = int(batch.successor[i])
+        target = batch.reward[i, 0] + batch.discount[i, 0] * target_q[j, q[j].argmax()]
+        total += float(weight * torch.nn.functional.huber_loss(q[i, batch.action[i]], target))
+    return total
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), [*((each, {}) for each in ALL), (PPO, {"share_encoder": False})])
+def test_a_policy_from_a_file_remembers_from_call_to_call(algorithm, settings, tmp_path):
+    model = tiny(algorithm, memory=MEMORIES[algorithm], **settings)
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, enable_progress_bar=False)
+    trainer.fit(model)
+    policy = load_policy(trainer.run_folder / "checkpoints" / "last.ckpt")
+    obs = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32)
+    memory, steps = None, []
+    for row in obs:
+        action, memory = policy.act(row, memory)
+        steps.append(action)
+    one, singles = None, []
+    for row in obs[:, 1]:
+        action, one = policy.act(row, one)
+        singles.append(action)
+    np.testing.assert_allclose(np.stack(steps)[:, 1], np.stack(singles), atol=1e-6)
+    start = torch.zeros(6, 3, dtype=torch.bool)
+    start[0] = True
+    x = torch.from_numpy(obs)
+    whole, _ = policy.network.policy(x, policy.network.initial_memory(3), start)
+    expected = policy.network.distribution.to_env(policy.network.distribution.mode(whole[-1]).detach().numpy())
+    np.testing.assert_allclose(steps[-1], expected, atol=1e-5)
+
+
+def test_settings_made_in_python_and_read_from_a_file_are_the_same():
+    for memory in (LSTM(6, 4), {"class_path": "LSTM", "init_args": {"memory_size": 6, "sequence_length": 4}}):
+        stored = tiny(PPO, memory=memory).hparams["memory"]
+        assert stored == {"class_path": "LSTM", "init_args": {"memory_size": 6, "sequence_length": 4, "burn_in": 0}}
+    assert tiny(PPO).hparams["memory"] is None
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), [(PPO, {}), (SAC, {}), (DQN, {}), (TD3, {})])
+def test_a_sequence_longer_than_a_batch_is_refused(algorithm, settings):
+    with pytest.raises(SettingError, match=r"memory\.sequence_length 64 is longer than batch_size 8"):
+        tiny(algorithm, memory=LSTM(), **settings)
+
+
+def test_a_batch_that_is_no_number_of_sequences_is_refused():
+    with pytest.raises(SettingError, match=r"batch_size 6 does not divide .* = 16 in sequences of 4; use 4 or 8"):
+        tiny(PPO, memory=LSTM(4, 4), batch_size=6)
+
+
+def test_demonstrations_are_remembered_with_an_empty_memory():
+    model = tiny(DQN, memory=LSTM(4, 4))
+    step = {"obs": np.zeros(2, np.float32), "action": 1, "reward": 1.0, "terminated": False, "truncated": False}
+    model.demonstrations = [{**step, "next_obs": np.zeros(2, np.float32)} for _ in range(12)]
+    kept = []
+    model.on_train_end = lambda: kept.append(model.dataset.buffer)
+    fit(model)
+    assert len(kept[0]) == 12 + 96
+    assert all((leaf[:12] == 0).all() for leaf in tree_leaves(kept[0].layout.row.memory))
+    assert tree_stack([model.network.initial_memory(1)] * 2)[0].shape == (2, 1, 2)
