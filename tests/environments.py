@@ -150,6 +150,16 @@ class ObservedAction(ObservedReward):
         return self.observe(), reward, True, False, {}
 
 
+class Recall(ObservedAction):
+    """Two steps, the first at -1 or at 1 and the second at 0; only the second is paid, as `ObservedAction` is, for what was seen before."""
+
+    def step(self, action: Any) -> Step:
+        self.t += 1
+        if self.t == 1:
+            return np.zeros(1, np.float32), 0.0, False, False, {}
+        return super().step(action)
+
+
 class Endless(Probe):
     """Reward 1 in every step and nothing to see, or the time that passed; cut off after `period` steps, by truncation or `termination`."""
 
@@ -201,6 +211,6 @@ class Anything(gym.Env):
 
 
 SCRIPTED = (Anything, Scripted, ScriptedDict, ScriptedBox, Image, ImageBox)
-PROBES = (ConstantReward, DelayedReward, ObservedReward, ObservedAction, Endless)
+PROBES = (ConstantReward, DelayedReward, ObservedReward, ObservedAction, Recall, Endless)
 for environment in SCRIPTED + PROBES:
     gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, SettingError, Trainer, load_policy
+from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, RolloutEvaluator, SettingError, Trainer, load_policy
 from lightning_rl.networks.acting import forgotten
 from lightning_rl.types import tree_index, tree_leaves, tree_map, tree_stack
 from tests.fitting import ALL, OFF_POLICY, fit, tiny, weights
@@ -82,6 +84,44 @@ def test_every_network_of_an_algorithm_learns_to_remember(algorithm):
     fit(model)
     moved = {name for name, parameter in before.items() if not torch.equal(model.get_parameter(name), parameter)}
     assert len(before) >= 4 and moved == before.keys()
+
+
+REPLAY = {"batch_size": 64, "learning_starts": 400, "train_freq": 4, "tau": 0.1, "buffer_size": 4_000, "steps_per_iteration": 100}
+LEARNING: dict[type, tuple[dict[str, Any], int]] = {
+    PPO: ({"n_steps": 16, "batch_size": 32, "n_epochs": 4}, 6_000),
+    A2C: ({"n_steps": 8, "use_rms_prop": False}, 6_000),
+    SAC: (REPLAY | {"ent_coef": 1e-3}, 3_000),
+    DQN: (REPLAY | {"tau": 1.0, "target_update_interval": 10}, 3_000),
+    TD3: (REPLAY, 3_000),
+}
+TASKS = [
+    (PPO, "discrete"),
+    (DQN, "discrete"),
+    (SAC, "discrete"),
+    (PPO, "box"),
+    (A2C, "discrete"),
+    (SAC, "box"),
+    (SAC, "hybrid"),
+    (TD3, "box"),
+]
+FAST = {(PPO, "discrete", LSTM), (DQN, "discrete", LSTM), (SAC, "discrete", GRU), (PPO, "discrete", None)}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "action", "kind"),
+    [pytest.param(*task, kind, marks=[] if (*task, kind) in FAST else pytest.mark.slow) for task in TASKS for kind in (LSTM, GRU, None)],
+)
+def test_what_was_seen_a_step_before_is_acted_on(kind, algorithm, action):
+    settings, steps = LEARNING[algorithm]
+    if action == "hybrid":
+        settings, steps = settings | {"gradient_steps": 2}, 2 * steps
+    env = {"num_envs": 4, "kwargs": {"action": action}}
+    settings = {"learning_rate": {"schedule": "linear", "start": 0.01}, "max_env_steps": steps, "net_arch": [16]} | settings
+    model = tiny(algorithm, "tests.environments:Recall-v0", env=env, memory=None if kind is None else kind(16, 8), **settings)
+    fit(model)
+    returned = np.mean([episode.return_ for episode in RolloutEvaluator(episodes=40, num_envs=4).play(model)])
+    best, blind = {"discrete": (1, 0), "box": (0, -0.5), "hybrid": (1, -0.5)}[action]
+    assert returned < blind + 0.4 if kind is None else returned > best - 0.15
 
 
 @every_algorithm
