@@ -8,8 +8,8 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_distribution
 from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.goal import goal_mlp
 from lightning_rl.networks.memory import NoMemory
-from lightning_rl.networks.mlp import mlp
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -27,6 +27,8 @@ class Actor(PolicyNetwork):
         activation: of the hidden layers.
         encoder: for images, see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
+        entities: names of observations that are sets of entities, see `networks/attention.py`.
+        goals: names of observations that generate the last hidden layer, see `networks/goal.py`.
         normalize_obs: `off`, `running` or `frozen`.
     """
 
@@ -40,16 +42,18 @@ class Actor(PolicyNetwork):
         activation: str = "relu",
         encoder: str = "auto",
         encoder_features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
         normalize_obs: str = "off",
     ) -> None:
         super().__init__()
-        check_observation_space(spaces.observation)
-        self.normalizer = make_normalizer(normalize_obs, spaces.observation)
+        check_observation_space(spaces.observation, entities, goals)
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
         self.memory = NoMemory()
-        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
+        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
         self.distribution = make_distribution(spaces.action, action_dist)
         features = self.encoder.num_features
-        self.layers = mlp(features, net_arch, activation, nn.Linear)
+        self.layers = goal_mlp(features, net_arch, activation, nn.Linear, self.encoder.goal)
         self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
 
     def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:

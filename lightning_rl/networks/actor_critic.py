@@ -10,8 +10,9 @@ from torch import Generator, Tensor, nn
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import check_choice, check_range
 from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.goal import goal_mlp
 from lightning_rl.networks.memory import NoMemory
-from lightning_rl.networks.mlp import mlp, orthogonal
+from lightning_rl.networks.mlp import orthogonal
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -29,6 +30,8 @@ class ActorCritic(PolicyNetwork):
         activation: of the hidden layers.
         encoder: for images, see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
+        entities: names of observations that are sets of entities, see `networks/attention.py`.
+        goals: names of observations that generate the last hidden layer, see `networks/goal.py`.
         share_encoder: one encoder for policy and value, or one each.
         normalize_obs: `off`, `running` or `frozen` (statistics of random steps at the start of the run).
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
@@ -44,6 +47,8 @@ class ActorCritic(PolicyNetwork):
         activation: str = "tanh",
         encoder: str = "auto",
         encoder_features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
         share_encoder: bool = True,
         normalize_obs: str = "off",
         action_dist: str = "clipped_normal",
@@ -51,18 +56,20 @@ class ActorCritic(PolicyNetwork):
         streams: int = 1,
     ) -> None:
         super().__init__()
-        check_observation_space(spaces.observation)
+        check_observation_space(spaces.observation, entities, goals)
         check_range("log_std_init", log_std_init, -20, 20)
         check_choice("action_dist", action_dist, ("clipped_normal", "tanh_normal"))
-        self.normalizer = make_normalizer(normalize_obs, spaces.observation)
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
         self.memory = NoMemory()
-        self.actor_encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
-        self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(spaces.observation, encoder, encoder_features)
-        features = self.actor_encoder.num_features
+        observed = (spaces.observation, encoder, encoder_features, entities, goals)
+        self.actor_encoder = TreeEncoder(*observed)
+        self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(*observed)
+        features, goal = self.actor_encoder.num_features, self.actor_encoder.goal
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
         last = net_arch[-1] if net_arch else features
-        self.actor = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
-        self.critic = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, streams), 1.0))
+        self.actor = goal_mlp(features, net_arch, activation, goal=goal)
+        self.actor.append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
+        self.critic = goal_mlp(features, net_arch, activation, goal=goal).append(orthogonal(nn.Linear(last, streams), 1.0))
 
     def perceptron(self) -> tuple[TreeEncoder, nn.Sequential] | None:
         """What turns normalized observations into the distribution's input; a subclass may compute something else."""
