@@ -118,8 +118,8 @@ class Algorithm(pl.LightningModule):
             "activation": activation,
             "encoder": encoder,
             "encoder_features": encoder_features,
-            "entities": entities or [],
-            "goals": goals or [],
+            "entities": [] if entities is None else entities,
+            "goals": [] if goals is None else goals,
             "normalize_obs": normalize_obs,
         }
         self.reward_signals = torch.nn.ModuleDict({"extrinsic": Extrinsic(gamma, reward_scale, clip_reward, normalize_reward)})
