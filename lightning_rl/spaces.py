@@ -5,14 +5,14 @@ Only this file and `distributions/` ask what class a space has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, nearest
 from lightning_rl.types import Tree
 
 
@@ -24,16 +24,20 @@ class Spaces(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """One observation leaf: `kind` is vector, image or one_hot; `sizes` and `starts` are those of one-hot parts."""
+    """One observation leaf: `kind` is vector, image or one_hot; `sizes` and `starts` are those of one-hot parts.
+
+    `name` is its path in the observation space: `robot.arm`, `cameras.0`; `obs` if the space is the leaf.
+    """
 
     kind: str
     shape: tuple[int, ...]
     scale: float = 1.0
     sizes: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
+    name: str = "obs"
 
 
-def observation_leaves(space: Space) -> Iterator[Leaf]:
+def observation_leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Describe the leaves of an observation space, in the order of `types.tree_leaves`.
 
     A Box with three dimensions (or four: stacked frames) is an image; bytes are scaled to [0, 1].
@@ -41,32 +45,45 @@ def observation_leaves(space: Space) -> Iterator[Leaf]:
     Raises:
         SettingError: a space, or a part of it, that no encoder can read.
     """
+    name = ".".join(path) or "obs"
     if isinstance(space, Dict):
         for key in sorted(space, key=str):
-            yield from observation_leaves(space[key])
+            yield from observation_leaves(space[key], (*path, str(key)))
     elif isinstance(space, Tuple):
-        for child in space:
-            yield from observation_leaves(child)
+        for i, child in enumerate(space):
+            yield from observation_leaves(child, (*path, str(i)))
     elif isinstance(space, Box):
         scale = 1 / 255 if space.dtype == np.uint8 else 1.0
-        yield Leaf("image" if len(space.shape) in (3, 4) else "vector", space.shape, scale)
+        yield Leaf("image" if len(space.shape) in (3, 4) else "vector", space.shape, scale, name=name)
     elif isinstance(space, Discrete):
-        yield Leaf("one_hot", (), 1.0, (int(space.n),), (int(space.start),))
+        yield Leaf("one_hot", (), 1.0, (int(space.n),), (int(space.start),), name)
     elif isinstance(space, MultiDiscrete):
-        yield Leaf("one_hot", space.shape, 1.0, tuple(map(int, space.nvec.flat)), tuple(map(int, space.start.flat)))
+        yield Leaf("one_hot", space.shape, 1.0, tuple(map(int, space.nvec.flat)), tuple(map(int, space.start.flat)), name)
     elif isinstance(space, MultiBinary):
-        yield Leaf("vector", space.shape)
+        yield Leaf("vector", space.shape, name=name)
     else:
         raise SettingError(
             f"the observation space {short(space)} is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
         )
 
 
-def check_observation_space(space: Space) -> None:
-    """Raise `SettingError` for an observation space that no encoder can read."""
+def check_observation_space(space: Space, entities: Sequence[str] = (), goals: Sequence[str] = ()) -> None:
+    """Raise `SettingError` for an observation space that no encoder can read, or for leaves that cannot be `entities` or `goals`."""
     leaves = list(observation_leaves(space))
     if not leaves or any(0 in leaf.shape for leaf in leaves):
         raise SettingError(f"the observation space {short(space)} is empty; an algorithm needs something to observe")
+    named = {leaf.name: leaf for leaf in leaves}
+    for setting, names in {"entities": entities, "goals": goals}.items():
+        if not isinstance(names, list | tuple):
+            raise SettingError(f"{setting} must be a list of names of observations such as [{leaves[0].name}], got {names!r}")
+        for name in names:
+            if name not in named:
+                raise SettingError(f"{setting}: there is no observation {name!r}{nearest(str(name), named)}")
+    for name in entities:
+        if named[name].kind != "vector" or len(named[name].shape) != 2:
+            raise SettingError(f"entities: {name!r} has shape {named[name].shape}; a set of entities is a Box of shape (max_n, features)")
+        if name in goals:
+            raise SettingError(f"goals: {name!r} is a set of entities, which cannot be a goal")
 
 
 def allocate(space: Space, *batch: int) -> Tree:

@@ -83,6 +83,33 @@ class ImageBox(Image):
     action_space = Box(-1, 1, (2,), np.float32)
 
 
+class Crowd(Scripted):
+    """The same seen in parts: an agent for each step gone, two pictures, a body, and as a goal how the episode will end."""
+
+    observation_space = Dict(
+        {
+            "agents": Box(-np.inf, np.inf, (4, 2), np.float32),
+            "body": Box(-np.inf, np.inf, (2,), np.float32),
+            "goal": Discrete(3),
+            "sight": Dict({"camera": Box(0, 255, (6, 6, 3), np.uint8), "map": Box(0, 1, (8, 8, 1), np.float32)}),
+        }
+    )
+
+    def observe(self) -> Any:
+        agents = np.array([[self.episode, i] for i in range(1, 5)], np.float32)
+        agents[self.t :] = 0
+        camera = np.full((6, 6, 3), 16 * self.t % 256, np.uint8)
+        sight = {"camera": camera, "map": np.full((8, 8, 1), self.episode % 2, np.float32)}
+        body = np.array([self.episode, self.t], np.float32)
+        return {"agents": agents, "body": body, "goal": np.int64(self.episode % len(self.endings)), "sight": sight}
+
+
+class CrowdBox(Crowd):
+    """The same with two continuous actions."""
+
+    action_space = Box(-1, 1, (2,), np.float32)
+
+
 class Probe(gym.Env):
     """A few numbers to see, one thing to learn (after Andy Jones, andyljones.com/posts/rl-debugging.html)."""
 
@@ -210,7 +237,7 @@ class Anything(gym.Env):
         return self.observation_space.sample(), self.reward, self.t == 5, False, {}
 
 
-SCRIPTED = (Anything, Scripted, ScriptedDict, ScriptedBox, Image, ImageBox)
+SCRIPTED = (Anything, Scripted, ScriptedDict, ScriptedBox, Image, ImageBox, Crowd, CrowdBox)
 PROBES = (ConstantReward, DelayedReward, ObservedReward, ObservedAction, Recall, Endless)
 for environment in SCRIPTED + PROBES:
     gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")

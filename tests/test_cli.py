@@ -94,6 +94,18 @@ def test_an_algorithm_and_an_environment_are_a_complete_run(folder, capfd):
     assert config["seed_everything"] == 0 and config["evaluation"]["episodes"] == 10
 
 
+def test_entities_and_goals_are_named_on_the_command_line(fit, folder, capfd):
+    crowd = (
+        "--model.env.id tests.environments:Crowd-v0 --model.entities '[agents]' --model.goals [goal,sight.map] --model.encoder_features 8 "
+    )
+    config = printed(f"fit {crowd} {TINY}", capfd)["model"]["init_args"]
+    assert (config["entities"], config["goals"]) == (["agents"], ["goal", "sight.map"])
+    fit(f"fit {crowd} {TINY}")
+    (checkpoint,) = folder.glob("runs/PPO/*/version_0/checkpoints/best.ckpt")
+    assert torch.load(checkpoint, weights_only=True)["hyper_parameters"]["entities"] == ["agents"]
+    fit(f"evaluate --ckpt_path {checkpoint} --episodes 2")
+
+
 def test_later_configs_win_and_options_win_over_those_before(folder, capfd):
     (folder / "a.yaml").write_text(
         "model: {class_path: PPO, init_args: {env: Acrobot-v1, n_steps: 32, gamma: 0.9}}\nevaluation: {episodes: 3}"

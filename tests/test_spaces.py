@@ -102,16 +102,53 @@ def test_short_is_one_line_of_at_most_60_characters():
 
 def test_leaves_say_how_each_part_is_encoded():
     assert list(observation_leaves(SPACES["tree"])) == [
-        Leaf("vector", (3,)),
-        Leaf("vector", (2,)),
-        Leaf("one_hot", (), sizes=(3,), starts=(0,)),
-        Leaf("image", (8, 8, 1), 1 / 255),
+        Leaf("vector", (3,), name="body.0"),
+        Leaf("vector", (2,), name="body.1.bits"),
+        Leaf("one_hot", (), sizes=(3,), starts=(0,), name="body.1.mode"),
+        Leaf("image", (8, 8, 1), 1 / 255, name="camera"),
     ]
     assert list(observation_leaves(SPACES["multi_discrete of 2 dimensions"])) == [
         Leaf("one_hot", (2, 2), sizes=(2, 3, 4, 5), starts=(1, 2, 3, 4))
     ]
     assert list(observation_leaves(Box(0, 1, (4, 84, 84, 3)))) == [Leaf("image", (4, 84, 84, 3))]
     assert list(observation_leaves(Box(0, 255, (7,), np.uint8))) == [Leaf("vector", (7,), 1 / 255)]
+
+
+def test_a_leaf_is_named_by_its_path_and_a_lone_one_obs():
+    def names(space):
+        return [leaf.name for leaf in observation_leaves(space)]
+
+    assert names(VECTOR) == names(Discrete(2)) == ["obs"]
+    assert names(Dict(vector_0=VECTOR)) == ["vector_0"]
+    assert names(Dict(robot=Dict(arm=VECTOR, mode=Discrete(2)))) == ["robot.arm", "robot.mode"]
+    assert names(Tuple([VECTOR, Dict(b=VECTOR, a=Tuple([VECTOR]))])) == ["0", "1.a.0", "1.b"]
+
+
+CROWD = Dict(agents=Box(-1, 1, (5, 2)), body=VECTOR, bits=MultiBinary(2), camera=Box(0, 255, (8, 8, 1), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("entities", "goals", "message"),
+    [
+        (["agent"], [], "entities: there is no observation 'agent'; did you mean agents?"),
+        ([], ["pose"], "goals: there is no observation 'pose'; choose from agents, bits, body, camera"),
+        (["body"], [], "entities: 'body' has shape (3,); a set of entities is a Box of shape (max_n, features)"),
+        (["camera"], [], "entities: 'camera' has shape (8, 8, 1); a set of entities is a Box of shape (max_n, features)"),
+        (["agents"], ["body", "agents"], "goals: 'agents' is a set of entities, which cannot be a goal"),
+        ("agents", [], "entities must be a list of names of observations such as [agents], got 'agents'"),
+        ([], 3, "goals must be a list of names of observations such as [agents], got 3"),
+    ],
+)
+def test_names_of_no_entities_and_no_goals_are_refused_in_one_line(entities, goals, message):
+    with pytest.raises(SettingError) as error:
+        check_observation_space(CROWD, entities, goals)
+    assert str(error.value) == message
+
+
+def test_every_observation_but_a_set_of_entities_may_be_a_goal():
+    check_observation_space(CROWD, ["agents"], ["body", "bits", "camera"])
+    check_observation_space(CROWD, [], ["agents"])
+    check_observation_space(VECTOR, (), ("obs",))
 
 
 def test_leaves_of_a_space_have_the_order_of_the_leaves_of_its_observations():

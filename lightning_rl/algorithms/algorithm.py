@@ -57,6 +57,9 @@ class Algorithm(pl.LightningModule):
         activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
         encoder: for images: auto, mlp, simple, nature_cnn, resnet, match3 or fully_connected.
         encoder_features: width of an image encoder's output.
+        entities: observations `Box(max_n, features)` that are sets of entities, by name: the path in the observation space such as
+            `robot.arm`. An entity whose squares sum to less than 0.01 is padding.
+        goals: observations that tell the goal, by name: the last hidden layer gets its weights from them.
         normalize_obs: `running` statistics, `frozen` ones of random steps before learning, or `off`.
         normalize_obs_steps: how many random environment steps `frozen` takes; they count as environment steps.
         normalize_reward: divide rewards by the running standard deviation of the discounted return.
@@ -83,6 +86,8 @@ class Algorithm(pl.LightningModule):
         activation: str = "tanh",
         encoder: str = "auto",
         encoder_features: int = 512,
+        entities: list[str] | None = None,
+        goals: list[str] | None = None,
         normalize_obs: str = "off",
         normalize_obs_steps: int = 10_000,
         normalize_reward: bool = False,
@@ -118,6 +123,8 @@ class Algorithm(pl.LightningModule):
             "activation": activation,
             "encoder": encoder,
             "encoder_features": encoder_features,
+            "entities": [] if entities is None else entities,
+            "goals": [] if goals is None else goals,
             "normalize_obs": normalize_obs,
             "memory": self.memory,
         }

@@ -8,8 +8,8 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_distribution
 from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.goal import goal_mlp
 from lightning_rl.networks.memory import Memory, make_memory
-from lightning_rl.networks.mlp import mlp
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import Perceptron, PolicyNetwork
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -27,6 +27,8 @@ class Actor(PolicyNetwork):
         activation: of the hidden layers.
         encoder: for images, see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
+        entities: names of observations that are sets of entities, see `networks/attention.py`.
+        goals: names of observations that generate the last hidden layer, see `networks/goal.py`.
         normalize_obs: `off`, `running` or `frozen`.
         memory: what the policy remembers with.
     """
@@ -41,17 +43,19 @@ class Actor(PolicyNetwork):
         activation: str = "relu",
         encoder: str = "auto",
         encoder_features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
         normalize_obs: str = "off",
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        check_observation_space(spaces.observation)
-        self.normalizer = make_normalizer(normalize_obs, spaces.observation)
-        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
-        self.memory = make_memory(memory, self.encoder.num_features)
+        check_observation_space(spaces.observation, entities, goals)
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
+        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
+        self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.distribution = make_distribution(spaces.action, action_dist)
         features = self.memory.num_features
-        self.layers = mlp(features, net_arch, activation, nn.Linear)
+        self.layers = goal_mlp(features, net_arch, activation, nn.Linear, self.memory.goal)
         self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
 
     def perceptron(self) -> Perceptron | None:

@@ -10,8 +10,9 @@ from torch import Generator, Tensor, nn
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import check_choice, check_range
 from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.goal import goal_mlp
 from lightning_rl.networks.memory import Memory, make_memory
-from lightning_rl.networks.mlp import mlp, orthogonal
+from lightning_rl.networks.mlp import orthogonal
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import Perceptron, PolicyNetwork
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -32,6 +33,8 @@ class ActorCritic(PolicyNetwork):
         activation: of the hidden layers.
         encoder: for images, see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
+        entities: names of observations that are sets of entities, see `networks/attention.py`.
+        goals: names of observations that generate the last hidden layer, see `networks/goal.py`.
         share_encoder: one encoder and memory for policy and value, or one each.
         normalize_obs: `off`, `running` or `frozen` (statistics of random steps at the start of the run).
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
@@ -48,6 +51,8 @@ class ActorCritic(PolicyNetwork):
         activation: str = "tanh",
         encoder: str = "auto",
         encoder_features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
         share_encoder: bool = True,
         normalize_obs: str = "off",
         action_dist: str = "clipped_normal",
@@ -56,19 +61,22 @@ class ActorCritic(PolicyNetwork):
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        check_observation_space(spaces.observation)
+        check_observation_space(spaces.observation, entities, goals)
         check_range("log_std_init", log_std_init, -20, 20)
         check_choice("action_dist", action_dist, ("clipped_normal", "tanh_normal"))
-        self.normalizer = make_normalizer(normalize_obs, spaces.observation)
-        self.actor_encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
-        self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(spaces.observation, encoder, encoder_features)
-        self.memory = make_memory(memory, self.actor_encoder.num_features)
-        self.critic_memory = self.memory if share_encoder else make_memory(memory, self.critic_encoder.num_features)
-        features = self.memory.num_features
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
+        observed = (spaces.observation, encoder, encoder_features, entities, goals)
+        self.actor_encoder = TreeEncoder(*observed)
+        self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(*observed)
+        remembered = (memory, self.actor_encoder.num_features, self.actor_encoder.num_goal_features)
+        self.memory = make_memory(*remembered)
+        self.critic_memory = self.memory if share_encoder else make_memory(*remembered)
+        features, goal = self.memory.num_features, self.memory.goal
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
         last = net_arch[-1] if net_arch else features
-        self.actor = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
-        self.critic = mlp(features, net_arch, activation).append(orthogonal(nn.Linear(last, streams), 1.0))
+        self.actor = goal_mlp(features, net_arch, activation, goal=goal)
+        self.actor.append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
+        self.critic = goal_mlp(features, net_arch, activation, goal=goal).append(orthogonal(nn.Linear(last, streams), 1.0))
 
     def perceptron(self) -> Perceptron | None:
         """What turns normalized observations into the distribution's input; a subclass may compute something else."""

@@ -10,8 +10,9 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.goal import goal_mlp
 from lightning_rl.networks.memory import Memory, make_memory
-from lightning_rl.networks.mlp import EnsembleLinear, mlp
+from lightning_rl.networks.mlp import EnsembleLinear
 from lightning_rl.types import Tree
 
 
@@ -27,7 +28,7 @@ class Critic(nn.Module):
         num_choices: M, values for each observation.
         ensemble: E, how many critics; an image encoder and a memory are shared by all.
         streams: S, the number of reward streams.
-        net_arch, activation, encoder, encoder_features, memory: as in `Actor`.
+        net_arch, activation, encoder, encoder_features, entities, goals, memory: as in `Actor`.
     """
 
     def __init__(
@@ -42,15 +43,17 @@ class Critic(nn.Module):
         activation: str = "relu",
         encoder: str = "auto",
         encoder_features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        self.encoder = TreeEncoder(space, encoder, encoder_features)
-        self.memory = make_memory(memory, self.encoder.num_features)
+        self.encoder = TreeEncoder(space, encoder, encoder_features, entities, goals)
+        self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.heads = (num_choices, streams)
         layer = partial(EnsembleLinear, ensemble)
         num_inputs = self.memory.num_features + num_actions
-        self.layers = mlp(num_inputs, net_arch, activation, layer)
+        self.layers = goal_mlp(num_inputs, net_arch, activation, layer, self.memory.goal)
         self.layers.append(layer(net_arch[-1] if net_arch else num_inputs, num_choices * streams))
 
     def forward(self, obs: Tree, action: Tensor | None = None, episode_start: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""From an observation tree to one feature vector: an encoder for each leaf, concatenated.
+"""From an observation tree to one feature vector: an encoder for each leaf, concatenated, and attention over sets of entities.
 
 Shapes and minimum sizes of the image encoders are those of ML-Agents (`simple`, `nature_cnn`: Mnih et al. 2015, `resnet`: Espeholt et
 al. 2018, `match3`, `fully_connected`); all end in a dense layer.
@@ -7,12 +7,14 @@ al. 2018, `match3`, `fully_connected`); all end in a dense layer.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lightning_rl.errors import SettingError, check_choice, check_range
+from lightning_rl.networks.attention import EntityAttention
 from lightning_rl.networks.mlp import orthogonal
 from lightning_rl.spaces import Leaf, observation_leaves
 from lightning_rl.types import Tree, tree_leaves
@@ -37,14 +39,27 @@ class TreeEncoder(nn.Module):
         space: the observation space.
         encoder: for images; `auto` takes the largest that fits, `mlp` flattens them without parameters.
         features: width of an image encoder's dense layer.
+        entities: names of leaves that are sets of entities.
+        goals: names of leaves that tell the goal, whose features come last.
     """
 
-    def __init__(self, space: Space, encoder: str = "auto", features: int = 512) -> None:
+    def __init__(
+        self, space: Space, encoder: str = "auto", features: int = 512, entities: Sequence[str] = (), goals: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         check_choice("encoder", encoder, ENCODERS)
         check_range("encoder_features", features, 1, whole=True)
-        self.leaves = nn.ModuleList([_leaf_encoder(leaf, encoder, features) for leaf in observation_leaves(space)])
-        self.num_features = sum(int(leaf.num_features) for leaf in self.leaves)  # type: ignore[arg-type, misc]
+        leaves = list(observation_leaves(space))
+        self.leaves = nn.ModuleList([nn.Identity() if leaf.name in entities else _leaf_encoder(leaf, encoder, features) for leaf in leaves])
+        self.sets = [i for i, leaf in enumerate(leaves) if leaf.name in entities]
+        others = [i for i, leaf in enumerate(leaves) if leaf.name not in entities]
+        self.order = sorted(others, key=lambda i: leaves[i].name in goals)
+        sizes = [int(self.leaves[i].num_features) for i in self.order]  # type: ignore[arg-type]
+        self.attention = EntityAttention([leaves[i] for i in self.sets], sum(sizes)) if self.sets else None
+        self.num_features = sum(sizes) + (self.attention.num_features if self.attention else 0)
+        self.num_goal_features = sum(size for i, size in zip(self.order, sizes, strict=True) if leaves[i].name in goals)
+        self.goal = slice(self.num_features - self.num_goal_features, self.num_features)
+        """Where the features of the goals are."""
         self.is_vector = [getattr(leaf, "dims", 0) for leaf in self.leaves] == [1] and isinstance(self.leaves[0], VectorEncoder)
         """Whether observations, if they are floats, are what they encode to."""
 
@@ -52,7 +67,10 @@ class TreeEncoder(nn.Module):
         if self.is_vector and isinstance(obs, Tensor) and obs.is_floating_point():
             return obs
         encoded = [encoder(leaf) for encoder, leaf in zip(self.leaves, tree_leaves(obs), strict=True)]
-        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
+        features = [encoded[i] for i in self.order]
+        if self.attention is not None:
+            features.insert(0, self.attention([encoded[i] for i in self.sets], features))
+        return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
 class VectorEncoder(nn.Module):

@@ -24,9 +24,10 @@ class NoMemory(nn.Module):
     sequence_length = 1
     burn_in = 0
 
-    def __init__(self, num_inputs: int = 0) -> None:
+    def __init__(self, num_inputs: int = 0, num_goal_features: int = 0) -> None:
         super().__init__()
         self.num_features = num_inputs
+        self.goal = slice(num_inputs - num_goal_features, num_inputs)
 
     def forward(self, features: Tensor, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
         return features, memory
@@ -70,22 +71,22 @@ class Memory(ABC):
         return f"{type(self).__name__}({self.memory_size}, {self.sequence_length}, {self.burn_in})"
 
     @abstractmethod
-    def build(self, num_inputs: int) -> RecurrentMemory:
-        """The module for features of this width."""
+    def build(self, num_inputs: int, num_goal_features: int = 0) -> RecurrentMemory:
+        """The module for features of this width, the last of them those of goals."""
 
 
 class LSTM(Memory):
     """Long short-term memory (Hochreiter and Schmidhuber 1997)."""
 
-    def build(self, num_inputs: int) -> RecurrentMemory:
-        return LSTMMemory(self, num_inputs, self.memory_size // 2)
+    def build(self, num_inputs: int, num_goal_features: int = 0) -> RecurrentMemory:
+        return LSTMMemory(self, num_inputs, num_goal_features, self.memory_size // 2)
 
 
 class GRU(Memory):
     """Gated recurrent units (Cho et al. 2014)."""
 
-    def build(self, num_inputs: int) -> RecurrentMemory:
-        return GRUMemory(self, num_inputs, self.memory_size)
+    def build(self, num_inputs: int, num_goal_features: int = 0) -> RecurrentMemory:
+        return GRUMemory(self, num_inputs, num_goal_features, self.memory_size)
 
 
 class RecurrentMemory(nn.Module):
@@ -93,7 +94,7 @@ class RecurrentMemory(nn.Module):
 
     Sequences are cut there into segments, which lie side by side in one call of the fused layer, each with zeros or the given memory
     before it. Rows behind the end of a segment carry a mark, an input of their own whose fixed weights hold the gates so that nothing
-    changes any more: the state after the call is that after each segment's last row.
+    changes any more: the state after the call is that after each segment's last row. Features of goals pass beside what is remembered.
     """
 
     gates: int
@@ -101,10 +102,11 @@ class RecurrentMemory(nn.Module):
     """Of a state."""
     hold: Tensor
 
-    def __init__(self, setting: Memory, num_inputs: int, size: int) -> None:
+    def __init__(self, setting: Memory, num_inputs: int, num_goal_features: int, size: int) -> None:
         super().__init__()
         self.sequence_length, self.burn_in = setting.sequence_length, setting.burn_in
-        self.num_inputs, self.num_features = num_inputs, size
+        self.num_inputs, self.size, self.num_features = num_inputs, size, size + num_goal_features
+        self.goal = slice(size, self.num_features)
         self.weight_ih = nn.Parameter(torch.empty(self.gates * size, num_inputs))
         self.weight_hh = nn.Parameter(torch.empty(self.gates * size, size))
         self.bias_ih = nn.Parameter(torch.zeros(self.gates * size))
@@ -135,9 +137,12 @@ class RecurrentMemory(nn.Module):
             state = memory if len(memory) else self.initial(num)
             if len(x) == 1:
                 state = self.cell(x[0], tuple(leaf * ~start[0].unsqueeze(-1) for leaf in state))
-                return state[0].view(*batch, -1), state
-            outputs, state = self._segments(x, state, start)
-        return outputs.reshape(*batch, -1), state
+                outputs = state[0]
+            else:
+                outputs, state = self._segments(x, state, start)
+        outputs = outputs.reshape(*batch, self.size)
+        beside = self.num_features - self.size
+        return (torch.cat([outputs, features[..., -beside:]], -1) if beside else outputs), state
 
     def after(self, encode: Callable[[], Tensor], memory: Tree, episode_start: Tensor | None) -> Tree:
         """The memory alone, after what `encode` sees."""
@@ -145,7 +150,7 @@ class RecurrentMemory(nn.Module):
 
     def initial(self, num: int) -> Tree:
         """The memory of `num` environments at the start of an episode: zeros."""
-        return tuple(self.weight_hh.new_zeros(num, self.num_features) for _ in range(self.leaves))
+        return tuple(self.weight_hh.new_zeros(num, self.size) for _ in range(self.leaves))
 
     def _segments(self, x: Tensor, state: tuple[Tensor, ...], start: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         steps, num = start.shape
@@ -160,7 +165,7 @@ class RecurrentMemory(nn.Module):
         longest = int(row.max()) + 1
         padded = nn.functional.pad(x.new_zeros(longest, len(first), self.num_inputs), (0, 1), value=1.0)
         padded[row, segment] = nn.functional.pad(x.transpose(0, 1).flatten(0, 1), (0, 1))
-        before = tuple(leaf.new_zeros(len(first), self.num_features).index_copy(0, segment[::steps], leaf) for leaf in kept)
+        before = tuple(leaf.new_zeros(len(first), self.size).index_copy(0, segment[::steps], leaf) for leaf in kept)
         outputs, after = self.fused(padded, before, torch.cat([self.weight_ih, self.hold.unsqueeze(-1)], 1))
         outputs = outputs[row, segment].view(num, steps, -1).transpose(0, 1)
         return outputs, (outputs[-1], *(leaf[segment[steps - 1 :: steps]] for leaf in after[1:]))
@@ -175,8 +180,8 @@ class LSTMMemory(RecurrentMemory):
 
     gates, leaves = 4, 2
 
-    def __init__(self, setting: Memory, num_inputs: int, size: int) -> None:
-        super().__init__(setting, num_inputs, size)
+    def __init__(self, setting: Memory, num_inputs: int, num_goal_features: int, size: int) -> None:
+        super().__init__(setting, num_inputs, num_goal_features, size)
         for bias in (self.bias_ih, self.bias_hh):
             nn.init.ones_(bias.detach()[size : 2 * size])
         self.register_buffer("hold", torch.tensor([-HELD, HELD, 0.0, 0.0]).repeat_interleave(size), persistent=False)
@@ -191,7 +196,7 @@ class LSTMMemory(RecurrentMemory):
 
     def numpy_cell(self) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]:
         weight_ih, weight_hh, bias_ih, bias_hh = (each.detach().numpy().T for each in self.parameters())
-        size = self.num_features
+        size = self.size
 
         def step(x: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
             h, c = state
@@ -209,8 +214,8 @@ class GRUMemory(RecurrentMemory):
 
     gates = 3
 
-    def __init__(self, setting: Memory, num_inputs: int, size: int) -> None:
-        super().__init__(setting, num_inputs, size)
+    def __init__(self, setting: Memory, num_inputs: int, num_goal_features: int, size: int) -> None:
+        super().__init__(setting, num_inputs, num_goal_features, size)
         self.register_buffer("hold", torch.tensor([0.0, HELD, 0.0]).repeat_interleave(size), persistent=False)
 
     def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -223,7 +228,7 @@ class GRUMemory(RecurrentMemory):
 
     def numpy_cell(self) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]:
         weight_ih, weight_hh, bias_ih, bias_hh = (each.detach().numpy().T for each in self.parameters())
-        size = self.num_features
+        size = self.size
 
         def step(x: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
             (h,) = state
@@ -259,6 +264,6 @@ def as_memory(setting: Memory | Mapping[str, Any] | None) -> Memory | None:
         raise SettingError(f"memory: {name} refuses its arguments: {error}") from error
 
 
-def make_memory(setting: Memory | None, num_inputs: int) -> NoMemory | RecurrentMemory:
-    """The module for features of this width."""
-    return NoMemory(num_inputs) if setting is None else setting.build(num_inputs)
+def make_memory(setting: Memory | None, num_inputs: int, num_goal_features: int = 0) -> NoMemory | RecurrentMemory:
+    """The module for features of this width, the last of them those of goals; `goal` is where these lie in what it gives."""
+    return NoMemory(num_inputs, num_goal_features) if setting is None else setting.build(num_inputs, num_goal_features)

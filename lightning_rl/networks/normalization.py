@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,14 +61,16 @@ class RunningMeanStd(nn.Module):
 
 
 class ObservationNormalizer(nn.Module):
-    """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation; images and one-hot leaves pass."""
+    """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation; images, one-hot leaves and `entities` pass."""
 
-    def __init__(self, space: Space, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+    def __init__(self, space: Space, clip: float = 10.0, epsilon: float = 1e-8, entities: Sequence[str] = ()) -> None:
         super().__init__()
         self.clip, self.epsilon = clip, epsilon
-        leaves = observation_leaves(space)
         self.statistics = nn.ModuleList(
-            [RunningMeanStd(leaf.shape) if leaf.kind == "vector" and leaf.scale == 1 else nn.Identity() for leaf in leaves]
+            [
+                RunningMeanStd(leaf.shape) if leaf.kind == "vector" and leaf.scale == 1 and leaf.name not in entities else nn.Identity()
+                for leaf in observation_leaves(space)
+            ]
         )
 
     def forward(self, obs: Tree) -> Tree:
@@ -112,9 +115,9 @@ class NoNormalizer(nn.Identity):
         """Nothing to merge."""
 
 
-def make_normalizer(normalize_obs: str, space: Space) -> ObservationNormalizer | NoNormalizer:
+def make_normalizer(normalize_obs: str, space: Space, entities: Sequence[str] = ()) -> ObservationNormalizer | NoNormalizer:
     """The normalizer for a setting: `off`, `running` or `frozen`."""
     check_choice("normalize_obs", normalize_obs, ("off", "running", "frozen"))
     if normalize_obs == "off":
         return NoNormalizer()
-    return FrozenNormalizer(space) if normalize_obs == "frozen" else ObservationNormalizer(space)
+    return FrozenNormalizer(space, entities=entities) if normalize_obs == "frozen" else ObservationNormalizer(space, entities=entities)

@@ -9,8 +9,9 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_epsilon_greedy
 from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.goal import goal_mlp
 from lightning_rl.networks.memory import Memory, make_memory
-from lightning_rl.networks.mlp import NoisyLinear, mlp
+from lightning_rl.networks.mlp import NoisyLinear
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import Perceptron, PolicyNetwork
 from lightning_rl.networks.return_heads import ScalarReturn
@@ -31,6 +32,8 @@ class QNetwork(PolicyNetwork):
         activation: of the hidden layers.
         encoder: for images, see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
+        entities: names of observations that are sets of entities, see `networks/attention.py`.
+        goals: names of observations that generate the last hidden layer, see `networks/goal.py`.
         normalize_obs: `off`, `running` or `frozen`.
         memory: what the network remembers with.
 
@@ -50,21 +53,23 @@ class QNetwork(PolicyNetwork):
         activation: str = "relu",
         encoder: str = "auto",
         encoder_features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
         normalize_obs: str = "off",
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        check_observation_space(spaces.observation)
+        check_observation_space(spaces.observation, entities, goals)
         self.distribution = make_epsilon_greedy(spaces.action)
-        self.normalizer = make_normalizer(normalize_obs, spaces.observation)
-        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features)
-        self.memory = make_memory(memory, self.encoder.num_features)
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
+        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
+        self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.returns = ScalarReturn() if returns is None else returns
         layer = NoisyLinear if noisy else nn.Linear
         features = self.memory.num_features
 
         def head(actions: int) -> nn.Module:
-            layers = mlp(features, net_arch, activation, layer)
+            layers = goal_mlp(features, net_arch, activation, layer, self.memory.goal)
             return layers.append(layer(net_arch[-1] if net_arch else features, actions * streams * self.returns.atoms))
 
         actions = self.distribution.num_inputs

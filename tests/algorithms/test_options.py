@@ -29,7 +29,7 @@ class Option(NamedTuple):
     given: dict[str, Any] = {}  # noqa: RUF012
 
 
-BOX = {"Scripted-v0": "ScriptedBox-v0", "Image-v0": "ImageBox-v0"}
+BOX = {"Scripted-v0": "ScriptedBox-v0", "Image-v0": "ImageBox-v0", "Crowd-v0": "CrowdBox-v0"}
 """What TD3 is trained on instead."""
 COMMON = {
     "learning_rate": [Option(0.01), Option({"schedule": "linear", "start": 0.01}, given={"learning_rate": 0.01})],
@@ -39,6 +39,8 @@ COMMON = {
     "activation": [Option("silu"), Option("gelu", given={"activation": "relu"})],
     "encoder": [Option("mlp", "Image-v0"), Option("fully_connected", "Image-v0")],
     "encoder_features": [Option(4, "Image-v0")],
+    "entities": [Option(["agents"], "Crowd-v0")],
+    "goals": [Option(["goal"], "Crowd-v0"), Option(["body"], "Crowd-v0", given={"goals": ["goal"]})],
     "normalize_obs": [Option("running"), Option("frozen", given={"normalize_obs": "running", "normalize_obs_steps": 20})],
     "normalize_obs_steps": [Option(20, given={"normalize_obs": "frozen", "normalize_obs_steps": 40})],
     "normalize_reward": [Option(True)],

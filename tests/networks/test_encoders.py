@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.encoders import ImageEncoder, TreeEncoder
+from lightning_rl.networks.encoders import ImageEncoder, TreeEncoder, VectorEncoder
 from lightning_rl.spaces import Leaf
 
 
@@ -132,6 +132,75 @@ def test_a_dict_is_read_by_its_keys_whatever_their_order(cls):
     a, b = torch.tensor([[1.0]]), (torch.tensor([[2.0, 3.0]]), torch.tensor([1]))
     for obs in ({"a": a, "b": b}, {"b": b, "a": a}):
         assert TreeEncoder(space)(obs).tolist() == [[1, 2, 3, 0, 1]]
+
+
+def crowd(*batch):
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "agents": torch.randn(*batch, 4, 2, generator=generator),
+        "body": torch.randn(*batch, 3, generator=generator),
+        "map": torch.rand(*batch, 8, 8, 1, generator=generator),
+        "sight": {
+            "camera": torch.randint(0, 256, (*batch, 20, 20, 3), generator=generator, dtype=torch.uint8),
+            "compass": torch.randn(*batch, 2, generator=generator),
+        },
+    }
+
+
+CROWD = Dict(
+    agents=Box(-9, 9, (4, 2)),
+    body=Box(-9, 9, (3,)),
+    map=Box(0, 1, (8, 8, 1)),
+    sight=Dict(camera=Box(0, 255, (20, 20, 3), np.uint8), compass=Box(-9, 9, (2,))),
+)
+
+
+def test_each_image_and_vector_of_a_nested_space_has_an_encoder_of_its_own():
+    encoder, obs = TreeEncoder(CROWD, features=8), crowd(5)
+    kinds = [VectorEncoder, VectorEncoder, ImageEncoder, ImageEncoder, VectorEncoder]
+    assert [type(leaf) for leaf in encoder.leaves] == kinds
+    # match3 for 8 x 8, simple for 20 x 20
+    assert [encoder.leaves[i].body[0].weight.shape for i in (2, 3)] == [(35, 1, 3, 3), (16, 3, 8, 8)]
+    parts = [obs["agents"].flatten(1), obs["body"], encoder.leaves[2](obs["map"])]
+    parts += [encoder.leaves[3](obs["sight"]["camera"]), obs["sight"]["compass"]]
+    assert torch.equal(encoder(obs), torch.cat(parts, -1))
+    assert encoder.num_features == 8 + 3 + 8 + 8 + 2 and encoder.goal == slice(29, 29)
+
+
+def test_the_features_of_goals_come_last_in_the_order_of_the_leaves():
+    plain, goals = TreeEncoder(CROWD, features=8), TreeEncoder(CROWD, features=8, goals=["sight.camera", "body"])
+    goals.load_state_dict(plain.state_dict())
+    obs = crowd(5)
+    agents, body, picture, camera, compass = plain(obs).split([8, 3, 8, 8, 2], -1)
+    assert torch.equal(goals(obs), torch.cat([agents, picture, compass, body, camera], -1))
+    assert (goals.num_features, goals.num_goal_features, goals.goal) == (29, 11, slice(18, 29))
+
+
+def test_sets_of_entities_are_summed_up_beside_the_features_of_everything_else():
+    encoder, obs = TreeEncoder(CROWD, features=8, entities=["agents"], goals=["body"]), crowd(2, 3)
+    others = [encoder.leaves[2](obs["map"]), encoder.leaves[3](obs["sight"]["camera"]), obs["sight"]["compass"], obs["body"]]
+    assert encoder.num_features == 128 + 8 + 8 + 2 + 3 and encoder.goal == slice(146, 149)
+    features = encoder(obs)
+    assert torch.equal(features[..., 128:], torch.cat(others, -1))
+    assert torch.equal(features[..., :128], encoder.attention([obs["agents"]], others))
+    shuffled = encoder(obs | {"agents": obs["agents"][..., [3, 0, 2, 1], :]})
+    torch.testing.assert_close(shuffled, features, rtol=0, atol=1e-6)
+
+
+def test_several_sets_of_entities_are_told_apart_wherever_they_stand():
+    names = ["sight.compasses", "agents"]
+    space = Dict(agents=CROWD["agents"], body=CROWD["body"], sight=Dict(compasses=Box(-9, 9, (5, 3))))
+    encoder, compasses = TreeEncoder(space, entities=names), torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1))
+    obs = {"agents": crowd(2)["agents"], "body": crowd(2)["body"], "sight": {"compasses": compasses}}
+    summary = encoder.attention([obs["agents"], compasses], [obs["body"]])
+    assert torch.equal(encoder(obs), torch.cat([summary, obs["body"]], -1))
+    assert [embedding.in_features for embedding in encoder.attention.embeddings] == [2 + 128, 3 + 128]
+
+
+def test_entities_may_be_all_there_is_to_see():
+    encoder, entities = TreeEncoder(Box(-9, 9, (4, 2)), entities=["obs"]), crowd(5)["agents"]
+    assert not encoder.is_vector and (encoder.num_features, encoder.num_goal_features) == (128, 0)
+    assert torch.equal(encoder(entities), encoder.attention([entities], []))
 
 
 def test_a_misspelt_encoder_is_refused():

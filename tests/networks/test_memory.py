@@ -228,6 +228,19 @@ def test_separate_memories_of_policy_and_value_share_nothing():
     assert all(parameter.grad.abs().sum() > 0 for parameter in network.critic_memory.parameters())
 
 
+@KINDS
+def test_features_of_goals_pass_beside_what_is_remembered(kind):
+    memory, (features, start) = kind(8).build(F, 2), sequences()
+    plain = kind(8).build(F)
+    plain.load_state_dict(memory.state_dict())
+    outputs, after = memory(features, before(memory), start)
+    expected, expected_after = plain(features, before(plain), start)
+    assert memory.num_features == plain.num_features + 2
+    torch.testing.assert_close(outputs[..., :-2], expected)
+    assert torch.equal(outputs[..., memory.goal], features[..., 1:])
+    torch.testing.assert_close(after, expected_after)
+
+
 def test_the_memory_stays_exact_under_mixed_precision():
     memory, (features, start) = LSTM(8).build(F), sequences()
     expected, _ = memory(features, before(memory), start)

@@ -6,7 +6,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from torch import nn
 
-from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer, RunningMeanStd
+from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer, RunningMeanStd, make_normalizer
 
 
 def stream():
@@ -122,6 +122,16 @@ def test_only_real_vectors_are_normalized_each_by_its_own_statistics():
     torch.testing.assert_close(seen["a"][0], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), rtol=0, atol=1e-3)
     assert seen["a"][1] is obs["a"][1]
     assert seen["image"] is obs["image"]
+
+
+@pytest.mark.parametrize("setting", ["running", "frozen"])
+def test_sets_of_entities_are_left_alone(setting):
+    normalizer = make_normalizer(setting, Dict(agents=Box(-9, 9, (2, 3)), table=Box(-9, 9, (2, 3))), ["agents"])
+    obs = {name: stream() for name in ("agents", "table")}
+    normalizer.update(obs)
+    seen = normalizer(obs)
+    assert seen["agents"] is obs["agents"] and [len(list(part.buffers())) for part in normalizer.statistics] == [0, 3]
+    assert seen["table"].mean(0).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("mode", [True, False])
