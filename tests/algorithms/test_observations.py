@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import TD3, Algorithm, load_policy
+from lightning_rl import LSTM, TD3, Algorithm, load_policy
 from lightning_rl.networks.attention import EntityAttention
 from lightning_rl.networks.goal import HyperLinear
 from lightning_rl.types import tree_map
@@ -34,9 +34,10 @@ def observation():
     return env.step(0)[0]
 
 
+@pytest.mark.parametrize("memory", [None, LSTM(4, 4)], ids=["", "with a memory"])
 @pytest.mark.parametrize("algorithm", ALL)
-def test_entities_and_goals_are_learned_from_and_load_back(algorithm, tmp_path):
-    model = crowded(algorithm)
+def test_entities_and_goals_are_learned_from_and_load_back(algorithm, memory, tmp_path):
+    model = crowded(algorithm, memory=memory)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainer = fit(model)
     moved = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
