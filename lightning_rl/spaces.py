@@ -15,12 +15,23 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.types import Tree
 
+MASK = "action_mask"
+"""Under this key an observation or an info says which actions are legal."""
+
 
 class Spaces(NamedTuple):
-    """What an algorithm has to know of its environment: the spaces of one environment."""
+    """What an algorithm has to know of its environment: the spaces of one environment, and whether it rules out actions.
+
+    The observation space is that of what networks see: without the key `action_mask`.
+    """
 
     observation: Space
     action: Space
+    masked: bool = False
+
+    def masks(self, *batch: int) -> Tree:
+        """Masks `[*batch, M]` that allow everything; () where the environment has none."""
+        return np.ones((*batch, sum(choice_sizes(self.action))), dtype=bool) if self.masked else ()
 
 
 class Leaf(NamedTuple):
@@ -96,6 +107,38 @@ def allocate(space: Space, *batch: int) -> Tree:
     return np.zeros((*batch, *(space.shape or ())), np.int64 if isinstance(space, Discrete) else dtype)
 
 
+def choices(space: Space) -> Tree:
+    """How many choices each part of an action space has: a tree of arrays, `[n]` of Discrete, nvec of MultiDiscrete, empty of others."""
+    if isinstance(space, Dict):
+        return {key: choices(child) for key, child in space.items()}
+    if isinstance(space, Tuple):
+        return tuple(choices(child) for child in space)
+    if isinstance(space, Discrete):
+        return np.array([space.n])
+    return space.nvec.ravel() if isinstance(space, MultiDiscrete) else np.zeros(0, dtype=np.int64)
+
+
+def choice_sizes(space: Space) -> list[int]:
+    """The same one after the other, in the order of the space, which is that of its distribution; their sum is M, the width of a mask."""
+    if isinstance(space, Dict | Tuple):
+        return [size for child in (space.values() if isinstance(space, Dict) else space) for size in choice_sizes(child)]
+    return choices(space).tolist()
+
+
+def legal_sample(space: Space, mask: np.ndarray) -> Any:
+    """A random action that a mask `[M]` allows."""
+    if isinstance(space, Dict | Tuple):
+        children = list(space.values()) if isinstance(space, Dict) else list(space)
+        ends = np.cumsum([sum(choice_sizes(child)) for child in children])
+        parts = [legal_sample(child, part) for child, part in zip(children, np.split(mask, ends[:-1]), strict=True)]
+        return dict(zip(space, parts, strict=True)) if isinstance(space, Dict) else tuple(parts)
+    sizes = choice_sizes(space)
+    if not sizes:
+        return space.sample()
+    drawn = np.array([space.np_random.choice(np.flatnonzero(part)) for part in np.split(mask, np.cumsum(sizes)[:-1])])
+    return drawn.reshape(space.shape).astype(space.dtype) + space.start  # type: ignore[attr-defined]
+
+
 def is_batch_of(space: Space, observation: Tree) -> bool:
     """Whether an observation has one more dimension than the space: a batch."""
     if isinstance(space, Dict):
@@ -162,6 +205,13 @@ def _expand(bound: float | list[float], shape: tuple[int, ...], dtype: type) -> 
     return np.broadcast_to(np.asarray(bound, dtype).reshape(shape if isinstance(bound, list) else ()), shape).copy()
 
 
+def as_spaces(observation: Space, action: Space) -> Spaces:
+    """The spaces of an environment; one whose observations have the key `action_mask` rules out actions."""
+    if not (isinstance(observation, Dict) and MASK in observation.spaces):
+        return Spaces(observation, action)
+    return Spaces(Dict([(key, child) for key, child in observation.items() if key != MASK]), action, masked=True)
+
+
 def single_spaces(envs: gym.vector.VectorEnv) -> Spaces:
     """The spaces of one of the environments."""
-    return Spaces(envs.single_observation_space, envs.single_action_space)
+    return as_spaces(envs.single_observation_space, envs.single_action_space)

@@ -1,8 +1,10 @@
 """The nouns that travel between the floors, and trees of arrays or tensors.
 
-A tree is a leaf (numpy array, tensor or number) or a dict or tuple of trees. Observations, actions, masks and memory are trees.
+A tree is a leaf (numpy array, tensor or number) or a dict or tuple of trees. Observations, actions and memory are trees.
 The children of a dict come in the order of its keys, however it was built.
 Shapes: T time steps, N environments, B rows of a batch, S reward streams. Value-like tensors end in S, row flags are `[T, N]`.
+A mask is flat, `[..., M]` bools: which of the M choices of all discrete parts of the action space are legal, part after part; `()` where
+the environment rules out nothing. See `envs/masks.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Rollout(NamedTuple):
     empty where an algorithm does not need it.
     reward, value, next_value: `[T, N, S]`; next_value is the value of the true successor (the final observation at a truncation).
     terminated, truncated, valid, episode_start: bool `[T, N]`; `truncated` excludes `terminated`.
-    action_mask: `[T, N, ...]` tree.
+    action_mask: bool `[T, N, M]`, of the choices at `obs`.
     memory: the policy's memory before the first row of each sequence, row 0, L, 2 L, … for sequences of L rows, `[⌈T / L⌉, N, ...]` tree.
     """
 
@@ -59,7 +61,7 @@ class Transition(NamedTuple):
     reward: `[B, S]`, Σ γⁱ r over the window.  discount: `[B, S]`, γᵏ · (not terminated).
     weight: `[B]`, importance; sums to 1 where all rows were equally likely.
     rows: `[B]`, their places in the buffer, as an array.
-    action_mask, next_action_mask: `[B, ...]` trees.
+    action_mask, next_action_mask: bool `[B, M]`, of the choices at obs and at next_obs; all true where the episode had terminated.
 
     For a network that remembers, rows are those of N sequences of T slots, flat and time-major: B = T · N. Observations come in the order
     of their episodes, the last one of an episode in a slot of its own, so that what follows a row lies in one of the slots behind it.
@@ -81,9 +83,9 @@ class Transition(NamedTuple):
     memory: Tree = ()
     successor: Any = ()
 
-    def follow(self, x: Tensor) -> Tensor:
-        """From what a network says of next_obs, `[B, ...]`, that of what follows each row."""
-        return x[self.successor] if len(self.successor) else x
+    def follow(self, x: Any) -> Any:
+        """From what belongs to next_obs, a tensor `[B, ...]` or a tree, that of what follows each row."""
+        return tree_index(x, self.successor) if len(self.successor) else x
 
 
 def tree_leaves(tree: Tree) -> Iterator[Any]:

@@ -5,6 +5,7 @@ Each is registered, so that `tests.environments:Scripted-v0` builds it by its id
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -237,7 +238,88 @@ class Anything(gym.Env):
         return self.observation_space.sample(), self.reward, self.t == 5, False, {}
 
 
-SCRIPTED = (Anything, Scripted, ScriptedDict, ScriptedBox, Image, ImageBox, Crowd, CrowdBox)
+def legal(observation: Any, sizes: Sequence[int]) -> np.ndarray:
+    """Which choices `Choosy` allows at (episode, t), branch after branch: every other one, beginning with that of the same parity."""
+    parity = int(np.sum(observation))
+    return np.concatenate([(np.arange(size) + branch + parity) % 2 == 0 for branch, size in enumerate(sizes)])
+
+
+class Choosy(Scripted):
+    """Allows about half of the choices, others in each step, and raises where another is taken.
+
+    `way`: says so in the `info`, under a `key` of the observation (which has another key `where`), or by a `method`. Where an episode
+    terminates it allows nothing, or raises when the method is asked. `form`: `flat`, or the `tree` of the action space. Nothing is legal
+    in step `stuck`.
+    """
+
+    action_spaces = {  # noqa: RUF012
+        "discrete": Discrete(4, start=1),
+        "multi-discrete": MultiDiscrete([2, 3]),
+        "hybrid": Dict({"choice": Discrete(3), "turn": Box(-2, 2, (2,), np.float32)}),
+        "nested": Tuple((Box(0, 1, (1,), np.float32), Dict([("pair", MultiDiscrete([2, 4])), ("bits", MultiBinary(2))]), Discrete(2))),
+    }
+    sizes = {"discrete": [4], "multi-discrete": [2, 3], "hybrid": [3], "nested": [2, 4, 2]}  # noqa: RUF012
+
+    def __init__(self, way: str = "info", action: str = "discrete", form: str = "flat", stuck: int | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.way, self.action, self.form, self.stuck, self.over = way, action, form, stuck, False
+        self.action_space = self.action_spaces[action]
+        if way == "key":
+            mask: Any = Box(0, 1, (sum(self.sizes[action]),), np.int8)
+            if form == "tree":
+                mask = Tuple([Box(0, 1, (size,), np.int8) for size in self.sizes[action]])
+            self.observation_space = Dict(action_mask=mask, where=Scripted.observation_space)
+
+    def said(self) -> Any:
+        """The mask in the environment's own form; nothing is legal when the episode has terminated."""
+        sizes = self.sizes[self.action]
+        mask = legal([self.episode, self.t], sizes) & (not self.over and self.t != self.stuck)
+        if self.form == "flat":
+            return mask.astype(np.int8)
+        parts = tuple(part.astype(np.int8) for part in np.split(mask, np.cumsum(sizes)[:-1]))
+        trees = {"discrete": parts[0], "hybrid": {"choice": parts[0]}, "multi-discrete": parts}
+        return (None, {"pair": parts[:2]}, parts[2]) if self.action == "nested" else trees[self.action]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "action_masks" and self.__dict__.get("way") == "method":
+            return self.ask
+        raise AttributeError(name)
+
+    def ask(self) -> Any:
+        """The method `action_masks`, where there is one."""
+        if self.over:
+            raise ValueError("the episode is over")
+        return self.said()
+
+    def observe(self) -> Any:
+        where = super().observe()
+        return {"where": where, "action_mask": self.said()} if self.way == "key" else where
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        self.over = False
+        obs, info = super().reset(seed=seed, options=options)
+        return obs, {**info, "action_mask": self.said()} if self.way == "info" else info
+
+    def step(self, action: Any) -> Step:
+        taken = self.taken(action)
+        allowed = np.split(legal([self.episode, self.t], self.sizes[self.action]), np.cumsum(self.sizes[self.action])[:-1])
+        if not all(part[choice] for part, choice in zip(allowed, taken, strict=True)):
+            raise ValueError(f"{action} is illegal in step {self.t} of episode {self.episode}")
+        _, reward, terminated, truncated, info = super().step(sum(taken))
+        self.over = terminated
+        return self.observe(), reward, terminated, truncated, {**info, "action_mask": self.said()} if self.way == "info" else info
+
+    def taken(self, action: Any) -> list[int]:
+        """The choices in an action, counted from 0."""
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is no action of {self.action_space}")
+        if self.action == "nested":
+            return [*action[1]["pair"], action[2]]
+        choices = {"discrete": lambda: [action - 1], "multi-discrete": lambda: list(action), "hybrid": lambda: [action["choice"]]}
+        return choices[self.action]()
+
+
+SCRIPTED = (Anything, Choosy, Scripted, ScriptedDict, ScriptedBox, Image, ImageBox, Crowd, CrowdBox)
 PROBES = (ConstantReward, DelayedReward, ObservedReward, ObservedAction, Recall, Endless)
 for environment in SCRIPTED + PROBES:
     gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")

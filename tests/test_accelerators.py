@@ -67,7 +67,7 @@ for algorithm, env_id in ((SAC, "CartPole-v1"), (DQN, "CartPole-v1"), (TD3, "Pen
     def compare():
         mine = torch.cat([value.flatten().double() for value in model.state_dict().values()])
         difference = (model.all_gather(mine)[0] - model.all_gather(mine)[1]).abs().max().item()
-        rows = model.all_gather(torch.from_numpy(model.dataset.buffer.layout.row.obs[:48]))  # of the first environment
+        rows = model.all_gather(torch.from_numpy(model.dataset.buffer.layout.row.seen.obs[:48]))  # of the first environment
         apart = (rows[0] - rows[1]).abs().sum(-1).gt(0).double().mean().item()
         if model.global_rank == 0:
             counts = model.env_steps, model.collector.env_steps, len(model.dataset.buffer), model.updates, model.trainer.global_step
@@ -146,6 +146,14 @@ def test_a_gpu_learns_from_images_at_every_precision(precision):
     before = weights(model)
     fit(model, accelerator="gpu", devices=1, precision=precision)
     assert torch.isfinite(weights(model)).all() and not torch.equal(before, weights(model).cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC, lrl.DQN])
+def test_a_gpu_chooses_only_legal_actions(algorithm):
+    model = tiny(algorithm, "tests.environments:Choosy-v0", env={"kwargs": {"way": "key"}})  # which raises at others
+    fit(model, accelerator="gpu", devices=1)
+    assert model.env_steps >= 96 and torch.isfinite(weights(model)).all()
 
 
 @pytest.mark.gpu

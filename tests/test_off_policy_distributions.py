@@ -451,11 +451,7 @@ def test_target_entropies(space, multiplier, scale, targets):
 # ---------------------------------------------------------------- masks
 
 
-NESTED_MASK = (
-    {"a": torch.tensor([True, True, False, True, False]), "b": ((), ())},
-    torch.tensor([False, True]),
-    (),
-)
+NESTED_MASK = torch.tensor([True, True, False, True, False, False, True])  # of a and of the choice
 LEGAL = {  # branch after branch
     "discrete": ([4], [[0, 3]]),
     "multi_discrete": ([3, 2, 4], [[0, 2], [1], [3]]),
@@ -465,7 +461,7 @@ LEGAL = {  # branch after branch
 
 def mask_of(name, rows):
     mask = NESTED_MASK if name == "nested" else MASKS[sum(LEGAL[name][0])]
-    return tree_map(lambda leaf: leaf.expand(rows, -1), mask)
+    return mask.expand(rows, -1)
 
 
 @pytest.mark.parametrize("upstream", [1.0, 1e20])

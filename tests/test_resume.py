@@ -54,6 +54,19 @@ CASES = [
         id="DQN CartPole R2D2",
     ),
     pytest.param(TD3, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": GRU(8, 4)}, id="TD3 GRU"),
+    pytest.param(PPO, {"id": "tests.environments:Choosy-v0", "autoreset": "NEXT_STEP", "kwargs": {"action": "nested"}}, {}, id="PPO masks"),
+    pytest.param(
+        DQN,
+        {"id": "tests.environments:Choosy-v0", "frame_stack": 2, "kwargs": {"way": "key"}},
+        {"n_steps": 3, "replay": {"optimize_memory_usage": True}},
+        id="DQN masks",
+    ),
+    pytest.param(
+        SAC,
+        {"id": "tests.environments:Choosy-v0", "vectorization": "async", "kwargs": {"way": "method", "action": "hybrid"}},
+        {},
+        id="SAC masks async",
+    ),
     pytest.param(TD3, {"id": "Pendulum-v1", "vectorization": "async"}, {"normalize_obs": "frozen", "normalize_obs_steps": 32}, id="TD3"),
 ]
 

@@ -68,7 +68,7 @@ class Algorithm(pl.LightningModule):
         memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.
         log_interval: environment steps between two rows in the loggers; 1 % of the run unless given.
         on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
-        spaces: observation and action space; probed from one environment unless given.
+        spaces: observation and action space, and whether the environment masks actions; probed from one environment unless given.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
     the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, and norms of gradients before clipping.
@@ -344,7 +344,8 @@ class Algorithm(pl.LightningModule):
         checkpoint["lightning_rl"] = {
             "format_version": 1,
             "algorithm": stored_name(type(self)),
-            "spaces": [space_to_plain(space) for space in self.spaces],
+            "spaces": [space_to_plain(space) for space in self.spaces[:2]],
+            "masked": self.spaces.masked,
             "env_steps": self.env_steps,
             "updates": self.updates,
             "episodes": self.episodes,

@@ -161,7 +161,7 @@ class DQN(Algorithm):
             next_obs = self.network.normalizer(batch.next_obs)
             next_z = batch.follow(self.target(next_obs, batch.memory, batch.episode_start))  # [B, n, S, Z]
             judge = batch.follow(self.network(next_obs, batch.memory, batch.episode_start)) if self.double_q else next_z
-            next_action = self.network.distribution.mode(returns.mean(judge).sum(-1), batch.next_action_mask)
+            next_action = self.network.distribution.mode(returns.mean(judge).sum(-1), batch.follow(batch.next_action_mask))
             values, probs = returns.distribution(chosen(next_z, next_action))  # [B, S, Z]
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))
         z = chosen(self.network(self.network.normalizer(batch.obs), batch.memory, batch.episode_start), batch.action)

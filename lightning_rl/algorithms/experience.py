@@ -16,6 +16,7 @@ from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.sequences import Sequences
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env, stacked_frames
+from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import single_spaces
@@ -49,10 +50,11 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
         frames=frames,
         seed=torch.initial_seed() + algorithm.global_rank,
         sequences=sequences,
+        action_mask=spaces.masks(),
     )
     saved = algorithm.own_state is not None and algorithm.own_state["data"].get("replay") is not None
     if not saved:
-        buffer.extend(algorithm.demonstrations, distribution.from_env)
+        buffer.extend(algorithm.demonstrations, distribution.from_env, make_masks(spaces, "demonstration {}"))
     algorithm.say(notice)
     if settings.learning_starts >= algorithm.max_env_steps:
         algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
@@ -72,8 +74,10 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
     acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
     algorithm.seed = learning
     algorithm.generator = Generator().manual_seed(learning)
-    stepper = make_stepper(make_vector_env(algorithm.env), algorithm.env if isinstance(algorithm.env, EnvConfig) else None)
-    if single_spaces(stepper.envs) != algorithm.spaces:
+    config, masked = algorithm.env if isinstance(algorithm.env, EnvConfig) else None, algorithm.spaces.masked
+    stepper = make_stepper(make_vector_env(algorithm.env), config, masked)
+    found = single_spaces(stepper.envs)
+    if found._replace(masked=found.masked or masked) != algorithm.spaces:
         stepper.close()
         raise SettingError(f"the environment's spaces are not those of the model, {algorithm.spaces}; load it with its own environment")
     precision = algorithm.trainer.precision_plugin.forward_context

@@ -44,7 +44,9 @@ def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", 
     settings = {**settings, **overrides}
     try:
         check_names({key: value for key, value in stored.items() if key not in overrides}, path)
-        spaces = Spaces(*(from_plain(space) for space in checkpoint["lightning_rl"]["spaces"]))
+        own = checkpoint["lightning_rl"]
+        observation, action = map(from_plain, own["spaces"])
+        spaces = Spaces(observation, action, own.get("masked", False))
         settings = {"spaces": spaces, **settings}
         sketch = _sketch(cls, settings)
         if sketch is not None:

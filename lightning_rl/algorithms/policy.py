@@ -10,7 +10,8 @@ import torch
 from torch import Generator
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.spaces import Spaces, allocate, is_batch_of
+from lightning_rl.envs.masks import Masks
+from lightning_rl.spaces import MASK, Spaces, allocate, is_batch_of
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 
@@ -35,21 +36,27 @@ class Policy:
         """The environment's action, as numpy, for one observation or for a batch of them, and the memory for the next call.
 
         Args:
-            obs: `[...]` or `[N, ...]`, a tree like the observation space.
+            obs: `[...]` or `[N, ...]`, a tree like the observation space; it may have a key `action_mask`.
             memory: what the last call returned; None at the start of an episode.
-            action_mask: True for allowed discrete actions, `[n]` or `[N, n]`, a tree like the action space.
+            action_mask: True for allowed choices, `[M]` or `[N, M]`, or another form of `envs/masks.py`.
             deterministic: the most likely action instead of a drawn one.
+
+        Raises:
+            SettingError: a mask that does not fit, or allows nothing.
         """
+        if isinstance(obs, dict) and MASK in obs:
+            action_mask = obs[MASK] if action_mask is None else action_mask
+            obs = {key: child for key, child in obs.items() if key != MASK}
         batched = is_batch_of(self.spaces.observation, obs)
         if not batched:
-            obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
+            obs, action_mask = tree_map(_as_batch, (obs, action_mask))
         num = len(next(tree_leaves(obs)))
         rows = tree_map(_copy_into, allocate(self.spaces.observation, num), obs)
         start = torch.full((num,), memory is None, device=self.device)
         memory = self.network.initial_memory(num) if memory is None else memory
         mask: Tree = ()
         if action_mask is not None:
-            mask = tree_map(lambda leaf: torch.as_tensor(leaf, dtype=torch.bool, device=self.device).reshape(num, -1), action_mask)
+            mask = tree_to_torch(Masks(self.spaces.action, "observation {}").batch(action_mask, num), self.device)
         action, memory = self.network.sample(
             tree_to_torch(rows, self.device), memory, start, mask, deterministic=deterministic, generator=self.generator
         )
@@ -65,6 +72,10 @@ def load_policy(path: str | Path, map_location: Any = "cpu") -> Policy:
     """
     algorithm = Algorithm.load_from_checkpoint(path, map_location)
     return Policy(algorithm.network.to(map_location), algorithm.spaces)
+
+
+def _as_batch(leaf: Any) -> Any:
+    return None if leaf is None else np.asarray(leaf)[None]
 
 
 def _copy_into(target: np.ndarray, source: Any) -> np.ndarray:

@@ -53,7 +53,8 @@ class SAC(Algorithm):
         target_entropy: what a learned temperature aims at: `auto`, a number, or {continuous: …, discrete: …}. For continuous actions it is
             that of the environment's action, log (high − low) / 2 more for each dimension than the usual figure for [-1, 1].
         target_entropy_multiplier: `auto` for continuous actions is this times minus their number of dimensions, taken in [-1, 1].
-        target_entropy_scale: `auto` for choices is this times log n, summed over the branches.
+        target_entropy_scale: `auto` for choices is this times log n, summed over the branches. Where actions are masked, the target for
+            choices shrinks with the greatest entropy that the legal ones can have.
         value_network: learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8).
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`,
@@ -183,7 +184,8 @@ class SAC(Algorithm):
 
     def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
         """J(α) = E[−α (log π(a|s) + H̄)] (1812.05905, eq. 18)."""
-        loss = mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, self.target_entropy), batch.weight)
+        target = self.actions.attainable(self.target_entropy, batch.action_mask)
+        loss = mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target), batch.weight)
         self.record(ent_coef_loss=loss)
         return self.finite("ent_coef_loss", loss)
 

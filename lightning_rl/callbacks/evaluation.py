@@ -179,7 +179,7 @@ def make_player(env: Any, num_envs: int, max_episode_steps: int | None) -> Episo
         SettingError: a ready vector environment, which cannot be built again.
     """
     check_can_be_built(env)
-    make = partial(make_env, one_of(env)) if isinstance(env, EnvConfig) else env
+    make = partial(make_env, one_of(env) if isinstance(env, EnvConfig) else env)
     player = EpisodePlayer(make, num_envs, max_episode_steps or MAX_EPISODE_STEPS)
     limit = getattr(player.envs[0].spec, "max_episode_steps", None)
     if max_episode_steps is None and limit is not None:

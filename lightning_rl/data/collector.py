@@ -34,7 +34,7 @@ class ActingNetwork(Protocol):
         self, obs: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree, *, generator: Generator
     ) -> tuple[Tree, Tree]: ...
 
-    def log_prob(self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None) -> Tensor: ...
+    def log_prob(self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree) -> Tensor: ...
 
     def value(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> Tensor: ...
 
@@ -125,6 +125,8 @@ class Collector:
         self._obs = allocate(self._space, n_steps + 1, num_envs)
         self._obs_tensor = tree_to_torch(self._obs)
         self._obs_rows = [tree_index(self._obs, t) for t in range(n_steps + 1)]
+        self._masks = spaces.masks(n_steps, num_envs)
+        self._mask_rows = [tree_index(self._masks, t) for t in range(n_steps)]
         self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
         self._flags = {name: np.zeros((n_steps + 1, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
         self._memory: Tree = ()
@@ -133,6 +135,7 @@ class Collector:
         self._start = np.ones(num_envs, dtype=bool)
         self._generator: Generator | None = None
         self._current: Tree = None
+        self._mask: Tree = ()
 
     @property
     def generator(self) -> Generator:
@@ -143,7 +146,8 @@ class Collector:
 
     def reset(self) -> None:
         """Start an episode in all environments."""
-        self._current = self.guard.reset(self.stepper.reset(self.seed), self.env_steps)
+        obs, self._mask = self.stepper.reset(self.seed)
+        self._current = self.guard.reset(obs, self.env_steps)
         self._memory = self.network.initial_memory(self.num_envs)
         self._start = np.ones(self.num_envs, dtype=bool)
 
@@ -157,15 +161,16 @@ class Collector:
     def step(self, t: int, actor: StepActor) -> tuple[EnvStep, Tree]:
         """Step t of an iteration: what happened, and the policy's memory after it."""
         tree_map(_assign, self._obs_rows[t], self._current)
+        tree_map(_assign, self._mask_rows[t], self._mask)
         flags = self._flags
         flags["start"][t] = self._start
         if t % self.network.memory.sequence_length == 0:
             self._memories.append(self._memory)
-        action, self._memory = actor.act(t, self._memory, self._start)
+        action, self._memory = actor.act(t, self._memory, self._start, self._mask_rows[t])
         step = self.guard.step(self.stepper.step(action), self._obs_rows[t], self.env_steps)
         self._reward[t] = step.reward
         flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
-        self._start, self._current = step.episode_start, step.obs
+        self._start, self._current, self._mask = step.episode_start, step.obs, step.mask
         self.env_steps += self.num_envs if step.valid is self.stepper.all_valid else int(np.count_nonzero(step.valid))
         self.rows += self.num_envs
         if step.valid is not self.stepper.all_valid:
@@ -193,6 +198,10 @@ class Collector:
         """The policy's memory before the next step, as arrays `[N, ...]`, zeros where an episode begins."""
         return forgotten(tree_to_numpy(self._memory), self._start)
 
+    def mask_row(self, t: int) -> Tree:
+        """The masks before step t, `[N, M]`."""
+        return self._mask_rows[t]
+
     def collect(self) -> Rollout:
         """Step `n_steps` times from where the last rollout ended, and judge what was done."""
         actor, ends = self.begin(), []
@@ -209,8 +218,8 @@ class Collector:
         """What the environments said in the last iteration, on the CPU; the slots for what a network adds are empty."""
         terminated, truncated, valid, start = (torch.from_numpy(flag[:-1]) for flag in self._flags.values())
         obs = tree_index(self._obs_tensor, slice(-1))
-        none = torch.zeros(0)
-        return Rollout(obs, (), (), torch.from_numpy(self._reward).unsqueeze(-1), none, none, terminated, truncated, valid, start)
+        none, mask = torch.zeros(0), tree_to_torch(self._masks)
+        return Rollout(obs, (), (), torch.from_numpy(self._reward).unsqueeze(-1), none, none, terminated, truncated, valid, start, mask)
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
         """Observations `[>= count, ...]` of a policy that knows nothing; the next rollout starts new episodes.
@@ -219,15 +228,16 @@ class Collector:
             Interrupted: `stop` says so.
         """
         actor = RandomActor(self.network, self.num_envs, self.generator)
-        current, rows, end = self.guard.reset(self.stepper.reset(self.seed), self.env_steps), [], self.env_steps + count
+        obs, mask = self.stepper.reset(self.seed)
+        current, rows, end = self.guard.reset(obs, self.env_steps), [], self.env_steps + count
         while self.env_steps < end:
             if stop():
                 raise Interrupted
             row = tree_to_torch(tree_map(_assign, allocate(self._space, self.num_envs), current))
-            step = self.stepper.step(actor.act(0, (), self._start)[0])
+            step = self.stepper.step(actor.act(0, (), self._start, mask)[0])
             step = self.guard.step(step, tree_to_numpy(row), self.env_steps)
             rows.append(tree_index(row, torch.from_numpy(step.valid)))
-            current = step.obs
+            current, mask = step.obs, step.mask
             self.env_steps += int(step.valid.sum())
             self.rows += self.num_envs
         self._current = None
@@ -238,7 +248,7 @@ class Collector:
         state: dict[str, Any] = {name: getattr(self, name) for name in ("env_steps", "rows")}
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
         if self._current is not None:
-            current = {"obs": self._current, "memory": self._memory, "start": self._start}
+            current = {"obs": self._current, "memory": self._memory, "start": self._start, "mask": self._mask}
             state["episodes"] = {"envs": self.stepper.state_dict(), **current}
         return state
 
@@ -248,11 +258,14 @@ class Collector:
         self.statistics.set_state(state["statistics"])
         self.generator.set_state(torch.from_numpy(state["generator"]))
         episodes = state["episodes"]
-        new_episodes = None if episodes is None else self.stepper.load_state_dict(episodes["envs"])
+        if episodes is not None and np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
+            new_episodes: str | None = "the checkpoint holds no action masks, or other ones"
+        else:
+            new_episodes = None if episodes is None else self.stepper.load_state_dict(episodes["envs"])
         if episodes is None or new_episodes is not None:
             self.statistics.forget()
             return new_episodes
-        self._current, self._start = episodes["obs"], episodes["start"]
+        self._current, self._start, self._mask = episodes["obs"], episodes["start"], episodes.get("mask", ())
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
 
@@ -292,10 +305,11 @@ class Collector:
             none = torch.zeros(len(rows[0]), dtype=torch.bool, device=device)
             next_value = next_value.clone()
             next_value[rows] = network.value(tree_to_torch(final, device), memory_then, none)
-        log_prob = network.log_prob(obs, action, memory, start) if self.log_probs else ()
-        return self.rollout()._replace(
-            obs=obs, action=action, log_prob=log_prob, value=value[:-1], next_value=next_value, episode_start=start, memory=memories
-        )
+        rollout = self.rollout()
+        mask = tree_map(lambda leaf: leaf.to(device), rollout.action_mask)
+        log_prob = network.log_prob(obs, action, memory, start, mask) if self.log_probs else ()
+        rollout = rollout._replace(obs=obs, action=action, action_mask=mask, episode_start=start, memory=memories)
+        return rollout._replace(log_prob=log_prob, value=value[:-1], next_value=next_value)
 
 
 def _assign(target: np.ndarray, source: np.ndarray) -> np.ndarray:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Generator
 
+from lightning_rl.envs.masks import masks_of
 from lightning_rl.errors import Interrupted
 from lightning_rl.finite import check_episode
-from lightning_rl.spaces import allocate
+from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
@@ -53,7 +54,7 @@ class EpisodePlayer:
         network.eval()
         try:
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
-            seats = [_Seat(env, list(share), network, self.on_nan) for env, share in zip(self.envs, shares, strict=True) if share]
+            seats = [_Seat(i, self.envs[i], list(share), network, self.on_nan) for i, share in enumerate(shares) if share]
             return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic, stop)
         finally:
             network.train(was_training)
@@ -69,7 +70,7 @@ class EpisodePlayer:
         while seats:
             if stop():
                 raise Interrupted
-            obs = allocate(self.envs[0].observation_space, len(seats))
+            obs = allocate(seats[0].space, len(seats))
             for row, seat in enumerate(seats):
                 tree_map(lambda batch, leaf, row=row: batch.__setitem__(row, leaf), obs, seat.obs)
             start = torch.tensor([seat.length == 0 for seat in seats], device=generator.device)
@@ -77,6 +78,7 @@ class EpisodePlayer:
                 tree_to_torch(obs, generator.device),
                 tree_stack([seat.memory for seat in seats]),
                 start,
+                tree_to_torch(tree_stack([seat.mask for seat in seats]), generator.device),
                 deterministic=deterministic,
                 generator=generator,
             )
@@ -91,15 +93,20 @@ class EpisodePlayer:
 class _Seat:
     """One environment with the seeds it has still to play, the current one first."""
 
-    def __init__(self, env: gym.Env, seeds: list[int], network: Any, on_nan: str) -> None:
-        self.env, self.seeds, self.on_nan = env, seeds, on_nan
+    def __init__(self, index: int, env: gym.Env, seeds: list[int], network: Any, on_nan: str) -> None:
+        self.index, self.env, self.seeds, self.on_nan = index, env, seeds, on_nan
+        self.space = as_spaces(env.observation_space, env.action_space).observation
+        self.name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
         self.initial_memory = tree_index(network.initial_memory(1), 0)
         self._start()
 
     def _start(self) -> None:
         self.return_, self.length, self.memory = 0.0, 0, self.initial_memory
-        self.obs = allocate(self.env.observation_space)
-        self.obs, _ = self._checked(self.env.reset(seed=self.seeds[0])[0], 0.0)
+        self.obs = allocate(self.space)
+        obs, info = self.env.reset(seed=self.seeds[0])
+        self.masks = masks_of(self.env, info, f"environment {{}} of {self.name}")
+        obs, self.mask = self.masks.one(obs, info, self.index)
+        self.obs, _ = self._checked(obs, 0.0)
 
     def _checked(self, obs: Tree, reward: float) -> tuple[Tree, float]:
         where = f"in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
@@ -109,9 +116,11 @@ class _Seat:
         """Step once; the episode if this ended it."""
         obs, paid, terminated, truncated, info = self.env.step(action)
         self.length += 1
+        over = bool(terminated or truncated or self.length >= max_episode_steps)
+        obs, self.mask = self.masks.one(obs, info, self.index, over)
         self.obs, reward = self._checked(obs, float(paid))
         self.return_ += reward
-        if not (terminated or truncated or self.length >= max_episode_steps):
+        if not over:
             return []
         success = info.get("is_success", info.get("success"))
         episode = Episode(self.seeds.pop(0), self.return_, self.length, None if success is None else float(success))

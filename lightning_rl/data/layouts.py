@@ -13,13 +13,23 @@ from lightning_rl.errors import SettingError
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
 
+class Seen(NamedTuple):
+    """An observation, and which actions were legal: `mask [M]`, () where nothing is ruled out."""
+
+    obs: Tree
+    mask: Tree = ()
+
+
+NOTHING = Seen(())
+
+
 class Row(NamedTuple):
     """A transition as stored, but for what came next.
 
     ended: the episode, terminated or truncated, ends here.  memory: the policy's before the row, as it used it.
     """
 
-    obs: Tree
+    seen: Seen
     action: Tree
     reward: Any
     terminated: Any
@@ -28,7 +38,7 @@ class Row(NamedTuple):
 
 
 class StoredNext:
-    """Each row keeps its next observation: one gather reads all of it.
+    """Each row keeps what was seen next: one gather reads all of it.
 
     Args:
         template: one row.
@@ -45,26 +55,26 @@ class StoredNext:
 
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
         self.frames = frames
-        self.table = RowTable((template, template.obs), lanes * length, directory)
-        self.row, self.next_obs = self.table.columns
+        self.table = RowTable((template, template.seen), lanes * length, directory)
+        self.row, self.next_seen = self.table.columns
 
     @staticmethod
     def bytes_per_row(template: Row, frames: int = 1) -> int:
         """What a transition takes."""
-        return record_type((template, template.obs)).itemsize
+        return record_type((template, template.seen)).itemsize
 
-    def write(self, rows: np.ndarray, row: Row, next_obs: Tree) -> None:
+    def write(self, rows: np.ndarray, row: Row, next_seen: Seen) -> None:
         """Write one row into each of some rings."""
-        tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.table.columns, (row, next_obs))
+        tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.table.columns, (row, next_seen))
 
     def cut(self, rows: np.ndarray) -> None:
         """End the episodes of the newest rows of some rings."""
         self.row.ended[rows] = True
 
-    def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Tree]:
-        """Rows, and the observations that followed the last rows of their windows."""
-        row, next_obs = self.table.take(rows)
-        return row, next_obs if last is rows else self.table.take(last)[1]
+    def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Seen]:
+        """Rows, and what was seen after the last rows of their windows."""
+        row, next_seen = self.table.take(rows)
+        return row, next_seen if last is rows else self.table.take(last)[1]
 
     @property
     def nbytes(self) -> int:
@@ -111,9 +121,9 @@ class DerivedNext:
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
         self.frames, self.spare = frames, frames
         self.slots = length + self.spare
-        frame = _newest(template.obs, frames, 0)
+        frame = _newest(template.seen, frames, 0)
         self.observations = RowTable(frame, lanes * self.slots, directory)
-        self.table = RowTable(template._replace(obs=()), lanes * self.slots, directory)
+        self.table = RowTable(template._replace(seen=NOTHING), lanes * self.slots, directory)
         self.row = self.table.columns
         self.time = np.zeros(lanes, dtype=np.int64)
         """Steps since the beginning of each ring's episode."""
@@ -126,20 +136,20 @@ class DerivedNext:
     @staticmethod
     def bytes_per_row(template: Row, frames: int = 1) -> int:
         """What a transition takes, without the last observations of episodes."""
-        return record_type(_newest(template.obs, frames, 0)).itemsize + record_type(template._replace(obs=())).itemsize + 5
+        return record_type(_newest(template.seen, frames, 0)).itemsize + record_type(template._replace(seen=NOTHING)).itemsize + 5
 
     def successor(self, rows: np.ndarray) -> np.ndarray:
         """The slots after rows in their rings."""
         return np.where((rows + 1) % self.slots == 0, rows + 1 - self.slots, rows + 1)
 
-    def write(self, rows: np.ndarray, row: Row, next_obs: Tree) -> None:
+    def write(self, rows: np.ndarray, row: Row, next_seen: Seen) -> None:
         """Write one row into each of some rings."""
         lanes = rows // self.slots
-        self._check_first(tree_index(row.obs, self.time[lanes] == 0))
-        frame, next_frame = (_newest(obs, self.frames, 1) for obs in (row.obs, next_obs))
-        tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.row, row._replace(obs=()))
-        for place, obs in ((rows, frame), (self.successor(rows), next_frame)):
-            tree_map(lambda column, leaf, place=place: column.__setitem__(place, leaf), self.observations.columns, obs)
+        self._check_first(tree_index(row.seen.obs, self.time[lanes] == 0))
+        frame, next_frame = (_newest(seen, self.frames, 1) for seen in (row.seen, next_seen))
+        tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.row, row._replace(seen=NOTHING))
+        for place, seen in ((rows, frame), (self.successor(rows), next_frame)):
+            tree_map(lambda column, leaf, place=place: column.__setitem__(place, leaf), self.observations.columns, seen)
         self.back[rows] = np.minimum(self.time[lanes], self.frames - 1)
         self.time[lanes] = np.where(row.ended, 0, self.time[lanes] + 1)
         self._forget_finals(rows)
@@ -166,30 +176,32 @@ class DerivedNext:
         self.free.extend(overwritten[overwritten >= 0].tolist())
         self.final_of[rows] = -1
 
-    def _keep_finals(self, rows: np.ndarray, final_obs: Tree) -> None:
+    def _keep_finals(self, rows: np.ndarray, final_seen: Seen) -> None:
         while len(self.free) < len(rows):
             size = len(self.finals.records)
             more = min(max(len(rows), size // 2), len(self.final_of) - size)
             self.free.extend(range(size, size + more))
             self.finals.resize(size + more)
         slots = np.array([self.free.pop() for _ in rows], dtype=np.int32)
-        tree_map(lambda column, leaf: column.__setitem__(slots, leaf), self.finals.columns, final_obs)
+        tree_map(lambda column, leaf: column.__setitem__(slots, leaf), self.finals.columns, final_seen)
         self.final_of[rows] = slots
 
-    def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Tree]:
-        """Rows, and the observations that followed the last rows of their windows."""
+    def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Seen]:
+        """Rows, and what was seen after the last rows of their windows."""
         older = np.arange(self.frames - 1, -1, -1)
-        obs = self.observations.take(self._before(rows, older))
+        seen = self.observations.take(self._before(rows, older))
         after = np.concatenate([self._before(last, older[1:]), self.successor(last)[:, None]], 1)
-        next_obs = self.observations.take(after)
+        next_seen = self.observations.take(after)
         final = self.final_of[last]
         ended = np.flatnonzero(final >= 0)
         if len(ended):
             ends = self.finals.take(final[ended])
-            tree_map(lambda leaf, end: leaf.__setitem__((ended, -1), end), next_obs, ends)
-        if self.frames == 1:
-            obs, next_obs = tree_index((obs, next_obs), (slice(None), 0))
-        return self.table.take(rows)._replace(obs=obs), next_obs
+            tree_map(lambda leaf, end: leaf.__setitem__((ended, -1), end), next_seen, ends)
+        seen, next_seen = (Seen(self._stacked(each.obs), tree_index(each.mask, (slice(None), -1))) for each in (seen, next_seen))
+        return self.table.take(rows)._replace(seen=seen), next_seen
+
+    def _stacked(self, frames: Tree) -> Tree:
+        return frames if self.frames > 1 else tree_index(frames, (slice(None), 0))
 
     def _before(self, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """The slots `[B, k]` so many steps before rows, or of the first frame of their episodes."""
@@ -261,6 +273,6 @@ def check_lengths(arrays: Sequence[np.ndarray], lengths: Sequence[int]) -> None:
         raise ValueError(f"{found} rows instead of {list(lengths)}")
 
 
-def _newest(obs: Tree, frames: int, dim: int) -> Tree:
+def _newest(seen: Seen, frames: int, dim: int) -> Seen:
     """The newest of stacked frames."""
-    return obs if frames == 1 else tree_map(lambda leaf: leaf.take(-1, dim), obs)
+    return seen if frames == 1 else seen._replace(obs=tree_map(lambda leaf: leaf.take(-1, dim), seen.obs))

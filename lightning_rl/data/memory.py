@@ -21,7 +21,8 @@ def memory_in_words(
     Raises:
         SettingError: more than 90 % of the machine's memory, or more than its disk has free.
     """
-    size = buffer_size * ranks * config.layout.bytes_per_row(row_template(spaces.observation, action, memory), frames)
+    template = row_template(spaces.observation, action, memory, spaces.masks())
+    size = buffer_size * ranks * config.layout.bytes_per_row(template, frames)
     words = f"replay buffer: {buffer_size:,} transitions" + f" on each of {ranks} ranks" * (ranks > 1) + f", {in_words(size)}"
     if config.directory is not None:
         free = _free_disk(Path(config.directory))

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from lightning_rl.data.layouts import DerivedNext, Row, StoredNext, check_counts
+from lightning_rl.data.layouts import DerivedNext, Row, Seen, StoredNext, check_counts
 from lightning_rl.data.priorities import Prioritized, Uniform
 from lightning_rl.data.sequences import Sequences, Window
+from lightning_rl.envs.masks import Masks, NoMasks
 from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError, check_range, nearest
-from lightning_rl.spaces import allocate
+from lightning_rl.spaces import MASK, allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
+
+NO_MASKS = NoMasks("demonstration {}")
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class ReplayBuffer:
         frames: how many frames the environment stacks along the first dimension of its observations, so that each can be stored once.
         seed: of the draws.
         sequences: how to draw sequences instead of rows.
+        action_mask: a mask of one environment, `[M]`; () if it rules out nothing.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class ReplayBuffer:
         frames: int = 1,
         seed: int = 0,
         sequences: Sequences | None = None,
+        action_mask: Tree = (),
     ) -> None:
         length = capacity // num_envs
         self.sequences = sequences
@@ -114,7 +119,7 @@ class ReplayBuffer:
             needed = "(n_steps + 1)" if sequences is None else "(burn_in + sequence_length + n_steps)"
             least = f"num_envs * {needed} = {num_envs} * {rows} = {num_envs * rows}"
             raise SettingError(f"buffer_size must be at least {least}, got {capacity}")
-        self.template = row_template(space, action, () if sequences is None else sequences.memory)
+        self.template = row_template(space, action, () if sequences is None else sequences.memory, action_mask)
         directory = None if config.directory is None else Path(config.directory)
         self.layout = config.layout(self.template, num_envs, length, directory, frames)
         self.length, self.slots, self.n_steps = length, length + self.layout.spare, n_steps
@@ -154,28 +159,28 @@ class ReplayBuffer:
         """Of each ring."""
         return np.maximum(self.count - self.lag, 0) if self.lag else self.count - self.open
 
-    def add(self, obs: Tree, action: Tree, step: EnvStep, memory: Tree = ()) -> None:
-        """Keep one step of all environments, and the policy's memory before it, without rows that are no experience.
+    def add(self, obs: Tree, action: Tree, step: EnvStep, memory: Tree = (), action_mask: Tree = ()) -> None:
+        """Keep one step of all environments, and the policy's memory and the masks before it, without rows that are no experience.
 
         Such a row in the middle of an episode means that steps were lost: what comes next does not follow the row before.
         """
-        next_obs = step.obs
+        next_seen = Seen(step.obs, step.mask)
         if len(step.ended):
-            next_obs = tree_map(np.array, next_obs)
-            tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), next_obs, step.final_obs)
-        row = Row(obs, action, step.reward, step.terminated, step.terminated | step.truncated, memory)
+            next_seen = tree_map(np.array, next_seen)
+            tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), next_seen, Seen(step.final_obs, step.final_mask))
+        row = Row(Seen(obs, action_mask), action, step.reward, step.terminated, step.terminated | step.truncated, memory)
         if step.valid.all():
-            self.write(self.envs, row, next_obs)
+            self.write(self.envs, row, next_seen)
         else:
             envs = np.flatnonzero(step.valid)
-            self.write(envs, *tree_index((row, next_obs), envs))
+            self.write(envs, *tree_index((row, next_seen), envs))
             self.cut(np.flatnonzero(~step.valid))
 
-    def write(self, envs: np.ndarray, row: Row, next_obs: Tree) -> None:
+    def write(self, envs: np.ndarray, row: Row, next_seen: Seen) -> None:
         """Keep one transition in each of some rings."""
         first, head = self.first[envs], self.head[envs]
         rows = first + head
-        self.layout.write(rows, row, next_obs)
+        self.layout.write(rows, row, next_seen)
         self.sampler.remove(first + (head + self.layout.spare) % self.slots if self.layout.spare else rows)
         self.head[envs] = (head + 1) % self.slots
         self.count[envs] = np.minimum(self.count[envs] + 1, self.length)
@@ -207,7 +212,7 @@ class ReplayBuffer:
         self.layout.cut(newest[under_way])
         self._complete(envs[under_way], np.ones(np.count_nonzero(under_way), dtype=bool))
 
-    def extend(self, transitions: Iterable[Mapping[str, Any]], from_env: Callable[[Tree], Tree]) -> None:
+    def extend(self, transitions: Iterable[Mapping[str, Any]], from_env: Callable[[Tree], Tree], masks: Masks | NoMasks = NO_MASKS) -> None:
         """Keep demonstrations: mappings with obs, action, reward, next_obs, terminated and truncated, in the order of their episodes.
 
         Each episode goes to the ring with the fewest rows; one that the list cuts off is truncated there, and so are episodes under way.
@@ -215,17 +220,20 @@ class ReplayBuffer:
         Args:
             transitions: of one environment, actions in its own form.
             from_env: from the environment's actions `[1, ...]` to those that are stored.
+            masks: reads what was legal: under `action_mask` and `next_action_mask`, or in the observations.
         """
         self.cut()
         rows = list(transitions)
         env = int(self.count.argmin())
-        for t, following in zip_longest(rows, rows[1:]):
+        for i, (t, following) in enumerate(zip_longest(rows, rows[1:])):
             goes_on = following is not None and _equal(t["next_obs"], following["obs"])
             ended = bool(t["terminated"] or t["truncated"] or not goes_on)
-            obs, next_obs, action = tree_map(lambda leaf: np.asarray(leaf)[None], (t["obs"], t["next_obs"], t["action"]))
+            next_info = {MASK: t[f"next_{MASK}"]} if f"next_{MASK}" in t else {}
+            seen, next_seen = masks.one(t["obs"], t, i), masks.one(t["next_obs"], next_info, i, over=bool(t["terminated"]))
+            seen, next_seen, action = tree_map(lambda leaf: np.asarray(leaf)[None], (Seen(*seen), Seen(*next_seen), t["action"]))
             flags = np.array([bool(t["terminated"])]), np.array([ended])
             memory = tree_map(lambda leaf: leaf[None], self.template.memory)  # none is known
-            self.write(np.array([env]), Row(obs, from_env(action), np.array([t["reward"]]), *flags, memory), next_obs)
+            self.write(np.array([env]), Row(seen, from_env(action), np.array([t["reward"]]), *flags, memory), next_seen)
             if ended:
                 env = int(self.count.argmin())
 
@@ -242,12 +250,15 @@ class ReplayBuffer:
         rows, weight = self.sampler.draw(self, batch_size, progress)
         self.drawn += batch_size
         if self.n_steps == 1:
-            row, next_obs = self.layout.read(rows, rows)
+            row, next_seen = self.layout.read(rows, rows)
             reward, steps = row.reward[:, None], np.where(row.terminated, 0, 1)
         else:
             reward, steps, last = self.windows(rows)
-            row, next_obs = self.layout.read(rows, last)
-        return Window(row.obs, row.action, reward, steps, next_obs, weight, rows)
+            row, next_seen = self.layout.read(rows, last)
+        seen = row.seen
+        return Window(
+            seen.obs, row.action, reward, steps, next_seen.obs, weight, rows, action_mask=seen.mask, next_action_mask=next_seen.mask
+        )
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """The rows of a window of so many steps from each row of its ring, `[B, steps]`."""
@@ -303,10 +314,10 @@ class ReplayBuffer:
         self.sampler.continue_from(position["sampler"])
 
 
-def row_template(space: Space, action: Tree, memory: Tree = ()) -> Row:
+def row_template(space: Space, action: Tree, memory: Tree = (), action_mask: Tree = ()) -> Row:
     """One row, as arrays of the right shapes and types."""
     flag = np.zeros((), dtype=bool)
-    return Row(allocate(space), tree_map(np.asarray, action), np.zeros((), dtype=np.float32), flag, flag, memory)
+    return Row(Seen(allocate(space), action_mask), tree_map(np.asarray, action), np.zeros((), dtype=np.float32), flag, flag, memory)
 
 
 def _equal(a: Tree, b: Tree) -> bool:

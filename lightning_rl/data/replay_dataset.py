@@ -157,7 +157,7 @@ class ReplayDataset(ExperienceDataset):
             actor = random if self.steps < self.random_until else policy
             memory = collector.memory_row()
             step, _ = collector.step(t, actor)
-            self.buffer.add(collector.obs_row(t), tree_to_numpy(actor.taken[-1]), step, memory)
+            self.buffer.add(collector.obs_row(t), tree_to_numpy(actor.taken[-1]), step, memory, collector.mask_row(t))
             self.steps += collector.num_envs
             due = self._phases() - self.phases
             if due > 0:
@@ -169,16 +169,15 @@ class ReplayDataset(ExperienceDataset):
         """A batch of transitions, with what the reward signals make of them now."""
         window = self.buffer.sample(self.settings.batch_size, self.progress)
         self.rows = window.rows
-        sequences = window.episode_start, window.memory, window.successor
-        arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight, sequences)
-        obs, action, reward, discount, next_obs, weight, (start, memory, successor) = tree_to_torch(arrays, self.device)
+        sequences, masks = (window.episode_start, window.memory, window.successor), (window.action_mask, window.next_action_mask)
+        arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
+        tensors, masks, sequences = tree_to_torch((arrays, masks, sequences), self.device)
+        obs, action, reward, discount, next_obs, weight = tensors
         streams = [signal(reward) for signal in self.signals]
         if self.settings.n_steps > 1:
             streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
-        self.batch = Transition(
-            obs, action, reward, discount, next_obs, weight, window.rows, episode_start=start, memory=memory, successor=successor
-        )
+        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *masks, *sequences)
         return self.batch
 
     def metrics(self) -> dict[str, float]:

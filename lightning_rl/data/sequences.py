@@ -14,7 +14,7 @@ class Window(NamedTuple):
     """B rows and what followed them, as arrays.
 
     reward: `[B, n]`, 0 behind the end of an episode.  steps: `[B]`, the number k of steps that next_obs lies ahead, 0 if terminated.
-    weight: `[B]`.  rows: `[B]`, their places in the buffer.
+    weight: `[B]`.  rows: `[B]`, their places in the buffer.  action_mask, next_action_mask: bool `[B, M]`, of obs and next_obs, or ().
     Of sequences, see `types.Transition`: episode_start, memory, successor.
     """
 
@@ -28,6 +28,8 @@ class Window(NamedTuple):
     episode_start: Tree = ()
     memory: Tree = ()
     successor: Tree = ()
+    action_mask: Tree = ()
+    next_action_mask: Tree = ()
 
 
 @dataclass(frozen=True)
@@ -59,25 +61,27 @@ class Sequences:
         window = buffer.ahead(starts, steps).T
         rows, final = self._arrange(window, buffer.layout.row.ended[window])
         flat = rows.reshape(-1)
-        row, next_obs = buffer.layout.read(flat, flat)
-        at = np.flatnonzero(final)
-        tree_map(lambda leaf, last: leaf.__setitem__(at, last[at]), row.obs, next_obs)
+        row, next_seen = buffer.layout.read(flat, flat)
+        at, seen = np.flatnonzero(final), row.seen
+        tree_map(lambda leaf, last: leaf.__setitem__(at, last[at]), seen, next_seen)
         reward, ahead, _ = buffer.windows(flat)
         slot = np.arange(steps)[:, None]
         learned = ~final & (slot >= self.burn_in) & (slot < self.burn_in + self.length)
         start = np.concatenate([np.zeros((1, num), dtype=bool), final[:-1]])
         successor = np.minimum(slot + ahead.reshape(steps, num), steps - 1) * num + np.arange(num)
         return Window(
-            row.obs,
+            seen.obs,
             row.action,
             reward,
             ahead,
-            row.obs,
+            seen.obs,
             (weight * learned * (num / max(1, learned.sum()))).astype(np.float32).reshape(-1),
             starts,
             start,
             tree_index(row.memory, slice(num)),
             successor.reshape(-1),
+            seen.mask,
+            seen.mask,
         )
 
     def _arrange(self, window: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ class Categorical(Distribution):
     def __init__(self, space: Discrete) -> None:
         super().__init__()
         self.num_inputs, self.num_parts, self.start = int(space.n), 1, int(space.start)
-        self.sizes = [self.num_inputs]
+        self.sizes, self.mask_width = [self.num_inputs], self.num_inputs
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return self.draw(masked(x, mask), self.noise(x, generator))
@@ -80,6 +80,7 @@ class MultiCategorical(Distribution):
         super().__init__()
         sizes = torch.as_tensor(space.nvec).flatten()
         self.num_inputs, self.num_parts = int(sizes.sum()), len(sizes)
+        self.mask_width = self.num_inputs
         self.shape, self.start, self.dtype = space.shape, space.start, space.dtype
         position = torch.arange(int(sizes.max()))
         inside = position < sizes.unsqueeze(1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
@@ -11,10 +13,11 @@ from lightning_rl.types import Tree
 
 
 class Distribution(nn.Module):
-    """The common shape.  `num_inputs`: width of x; `num_parts`: D."""
+    """The common shape.  `num_inputs`: width of x; `num_parts`: D; `mask_width`: M, the width of masks `[..., M]`, 0 without choices."""
 
     num_inputs: int
     num_parts: int
+    mask_width = 0
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
         """Draw an action for each row."""
@@ -41,7 +44,7 @@ class Distribution(nn.Module):
         return self.sample(torch.zeros_like(x), mask, generator)
 
     def flat(self, tree: Tree) -> list[Tree]:
-        """The actions or masks of the elementary distributions in here, in the order of `leaves`."""
+        """The actions of the elementary distributions in here, in the order of `leaves`."""
         return [tree]
 
     def leaves(self) -> list[Any]:
@@ -49,9 +52,18 @@ class Distribution(nn.Module):
         return [self]
 
 
-def masked(logits: Tensor, mask: Tree) -> Tensor:
-    """Rule out the places where the mask is False; an empty mask `()` allows all."""
-    return logits if isinstance(mask, tuple) else logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+def masked(logits: Any, mask: Tree) -> Any:
+    """Rule out the places where the mask is False, arrays or tensors alike; an empty mask `()` allows all."""
+    if isinstance(mask, tuple):
+        return logits
+    if isinstance(logits, np.ndarray):
+        return np.where(mask, logits, np.finfo(logits.dtype).min)
+    return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+
+
+def split_mask(mask: Tree, widths: list[int]) -> Sequence[Tree]:
+    """The parts of a mask, of these widths."""
+    return [()] * len(widths) if isinstance(mask, tuple) else mask.split(widths, -1)
 
 
 def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions.discrete import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
-from lightning_rl.distributions.distribution import Distribution
+from lightning_rl.distributions.distribution import Distribution, split_mask
 from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.spaces import short
@@ -19,7 +19,7 @@ from lightning_rl.types import Tree
 
 
 class Joint(Distribution):
-    """Dict or Tuple: independent parts; actions and masks are trees of the space's shape, D is the sum of theirs."""
+    """Dict or Tuple: independent parts; actions are trees of the space's shape, D and M are the sums of theirs."""
 
     def __init__(self, space: Dict | Tuple, parts: Any) -> None:
         super().__init__()
@@ -27,28 +27,30 @@ class Joint(Distribution):
         self.parts: Any = nn.ModuleList(parts)
         self.num_inputs = sum(part.num_inputs for part in parts)
         self.num_parts = sum(part.num_parts for part in parts)
+        self.mask_width = sum(part.mask_width for part in parts)
         self.keys = keys
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         return x.split([part.num_inputs for part in self.parts], -1)
 
+    def _masks(self, mask: Tree) -> Sequence[Tree]:
+        return split_mask(mask, [part.mask_width for part in self.parts])
+
     def _children(self, tree: Tree) -> list[Tree]:
-        if isinstance(tree, tuple) and not tree:
-            return [()] * len(self.parts)
         return list(tree) if self.keys is None else [tree[key] for key in self.keys]
 
     def _join(self, children: list[Tree]) -> Tree:
         return tuple(children) if self.keys is None else dict(zip(self.keys, children, strict=True))
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        masks = self._children(mask)
+        masks = self._masks(mask)
         return self._join([p.sample(i, m, generator) for p, i, m in zip(self.parts, self._split(x), masks, strict=True)])
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tree:
-        return self._join([p.mode(i, m) for p, i, m in zip(self.parts, self._split(x), self._children(mask), strict=True)])
+        return self._join([p.mode(i, m) for p, i, m in zip(self.parts, self._split(x), self._masks(mask), strict=True)])
 
     def evaluate(self, x: Tensor, action: Tree, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        rows = zip(self.parts, self._split(x), self._children(action), self._children(mask), strict=True)
+        rows = zip(self.parts, self._split(x), self._children(action), self._masks(mask), strict=True)
         log_prob, entropy = zip(*(part.evaluate(i, a, m) for part, i, a, m in rows), strict=True)
         return torch.cat(log_prob, -1), torch.cat(entropy, -1)
 
@@ -59,7 +61,7 @@ class Joint(Distribution):
         return self._join([part.from_env(child) for part, child in zip(self.parts, self._children(action), strict=True)])
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        masks = self._children(mask)
+        masks = self._masks(mask)
         return self._join([p.random(i, m, generator) for p, i, m in zip(self.parts, self._split(x), masks, strict=True)])
 
     def flat(self, tree: Tree) -> list[Tree]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from lightning_rl.distributions.distribution import Distribution
+from lightning_rl.distributions.distribution import Distribution, split_mask
 from lightning_rl.distributions.gaussian import SquashedGaussian
 from lightning_rl.types import Tree
 
@@ -41,6 +41,7 @@ class SoftActions(nn.Module):
         self.distribution = distribution
         leaves = distribution.leaves()
         self.inputs = [leaf.num_inputs for leaf in leaves]
+        self.mask_widths = [leaf.mask_width for leaf in leaves]
         self.boxes = [isinstance(leaf, SquashedGaussian) for leaf in leaves]
         self.sizes = [size for leaf, box in zip(leaves, self.boxes, strict=True) if not box for size in leaf.sizes]
         self.num_actions = sum(leaf.num_parts for leaf, box in zip(leaves, self.boxes, strict=True) if box)
@@ -51,7 +52,7 @@ class SoftActions(nn.Module):
     def evaluate(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> SoftSample:
         """The policy at `x [B, num_inputs]`."""
         draws, log_probs = [], []
-        leaves, masks = self.distribution.leaves(), self.distribution.flat(mask)
+        leaves, masks = self.distribution.leaves(), split_mask(mask, self.mask_widths)
         for leaf, box, part, legal in zip(leaves, self.boxes, x.split(self.inputs, -1), masks, strict=True):
             if box:
                 draws.append(leaf.rsample(part, generator))
@@ -85,6 +86,19 @@ class SoftActions(nn.Module):
         half_range = sum(float(leaf.bounds.log_half_range.sum()) for leaf in boxes)
         targets = {"continuous": -multiplier * self.num_actions + half_range, "discrete": scale * sum(map(math.log, self.sizes))}
         return {kind: targets[kind] for kind in self.kinds}
+
+    def attainable(self, target: Tensor, mask: Tree) -> Tensor:
+        """Target entropies `[K]`; with a mask `[B, K]`, that of choices in proportion to the greatest that is left, Σ log n of the legal.
+
+        A temperature that aimed at more than there can be would rise for ever.
+        """
+        most = sum(map(math.log, self.sizes))
+        if isinstance(mask, tuple) or not most:
+            return target
+        parts = zip(self.distribution.leaves(), split_mask(mask, self.mask_widths), strict=True)
+        shares = [part.float().mean(-1) for leaf, legal in parts if leaf.mask_width for part in legal.split(leaf.sizes, -1)]
+        left = 1 + torch.stack(shares, -1).log().sum(-1, keepdim=True) / most
+        return torch.cat([target[:-1].expand(len(left), -1), target[-1:] * left], -1)
 
 
 LEAST_LOG_PROB = -1e9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from textwrap import shorten
 from typing import Any
@@ -14,19 +15,22 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.packages import EXTRAS, prepare_package
 from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError, missing_extra, nearest
-from lightning_rl.spaces import Spaces, single_spaces
+from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import tree_index
 
 
-def make_env(config: EnvConfig) -> gym.Env:
-    """One environment, wrapped as its settings say.
+def make_env(config: EnvConfig | Callable[[], gym.Env]) -> gym.Env:
+    """One environment, wrapped as its settings say, or what a function builds; a method `action_masks` is heard (see `masks.py`).
 
     Raises:
         SettingError: unknown id, missing package, or arguments that the environment or a wrapper refuses.
     """
+    if not isinstance(config, EnvConfig):
+        return with_mask_info(config())
     if config.vectorization == "envpool":
         return FirstOf(_make_envpool(config))
     env = _gymnasium_make(config)
@@ -35,7 +39,7 @@ def make_env(config: EnvConfig) -> gym.Env:
     for wrapper in config.wrappers:
         env = _wrap(env, wrapper)
     stacks = config.frame_stack or config.atari
-    return gym.wrappers.FrameStackObservation(env, stacked_frames(config)) if stacks else env
+    return with_mask_info(gym.wrappers.FrameStackObservation(env, stacked_frames(config)) if stacks else env)
 
 
 def stacked_frames(env: Any) -> int:
@@ -51,7 +55,7 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
     if isinstance(env, VectorEnv):
         return env
     if not isinstance(env, EnvConfig):
-        return SyncVectorEnv([env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+        return SyncVectorEnv([partial(make_env, env)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
     if env.vectorization == "envpool":
         return _make_envpool(env)
     if env.vectorization == "native":
@@ -63,17 +67,34 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
 
 
 def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:
-    """The spaces of one environment, which is built and closed, or those of a ready vector environment."""
+    """The spaces of one environment, which is built, reset and closed, or those of a ready vector environment, which is reset.
+
+    Raises:
+        SettingError: it cannot be reset, or has masks that cannot be used.
+    """
     if isinstance(env, VectorEnv):
-        return single_spaces(env)
+        return _masked_spaces(env, single_spaces(env), "the environment")
     if isinstance(env, EnvConfig) and env.vectorization == "native":
         envs = make_vector_env(env)
-        spaces = single_spaces(envs)
-        envs.close()
-        return spaces
-    single = make_env(one_of(env)) if isinstance(env, EnvConfig) else env()
-    single.close()
-    return Spaces(single.observation_space, single.action_space)
+        with closing(envs):
+            return _masked_spaces(envs, single_spaces(envs), env.id)
+    single = make_env(one_of(env) if isinstance(env, EnvConfig) else env)
+    name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
+    with closing(single):
+        return _masked_spaces(single, as_spaces(single.observation_space, single.action_space), name)
+
+
+def _masked_spaces(env: gym.Env | VectorEnv, spaces: Spaces, name: str) -> Spaces:
+    """With what the info of a first reset says of masks."""
+    try:
+        _, info = env.reset(seed=0)
+    except Exception as error:  # an environment of others may raise anything
+        raise SettingError(f"the environment {name} cannot be reset: {_reason(error)}") from error
+    if isinstance(env, SyncVectorEnv) and MASK not in info and any(each.has_wrapper_attr("action_masks") for each in env.envs):
+        raise SettingError("action_masks() of a ready vector environment is not heard: wrap each in lightning_rl.envs.masks.MaskInfo")
+    spaces = spaces._replace(masked=spaces.masked or MASK in info)
+    make_masks(spaces, f"environment {{}} of {name}")
+    return spaces
 
 
 class EnvPool(VectorWrapper):

@@ -23,19 +23,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from lightning_rl.envs.attributes import AttributeReader, AttributeWriter, read, write
+from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.processes import live_and_die_with_the_parent
 from lightning_rl.types import tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")
 PATIENCE = 10.0
 """Seconds that trying the ways may take: an environment of the real world is not to be driven about for it."""
-TRIED_STEPS = 25
+TRIED_STEPS = 16
 
 _chosen: dict[str, str | None] = {}
 
@@ -74,8 +76,9 @@ class Recorder(gym.Wrapper):
         """Play the episode again; whether it ended where it had."""
         value, episode = AttributeWriter().value, state["episode"]
         if episode["worn"]:
-            self.env.reset(seed=0)
-            self.env.step(value(state["actions"][0]) if state["actions"] else deepcopy(self.action_space).sample())
+            space, actions = deepcopy(self.action_space), state["actions"]
+            any_action = partial(value, actions[0]) if actions else space.sample
+            self.env.step(legal_action(self, space, any_action, *self.env.reset(seed=0)))
             self.worn = True
         write_layers(self.env, episode["before"], lenient=True)
         self.reset(seed=episode["seed"], options=value(episode["options"]))
@@ -236,13 +239,14 @@ def fits(build: Callable[[], Any], way: str, deadline: float) -> bool:
             return False
         space = deepcopy(first.action_space)
         space.seed(0)
-        actions = [space.sample() for _ in range(TRIED_STEPS)]
-        first.reset(seed=1)
-        for part in (actions[:4], actions[4:9]):  # an episode after the first: one that no seed began
-            play(first, part, deadline)
+        draw, said = partial(legal_action, first, space, space.sample), first.reset(seed=1)
+        for steps in (4, 5):  # an episode after the first: one that no seed began
+            _, _, said = play(first, draw, said, steps, deadline)
         state = get_state(first, way)
-        expected = play(first, actions[9:], deadline)  # before the second is touched: they may share what belongs to their class
-        return set_state(second, way, state) and equal(expected, play(second, actions[9:], deadline))
+        # before the second is touched: they may share what belongs to their class
+        actions, expected, _ = play(first, draw, said, TRIED_STEPS, deadline)
+        again = iter(actions)
+        return set_state(second, way, state) and equal(expected, play(second, lambda *_: next(again), said, TRIED_STEPS, deadline)[1])
     except Exception:  # environments of others may raise anything
         return False
     finally:
@@ -251,21 +255,34 @@ def fits(build: Callable[[], Any], way: str, deadline: float) -> bool:
                 copy.close()
 
 
-def play(env: Any, actions: list[Any], deadline: float) -> list[Any]:
-    """What happened in some steps, with a reset where an episode ended and half way.
+def play(env: Any, act: Callable[..., Any], said: tuple[Any, Any], steps: int, deadline: float) -> tuple[list[Any], list[Any], Any]:
+    """The actions of some steps and what happened, with a reset where an episode ended and half way.
+
+    Args:
+        env: what is stepped.
+        act: gives an action for an observation and its info.
+        said: the first of these.
+        steps: how many.
+        deadline: when to give up.
+
+    Returns:
+        The actions, what happened, and the last observation with its info.
 
     Raises:
         TimeoutError: it is too late.
     """
-    rows = []
-    for i, action in enumerate(actions):
+    actions, rows = [], []
+    for i in range(steps):
         if time.monotonic() > deadline:
             raise TimeoutError
-        obs, reward, terminated, truncated, _ = env.step(action)
+        actions.append(act(*said))
+        obs, reward, terminated, truncated, info = env.step(actions[-1])
+        said = obs, info
         rows.append(deepcopy((obs, reward, terminated, truncated)))
-        if i == len(actions) // 2 or (not isinstance(env, gym.vector.VectorEnv) and (terminated or truncated)):
-            rows.append(deepcopy(env.reset()[0]))
-    return rows
+        if i == steps // 2 or (not isinstance(env, gym.vector.VectorEnv) and (terminated or truncated)):
+            said = env.reset()
+            rows.append(deepcopy(said[0]))
+    return actions, rows, said
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -17,9 +17,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.fingerprint import fingerprint
 from lightning_rl.envs.keeping import Keeper, make_keeper
+from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError
-from lightning_rl.types import Tree, tree_index, tree_leaves, tree_stack
+from lightning_rl.spaces import single_spaces
+from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack
+
+Seen = tuple[Tree, Tree]
+"""Observations and their masks."""
 
 
 class EnvStep(NamedTuple):
@@ -29,6 +34,7 @@ class EnvStep(NamedTuple):
     episode_start: whether `obs` is the first of an episode, `[N]`.  ended: the indices of the K environments whose episode ended.
     final_obs: their true last observations, `[K, ...]`, or None if K = 0.
     info: the environment's, of the row that ended where one did.
+    mask: which actions are legal at `obs`, `[N, M]`, and final_mask at `final_obs`, `[K, M]`; () where the environments rule out nothing.
     """
 
     obs: Tree
@@ -40,40 +46,51 @@ class EnvStep(NamedTuple):
     ended: np.ndarray
     final_obs: Tree | None
     info: dict[str, Any]
+    mask: Tree = ()
+    final_mask: Tree = ()
 
 
 class Stepper:
-    """Steps a vector environment that resets in the same step (SAME_STEP), and what all modes share."""
+    """Steps a vector environment that resets in the same step (SAME_STEP), and what all modes share.
 
-    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment", settings: str = "") -> None:
+    Its environments rule out actions if `masked` says so or their spaces do.
+    """
+
+    def __init__(
+        self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment", settings: str = "", masked: bool = False
+    ) -> None:
         self.envs = envs
         self.num_envs = envs.num_envs
         self.all_valid = np.ones(envs.num_envs, dtype=bool)
         self.keeper, self.name, self.settings = keeper, name, settings
         self.workers = envs if isinstance(envs, WorkerVectorEnv) else None
+        spaces = single_spaces(envs)
+        self.masks = make_masks(spaces._replace(masked=spaces.masked or masked), f"environment {{}} of {name}", envs.num_envs)
 
-    def reset(self, seed: int | None = None) -> Tree:
-        """Start an episode everywhere; the environments get seed, seed + 1, …"""
-        obs, _ = self.envs.reset(seed=seed)
-        return obs
+    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
+        """Start an episode everywhere; the environments get seed, seed + 1, …  The first observations and their masks."""
+        return self.masks.split(*self.envs.reset(seed=seed))
 
     def step(self, action: Tree) -> EnvStep:
         """Step all environments with actions in their own form."""
         obs, reward, terminated, truncated, info = self.envs.step(action)
         truncated = truncated & ~terminated
-        start, final_obs, valid = terminated | truncated, None, self.all_valid
+        start, final_obs, final_mask, valid = terminated | truncated, None, (), self.all_valid
         ended = np.flatnonzero(start)
         if len(ended):
-            obs, final_obs, info = self.restart(obs, info, start, ended)
+            (obs, mask), (final_obs, final_mask), info = self.restart(obs, info, terminated, ended)
+        else:
+            obs, mask = self.masks.split(obs, info)
         if self.workers is not None and self.workers.lost.any():
             start, valid = start | self.workers.lost, ~self.workers.lost
-        return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info)
+        return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
 
-    def restart(self, obs: Tree, info: dict[str, Any], start: np.ndarray, ended: np.ndarray) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Where episodes ended: the first observations of the next ones, the final observations `[K, ...]`, and the info of the end."""
+    def restart(self, obs: Tree, info: dict[str, Any], terminated: np.ndarray, ended: np.ndarray) -> tuple[Seen, Seen, dict[str, Any]]:
+        """Where episodes ended: what is seen at the beginning of the next ones, and at the end `[K, ...]`, and the info of the end."""
         final = info["final_obs"]
         final_obs = tree_stack([final[i] for i in ended]) if _is_object_array(final) else tree_index(final, ended)
-        return obs, final_obs, info.get("final_info", info)
+        last = self.masks.split(final_obs, info.get("final_info", {}), ended, terminated[ended])
+        return self.masks.split(obs, info), last, info.get("final_info", info)
 
     @property
     def restarts(self) -> int:
@@ -115,11 +132,13 @@ class Stepper:
 class NextStepStepper(Stepper):
     """NEXT_STEP: the row after the end of an episode is the reset, and is not valid."""
 
-    def __init__(self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment", settings: str = "") -> None:
-        super().__init__(envs, keeper, name, settings)
+    def __init__(
+        self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment", settings: str = "", masked: bool = False
+    ) -> None:
+        super().__init__(envs, keeper, name, settings, masked)
         self.resetting = np.zeros(envs.num_envs, dtype=bool)
 
-    def reset(self, seed: int | None = None) -> Tree:
+    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         self.resetting = np.zeros(self.num_envs, dtype=bool)
         return super().reset(seed)
 
@@ -130,8 +149,9 @@ class NextStepStepper(Stepper):
         terminated, truncated = terminated & valid, truncated & ~terminated & valid
         self.resetting = terminated | truncated
         ended = np.flatnonzero(self.resetting)
-        final_obs = tree_index(obs, ended) if len(ended) else None
-        return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info)
+        obs, mask = self.masks.split(obs, info, over=terminated)
+        final_obs, final_mask = tree_index((obs, mask), ended) if len(ended) else (None, ())
+        return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"resetting": self.resetting.copy()}
@@ -146,17 +166,22 @@ class NextStepStepper(Stepper):
 class DisabledStepper(Stepper):
     """DISABLED: we reset the environments whose episode ended."""
 
-    def restart(self, obs: Tree, info: dict[str, Any], start: np.ndarray, ended: np.ndarray) -> tuple[Tree, Tree, dict[str, Any]]:
-        final_obs = tree_index(obs, ended)  # indexing by an array copies
-        obs, _ = self.envs.reset(options={"reset_mask": start})
-        return obs, final_obs, info
+    def restart(self, obs: Tree, info: dict[str, Any], terminated: np.ndarray, ended: np.ndarray) -> tuple[Seen, Seen, dict[str, Any]]:
+        obs, mask = self.masks.split(obs, info, over=terminated)
+        last = tree_index((obs, mask), ended)  # indexing by an array copies
+        start = np.zeros(self.num_envs, dtype=bool)
+        start[ended] = True
+        obs, first_info = self.envs.reset(options={"reset_mask": start})
+        first = self.masks.split(tree_index(obs, ended), first_info, ended)[1]
+        tree_map(lambda all_masks, masks: all_masks.__setitem__(ended, masks), mask, first)
+        return (self.masks.strip(obs), mask), last, info
 
 
 STEPPERS = {AutoresetMode.SAME_STEP: Stepper, AutoresetMode.NEXT_STEP: NextStepStepper, AutoresetMode.DISABLED: DisabledStepper}
 
 
-def make_stepper(envs: VectorEnv, config: EnvConfig | None = None) -> Stepper:
-    """The stepper for the mode that a vector environment names in its metadata, or else its settings do.
+def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:
+    """The stepper for the mode that a vector environment names in its metadata, or else its settings do; `masked` as in `Spaces`.
 
     Raises:
         SettingError: neither names a mode.
@@ -172,7 +197,7 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None) -> Stepper:
         )
     one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
     name, settings = type(one.unwrapped).__name__ if config is None else config.id, fingerprint(envs, config)
-    return STEPPERS[mode](envs, make_keeper(envs, config), name, settings)
+    return STEPPERS[mode](envs, make_keeper(envs, config), name, settings, masked)
 
 
 def _is_object_array(final: Any) -> bool:

@@ -36,6 +36,7 @@ from gymnasium.vector.utils import (
 
 from lightning_rl.envs.working import ERROR, work
 from lightning_rl.errors import SettingError
+from lightning_rl.spaces import MASK
 from lightning_rl.types import tree_index, tree_leaves
 
 STEP_TIMEOUT = 60.0
@@ -100,6 +101,8 @@ class WorkerVectorEnv(VectorEnv):
         self.lost = np.zeros(num_envs, bool)
         """Whose last row is no experience: its worker was replaced."""
         self._replaced = np.zeros(num_envs, bool)
+        self._first: list[bytes | None] = [None] * num_envs
+        """What each worker that was started anew said of its first reset."""
         self._failures: list[deque[float]] = [deque() for _ in range(num_envs)]
         self._owner = os.getpid()
         self._pipes: list[Connection] = [None] * num_envs  # type: ignore[list-item]
@@ -120,7 +123,7 @@ class WorkerVectorEnv(VectorEnv):
         self.seeds = [old if new is None else new for old, new in zip(self.seeds, seeds, strict=True)]
         replies = self._ask([_request("reset", each, options) if asked else None for each, asked in zip(seeds, mask, strict=True)])
         self._replaced &= ~mask  # a new worker begins with a reset
-        return self.observations, self._infos(replies)
+        return self.observations, self._infos([self._first[i] if mask[i] and each is None else each for i, each in enumerate(replies)])
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Step all environments. Rows of workers that had to be replaced are `lost`, with the first observation of a new episode."""
@@ -132,6 +135,7 @@ class WorkerVectorEnv(VectorEnv):
         if self.lost.any():
             self._replaced = np.zeros(self.num_envs, bool)
             self.reward[self.lost], self.terminated[self.lost], self.truncated[self.lost] = 0.0, False, False
+            replies = [self._first[i] if lost else reply for i, (lost, reply) in enumerate(zip(self.lost, replies, strict=True))]
         return self.observations, self.reward.copy(), self.terminated.copy(), self.truncated.copy(), self._infos(replies)
 
     def call(self, name: str, *args: Any) -> list[Any]:
@@ -152,7 +156,9 @@ class WorkerVectorEnv(VectorEnv):
             states = [pickle.loads(reply) if reply else state for state, reply in zip(states, replies, strict=True)]
         replaced = self._replaced.copy()
         first = tree_index(self.observations, replaced)  # which the next step gives; indexing by an array copies
-        return {"envs": states, "replaced": replaced, "first": first, "seeds": list(self.seeds), "restarts": self.restarts.copy()}
+        masks = [pickle.loads(info).get(MASK) if info and lost else None for info, lost in zip(self._first, replaced, strict=True)]
+        counts = {"seeds": list(self.seeds), "restarts": self.restarts.copy()}
+        return {"envs": states, "replaced": replaced, "first": first, "first_masks": masks, **counts}
 
     def set_states(self, states: dict[str, Any]) -> bool:
         """The inverse; whether it worked. If not, the workers are new ones."""
@@ -164,6 +170,8 @@ class WorkerVectorEnv(VectorEnv):
         if self._replaced.any():
             for row, first in zip(tree_leaves(self.observations), tree_leaves(states["first"]), strict=True):
                 row[self._replaced] = first
+            masks = states.get("first_masks", [None] * self.num_envs)
+            self._first = [None if mask is None else pickle.dumps({MASK: mask}) for mask in masks]
         self.seeds, self.restarts = list(states["seeds"]), states["restarts"].copy()
         return True
 
@@ -267,7 +275,7 @@ class WorkerVectorEnv(VectorEnv):
             _, failure = self._receive(i, now + max(self.step_timeout, BUILD_TIMEOUT))
             if failure is None:
                 self._send(i, _request("reset", own_seed, None))
-                _, failure = self._receive(i, time.monotonic() + self.step_timeout)
+                self._first[i], failure = self._receive(i, time.monotonic() + self.step_timeout)
         self._replaced[i] = True
 
     def _infos(self, replies: Sequence[bytes | None]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def actor_loss(expected_q: Tensor, entropy: Tensor, alpha: Tensor) -> Tensor:
 
 
 def temperature_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: Tensor) -> Tensor:
-    """Σ_k α_k (H_k − H̄_k) with α = exp(log α) (Haarnoja et al. 2018b, eq. 18).  `[K]`, `[B, K]`, `[K]` to `[B]`.
+    """Σ_k α_k (H_k − H̄_k) with α = exp(log α) (Haarnoja et al. 2018b, eq. 18).  `[K]`, `[B, K]`, `[K]` or `[B, K]` to `[B]`.
 
     α rises where the entropy is below its target.
     """

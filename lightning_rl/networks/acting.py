@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, nn
 
+from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import VectorEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
@@ -44,13 +45,13 @@ class TorchActor:
         self.taken: list[Tree] = []
 
     @torch.no_grad()
-    def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
-        """The environments' actions for the observations of row t, and the new memory."""
+    def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
+        """The environments' actions for the observations of row t and masks `[N, M]`, and the new memory."""
         device = self.generator.device
         obs = tree_map(lambda leaf: leaf[t].to(device), self.obs)
-        start = torch.as_tensor(episode_start, device=device)
+        start, mask = torch.as_tensor(episode_start, device=device), tree_to_torch(action_mask, device)
         with self.precision():
-            action, memory = self.network.sample(obs, tree_to_torch(memory, device), start, (), generator=self.generator)
+            action, memory = self.network.sample(obs, tree_to_torch(memory, device), start, mask, generator=self.generator)
         self.taken.append(action)
         return self.network.distribution.to_env(tree_to_numpy(action)), memory
 
@@ -81,9 +82,9 @@ class RandomActor:
         self.x = torch.zeros(num_envs, self.distribution.num_inputs, device=generator.device)
         self.taken: list[Tree] = []
 
-    def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
-        """The environments' actions, and the new memory."""
-        action = self.distribution.random(self.x, (), self.generator)
+    def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
+        """The environments' actions for masks `[N, M]`, and the new memory."""
+        action = self.distribution.random(self.x, tree_to_torch(action_mask, self.x.device), self.generator)
         self.taken.append(action)
         return self.distribution.to_env(tree_to_numpy(action)), self.remember(t, memory, episode_start)
 
@@ -112,8 +113,8 @@ class NumpyActor:
             self.layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy(), NUMPY_ACTIVATIONS[type(after)]))
         self.noise = self.distribution.noise(torch.empty(*obs.shape[:2], self.distribution.num_inputs), generator).detach().numpy()
 
-    def act(self, t: int, memory: Tree, episode_start: np.ndarray) -> tuple[Tree, Tree]:
-        """The environments' actions for the observations of row t, and the new memory."""
+    def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
+        """The environments' actions for the observations of row t and masks `[N, M]`, and the new memory."""
         x = self.normalize(self.obs[t])
         if self.cells:
             memory = self._remember(x, memory, episode_start)
@@ -122,7 +123,7 @@ class NumpyActor:
             x = x @ weight
             x += bias
             x = activation(x)
-        action = self.distribution.draw(x, self.noise[t])
+        action = self.distribution.draw(masked(x, action_mask), self.noise[t])
         self.taken.append(action)
         return self.distribution.to_env(action), memory
 

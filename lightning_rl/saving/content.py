@@ -45,6 +45,8 @@ def check_content(checkpoint: Any, path: str | Path) -> None:
             raise _wrong(path, f"{name} {own.get(name)!r}")
     if not isinstance(own.get("spaces"), list | tuple) or len(own["spaces"]) != 2:
         raise _wrong(path, "spaces that are not two")
+    if type(own.get("masked", False)) is not bool:
+        raise _wrong(path, f"masked {own['masked']!r}")
     for space in mappings(own["spaces"]):
         if not _has_sane_shape(space.get("shape", space.get("n"))):
             raise _wrong(path, f"a space of shape {space.get('shape', space.get('n'))!r}")

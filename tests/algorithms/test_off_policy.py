@@ -59,8 +59,8 @@ def rows_of(model: Any) -> tuple[np.ndarray, ...]:
     """All rows of a memory that is not full: obs, action, reward, next_obs, discount."""
     buffer, dataset = model.dataset.buffer, model.dataset
     rows = buffer.locate(np.arange(buffer.ready))
-    row, next_obs = buffer.layout.read(rows, rows)
-    return row.obs, row.action, row.reward, next_obs, dataset.discounts[np.where(row.terminated, 0, 1), 0]
+    row, following = buffer.layout.read(rows, rows)
+    return row.seen.obs, row.action, row.reward, following.obs, dataset.discounts[np.where(row.terminated, 0, 1), 0]
 
 
 # ---------------------------------------------------------------- eight faults of soft actor-critic elsewhere

@@ -59,7 +59,7 @@ def some_actions(kind: EnvFactory, steps: int, num_envs: int) -> np.ndarray:
 def experience(envs: Sequence[Callable[[], gym.Env]], actions: np.ndarray, mode: str) -> list[tuple[Tree, Any, EnvStep]]:
     """What our steppers say, to add to a buffer step by step."""
     stepper = make_stepper(SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False))
-    obs, said = copy.deepcopy(stepper.reset(seed=0)), []
+    obs, said = copy.deepcopy(stepper.reset(seed=0)[0]), []
     for action in actions:
         step = copy.deepcopy(stepper.step(action))
         said.append((obs, action, step))

@@ -49,7 +49,7 @@ class Clock(PolicyNetwork):
         log_prob, entropy = self.distribution.evaluate(torch.zeros(*action.shape, 3), action)
         return log_prob, entropy, self.value(obs)
 
-    def log_prob(self, obs, action, memory=(), episode_start=None):
+    def log_prob(self, obs, action, memory=(), episode_start=None, action_mask=()):
         return self.evaluate(obs, action)[0]
 
     def value(self, obs, memory=(), episode_start=None):

@@ -147,16 +147,16 @@ def test_a_ring_of_three_holds_the_newest_three():
     buffer = line_buffer(3)
     walk(buffer, range(5))
     assert len(buffer) == buffer.ready == 3
-    assert buffer.layout.row.obs[:, 0].tolist() == [3, 4, 2]
+    assert buffer.layout.row.seen.obs[:, 0].tolist() == [3, 4, 2]
     assert buffer.layout.row.reward.tolist() == [3, 4, 2]
-    assert buffer.layout.next_obs[:, 0].tolist() == [4, 5, 3]
+    assert buffer.layout.next_seen.obs[:, 0].tolist() == [4, 5, 3]
 
 
 def test_a_ring_of_three_holds_the_newest_three_and_what_followed_them_where_observations_are_kept_once():
     buffer = line_buffer(3, optimize_memory_usage=True)
     walk(buffer, range(5))
     assert len(buffer) == buffer.ready == 3
-    assert buffer.layout.observations.columns[:, 0].tolist() == [4, 5, 2, 3]  # 5 followed 4
+    assert buffer.layout.observations.columns.obs[:, 0].tolist() == [4, 5, 2, 3]  # 5 followed 4
     window = buffer.sample(100)
     assert set(window.obs[:, 0]) == set(window.reward[:, 0]) == {2, 3, 4}
     assert (window.next_obs == window.obs + 1).all()
@@ -623,7 +623,7 @@ def test_frames_that_do_not_begin_with_the_first_one_are_refused():
     obs = np.arange(4, dtype=np.uint8).reshape(1, 4, 1, 1, 1) * np.ones((1, 1, 6, 6, 3), np.uint8)
     flags = np.zeros(1, dtype=bool)
     with pytest.raises(SettingError, match=r"replay\.optimize_memory_usage"):
-        buffer.write(np.array([0]), layouts.Row(obs, np.zeros(1, np.int64), np.zeros(1), flags, flags), obs)
+        buffer.write(np.array([0]), layouts.Row(layouts.Seen(obs), np.zeros(1, np.int64), np.zeros(1), flags, flags), layouts.Seen(obs))
 
 
 # ---------------------------------------------------------------- lost rows

@@ -286,7 +286,7 @@ def test_a_replay_that_goes_astray_is_refused_and_leaves_no_trace():
     other, fresh = (make_stepper(make_vector_env(config), config) for _ in range(2))
     line = other.load_state_dict(state)
     assert "did not come back" in line and len(line.splitlines()) == 1
-    assert np.array_equal(other.reset(7), fresh.reset(7))
+    assert np.array_equal(other.reset(7)[0], fresh.reset(7)[0])
 
 
 def test_environments_without_a_state_of_their_own_start_new_episodes():

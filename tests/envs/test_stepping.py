@@ -52,7 +52,7 @@ def transitions(stepper: Stepper, steps: int, statistics: EpisodeStatistics | No
     """The first `steps` valid transitions of each environment. The k-th of an environment takes its k-th scripted action."""
     actions = scripted_actions(stepper, steps + 1)
     rows: list[list[Transition]] = [[] for _ in range(stepper.num_envs)]
-    obs, start = tree_map(np.copy, stepper.reset(seed=3)), np.ones(stepper.num_envs, dtype=bool)
+    obs, start = tree_map(np.copy, stepper.reset(seed=3)[0]), np.ones(stepper.num_envs, dtype=bool)
     while min(map(len, rows)) < steps:
         action = np.stack([actions[min(len(row), steps), i] for i, row in enumerate(rows)])
         step = stepper.step(action)
@@ -169,7 +169,7 @@ def test_vector_environments_of_others_give_true_transitions_and_no_reset_rows(c
 @pytest.mark.parametrize("vectorization", ["sync", "async", "native", "envpool"])
 def test_the_seed_decides_how_episodes_start(vectorization):
     stepper = make_stepper(make_vector_env(EnvConfig("CartPole-v1", 2, vectorization)))
-    first, again, other = (np.copy(stepper.reset(seed)) for seed in (5, 5, 6))
+    first, again, other = (np.copy(stepper.reset(seed)[0]) for seed in (5, 5, 6))
     stepper.close()
     assert np.array_equal(first, again) and not np.isclose(first, other).any()
     assert not np.isclose(first[0], first[1]).any()

@@ -121,7 +121,7 @@ def test_a_new_worker_draws_on_with_a_seed_of_its_own():
     def story() -> list[list[float]]:
         config = EnvConfig("CartPole-v1", 2, "async")
         stepper = make_stepper(make_vector_env(config), config)
-        obs = [stepper.reset(0).copy()]
+        obs = [stepper.reset(0)[0].copy()]
         for _ in range(2):
             os.kill(stepper.envs.processes[1].pid, signal.SIGKILL)
             obs.append(stepper.step(np.array([0, 0])).obs.copy())
