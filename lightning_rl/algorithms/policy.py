@@ -49,14 +49,16 @@ class Policy:
             obs = {key: child for key, child in obs.items() if key != MASK}
         batched = is_batch_of(self.spaces.observation, obs)
         if not batched:
-            obs, action_mask = tree_map(_as_batch, (obs, action_mask))
+            obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
         num = len(next(tree_leaves(obs)))
         rows = tree_map(_copy_into, allocate(self.spaces.observation, num), obs)
         start = torch.full((num,), memory is None, device=self.device)
         memory = self.network.initial_memory(num) if memory is None else memory
         mask: Tree = ()
         if action_mask is not None:
-            mask = tree_to_torch(Masks(self.spaces.action, "observation {}").batch(action_mask, num), self.device)
+            masks = Masks(self.spaces.action, "observation {}")
+            read = masks.batch(action_mask, num) if batched else masks.one((), {MASK: action_mask})[1][None]
+            mask = tree_to_torch(read, self.device)
         action, memory = self.network.sample(
             tree_to_torch(rows, self.device), memory, start, mask, deterministic=deterministic, generator=self.generator
         )
@@ -72,10 +74,6 @@ def load_policy(path: str | Path, map_location: Any = "cpu") -> Policy:
     """
     algorithm = Algorithm.load_from_checkpoint(path, map_location)
     return Policy(algorithm.network.to(map_location), algorithm.spaces)
-
-
-def _as_batch(leaf: Any) -> Any:
-    return None if leaf is None else np.asarray(leaf)[None]
 
 
 def _copy_into(target: np.ndarray, source: Any) -> np.ndarray:

@@ -170,8 +170,8 @@ class WorkerVectorEnv(VectorEnv):
         if self._replaced.any():
             for row, first in zip(tree_leaves(self.observations), tree_leaves(states["first"]), strict=True):
                 row[self._replaced] = first
-            masks = states.get("first_masks", [None] * self.num_envs)
-            self._first = [None if mask is None else pickle.dumps({MASK: mask}) for mask in masks]
+            masks = zip(self._first, states.get("first_masks", [None] * self.num_envs), strict=True)
+            self._first = [None if mask is None else pickle.dumps({MASK: mask}) for _, mask in masks]
         self.seeds, self.restarts = list(states["seeds"]), states["restarts"].copy()
         return True
 
