@@ -4,3 +4,4 @@ import gymnasium as gym
 
 gym.register("lightning_rl/Simple1D-v0", "lightning_rl.envs.simple:Simple1D", max_episode_steps=200)
 gym.register("lightning_rl/Memory1D-v0", "lightning_rl.envs.simple:Memory1D", max_episode_steps=200)
+gym.register("lightning_rl/ConnectFour-v0", "lightning_rl.envs.connect_four:ConnectFour")

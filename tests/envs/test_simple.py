@@ -16,7 +16,6 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
-from tests.envs.test_state import is_continued
 from tests.fitting import fit, tiny
 
 IDS = ("lightning_rl/Simple1D-v0", "lightning_rl/Memory1D-v0")
@@ -148,13 +147,6 @@ def test_the_goal_fills_every_observation_and_the_one_with_memory_shows_it_three
     assert shown(simple, 6) == [1] * 7
     assert shown(memory, 6) == [1, 1, 1, 0, 0, 0, 0]
     assert shown(memory, 6) == [1, 1, 1, 0, 0, 0, 0]  # in each episode
-
-
-@pytest.mark.parametrize("env_id", IDS)
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_environments_go_on_where_they_were_saved(env_id, vectorization):
-    config = EnvConfig(env_id, 2, vectorization, kwargs={"num_visual": 1, "action": [1, 1]})
-    assert is_continued(lambda: make_vector_env(config), config, 3, 20) is None
 
 
 def test_their_state_is_their_attributes():
