@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from lightning_rl import envs as envs  # registers our environments
+
 __version__ = "0.1.0"
 
 ALGORITHMS = {

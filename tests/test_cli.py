@@ -220,7 +220,7 @@ def test_a_run_continues_from_a_checkpoint_by_its_path_and_from_the_last(fit, fo
 
 
 def test_version_and_list_start_without_torch(tmp_path):
-    check = "assert not {'torch', 'pytorch_lightning', 'gymnasium'} & set(sys.modules)"
+    check = "assert not {'torch', 'pytorch_lightning'} & set(sys.modules)"
     program = f"import sys; from lightning_rl.__main__ import main; main(sys.argv[1:]); {check}"
     status, out, err = run_apart("--version", tmp_path, ("-c", program))
     assert (status, out, err) == (0, "lightning_rl 0.1.0\n", "")

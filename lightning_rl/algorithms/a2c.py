@@ -38,7 +38,8 @@ class A2C(Algorithm):
         log_std_init: first log σ of Box actions.
 
     Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/explained_variance` (of the returns
-    by the values).
+    by the values), and for each part of a Dict or Tuple action, named by its path such as `arm.gripper`, `train/entropy/<part>` and
+    `train/log_prob/<part>`.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class A2C(Algorithm):
         value_loss = losses.mean(losses.value_loss(value, batch.returns), batch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), batch.weight)
         self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
+        self.record_parts(batch.weight, entropy=entropy, log_prob=log_prob)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
         actor_learns = float(self.env_steps > self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)

@@ -28,6 +28,7 @@ from lightning_rl.data.priorities import sequence_errors
 from lightning_rl.data.replay import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.distributions import Distribution
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice, check_range
@@ -219,6 +220,13 @@ class Algorithm(pl.LightningModule):
         """
         self.log_rows.record(**values)
 
+    def record_parts(self, weight: Tensor, **values: Tensor) -> None:
+        """Of a Dict or Tuple action, keep the mean of values `[B, D]`, such as entropies, for each part, as `train/<name>/<part>`."""
+        distribution = self.network.distribution
+        for k, part in enumerate(distribution.names):
+            for name, value in values.items():
+                self.record(**{f"train/{name}/{part}": partial(_leaf_mean, distribution, value.detach(), weight, k)})
+
     def say(self, text: str) -> None:
         """One line for the user, from one rank."""
         if self.global_rank == 0:
@@ -391,6 +399,11 @@ class Algorithm(pl.LightningModule):
             self.guard.agree(bool(total[2]))
             counts = int(total[0]), int(total[1])
         self.env_steps, self.episodes = counts
+
+
+def _leaf_mean(distribution: Distribution, value: Tensor, weight: Tensor, k: int) -> Tensor:
+    """The mean over rows of leaf k of values `[B, D]`."""
+    return (weight * distribution.leaf_sums(value)[:, k]).sum()
 
 
 Algorithm.__init__ = remember_arguments(Algorithm.__init__)  # type: ignore[method-assign]

@@ -34,14 +34,16 @@ class PPO(Algorithm):
         ent_coef: weight of the entropy bonus, a number or a schedule.
         vf_coef: weight of the value loss.
         target_kl: stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does.
-        ratio: clip the `joint` probability ratio of an action, or that of each dimension or branch (`per_dim`).
+        ratio: clip the `joint` probability ratio of an action, that of each part of a Dict or Tuple (`per_part`), or that of each dimension
+            or branch (`per_dim`).
         critic_burn_in_steps: environment steps at the start during which only the value function learns (and an encoder it shares).
         share_encoder: one image encoder for policy and value, or one each.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
 
     Metrics: `train/policy_gradient_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/approx_kl` (of the old
-    from the new policy), `train/clip_fraction` (ratios beyond the clip), `train/explained_variance` (of the returns by the values).
+    from the new policy), `train/clip_fraction` (ratios beyond the clip), `train/explained_variance` (of the returns by the values), and for
+    each part of a Dict or Tuple action, named by its path such as `arm.gripper`, `train/entropy/<part>` and `train/log_prob/<part>`.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class PPO(Algorithm):
         ent_coef: ScheduleSetting = 0.0,
         vf_coef: float = 0.5,
         target_kl: float | None = None,
-        ratio: Literal["joint", "per_dim"] = "joint",
+        ratio: Literal["joint", "per_part", "per_dim"] = "joint",
         critic_burn_in_steps: int = 0,
         share_encoder: bool = True,
         action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
@@ -71,7 +73,7 @@ class PPO(Algorithm):
         check_range("gae_lambda", gae_lambda, 0, 1)
         check_range("vf_coef", vf_coef, 0)
         check_range("critic_burn_in_steps", critic_burn_in_steps, 0, whole=True)
-        check_choice("ratio", ratio, ("joint", "per_dim"))
+        check_choice("ratio", ratio, ("joint", "per_part", "per_dim"))
         if target_kl is not None:
             check_range("target_kl", target_kl, 0, open_low=True)
         check_batch_size(batch_size, n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
@@ -107,6 +109,8 @@ class PPO(Algorithm):
         )
         log_ratio = log_prob - minibatch.log_prob  # [B, D]
         joint = log_ratio.sum(-1, keepdim=True)
+        if self.ratio == "per_part":
+            log_ratio = self.network.distribution.leaf_sums(log_ratio)
         ratio = (joint if self.ratio == "joint" else log_ratio).exp()
         clip_range = self.clip_range(self.progress)
 
@@ -125,6 +129,7 @@ class PPO(Algorithm):
         self.record(
             policy_gradient_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss, approx_kl=kl, clip_fraction=clip_fraction
         )
+        self.record_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
         actor_learns = float(self.env_steps > self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss), kl

@@ -58,10 +58,10 @@ class SAC(Algorithm):
         value_network: learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8).
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`,
-    `train/critic_grad_norm` and `train/actor_grad_norm` (before clipping),
-    `train/ent_coef` and `train/entropy` (with two kinds of actions `…_continuous` and `…_discrete`), and of the memory `replay/size`,
-    `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of its own environment newer
-    than a drawn one, in the last batch).
+    `train/critic_grad_norm` and `train/actor_grad_norm` (before clipping), `train/ent_coef` and `train/entropy` (with two kinds of actions
+    `…_continuous` and `…_discrete`), `train/entropy/<part>` for each part of a Dict or Tuple action, named by its path such as
+    `arm.gripper`, and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of
+    its own environment newer than a drawn one, in the last batch).
     """
 
     def __init__(
@@ -179,6 +179,8 @@ class SAC(Algorithm):
         entropies = policy.entropy.detach()
         for k, kind in enumerate(self.kind_names):
             self.record(**{f"entropy{kind}": lambda k=k: entropies[:, k].mean(), f"ent_coef{kind}": lambda k=k: self.temperature()[k]})
+        for k, part in enumerate(self.network.distribution.names):
+            self.record(**{f"train/entropy/{part}": lambda k=k: self.actions.leaf_entropies(policy)[:, k].mean()})
         self.record(actor_loss=loss)
         return self.finite("actor_loss", loss)
 

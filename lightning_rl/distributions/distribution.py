@@ -18,6 +18,8 @@ class Distribution(nn.Module):
     num_inputs: int
     num_parts: int
     mask_width = 0
+    names: Sequence[str] = ()
+    """Of the leaves of a Dict or Tuple: their paths in the action space, keys and places joined by dots."""
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
         """Draw an action for each row."""
@@ -50,6 +52,10 @@ class Distribution(nn.Module):
     def leaves(self) -> list[Any]:
         """The elementary distributions in here."""
         return [self]
+
+    def leaf_sums(self, x: Tensor) -> Tensor:
+        """`x [..., D]` summed over the dimensions or branches of each leaf, `[..., leaves]`."""
+        return torch.stack([part.sum(-1) for part in x.split([leaf.num_parts for leaf in self.leaves()], -1)], -1)
 
 
 def masked(logits: Any, mask: Tree) -> Any:

@@ -29,6 +29,11 @@ class Joint(Distribution):
         self.num_parts = sum(part.num_parts for part in parts)
         self.mask_width = sum(part.mask_width for part in parts)
         self.keys = keys
+        self.names = [
+            f"{key}.{name}" if name else str(key)
+            for key, part in zip(keys or range(len(parts)), parts, strict=True)
+            for name in part.names or [""]
+        ]
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         return x.split([part.num_inputs for part in self.parts], -1)

@@ -19,11 +19,13 @@ class SoftSample(NamedTuple):
     action: `[B, A]`, a reparameterized draw of all continuous dimensions in [-1, 1]; None where there are none.
     probs: `[B, M]`, the probabilities of all choices, branch after branch.
     entropy: `[B, K]`, for each kind of action: −log π of the continuous draw, the exact entropy of the choices.
+    log_prob: `[B, A]`, of the draw, dimension by dimension; None where there is none.
     """
 
     action: Tensor | None
     probs: Tensor
     entropy: Tensor
+    log_prob: Tensor | None
 
 
 class SoftActions(nn.Module):
@@ -58,7 +60,7 @@ class SoftActions(nn.Module):
                 draws.append(leaf.rsample(part, generator))
             else:
                 log_probs.append(leaf.log_probs(part, legal).clamp(min=LEAST_LOG_PROB))
-        action, probs, entropy = None, torch.ones_like(x[:, :1]), []
+        action, log_prob, probs, entropy = None, None, torch.ones_like(x[:, :1]), []
         if draws:
             action, log_prob = (_join(list(parts)) for parts in zip(*draws, strict=True))
             entropy.append(-log_prob.sum(-1, keepdim=True))
@@ -66,7 +68,22 @@ class SoftActions(nn.Module):
             log_p = _join(log_probs)
             probs = log_p.exp()
             entropy.append(-(probs * log_p).sum(-1, keepdim=True))
-        return SoftSample(action, probs, _join(entropy))
+        return SoftSample(action, probs, _join(entropy), log_prob)
+
+    @torch.no_grad()
+    def leaf_entropies(self, sample: SoftSample) -> Tensor:
+        """What each leaf of the action adds to a sample's entropies, `[B, leaves]`."""
+        entropies, dims, choices = [], 0, 0
+        for leaf, box in zip(self.distribution.leaves(), self.boxes, strict=True):
+            if box:
+                assert sample.log_prob is not None
+                entropies.append(-sample.log_prob[:, dims : dims + leaf.num_parts].sum(-1))
+                dims += leaf.num_parts
+            else:
+                probs = sample.probs[:, choices : choices + sum(leaf.sizes)]
+                entropies.append(torch.special.entr(probs).sum(-1))
+                choices += sum(leaf.sizes)
+        return torch.stack(entropies, -1)
 
     def continuous(self, action: Tree) -> Tensor | None:
         """The continuous dimensions `[B, A]` of stored actions; None where there are none."""

@@ -272,7 +272,7 @@ def simulation(data: Any) -> dict[str, np.ndarray]:
 
 def is_space(value: Any) -> bool:
     """Whether something is a space of gymnasium, or nested in one."""
-    return all(hasattr(value, name) for name in ("sample", "contains", "seed", "is_np_flattenable"))
+    return all(hasattr(type(value), name) for name in ("sample", "contains", "seed", "is_np_flattenable"))  # some raise when asked
 
 
 def check_places(state: dict[str, Any]) -> None:

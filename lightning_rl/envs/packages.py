@@ -7,7 +7,16 @@ import logging
 
 import gymnasium as gym
 
-EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari", "opencv": "atari", "minatar": "minatar"}
+EXTRAS = {
+    "Box2D": "box2d",
+    "mujoco": "mujoco",
+    "ale_py": "atari",
+    "cv2": "atari",
+    "opencv": "atari",
+    "minatar": "minatar",
+    "minigrid": "minigrid",
+    "pettingzoo": "pettingzoo",
+}
 """Which of our extras brings a missing package."""
 
 
@@ -23,6 +32,8 @@ def prepare_package(env_id: str) -> None:
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     if env_id.startswith("MinAtar/") and env_id not in gym.registry:
         importlib.import_module("minatar.gym").register_envs()
+    if env_id.startswith(("MiniGrid-", "BabyAI-")):
+        importlib.import_module("minigrid")  # which registers them
     spec = gym.registry.get(env_id)
     if spec is not None and "mujoco" in str(spec.entry_point):
         importlib.import_module("mujoco").set_mju_user_warning(logging.getLogger("mujoco").info)

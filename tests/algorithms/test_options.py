@@ -58,6 +58,7 @@ ON = {
     "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
     "log_std_init": [Option(-1.0, "ScriptedBox-v0")],
 }
+MIXED = {"env": {"kwargs": {"action": "hybrid"}}}
 PRIORITIZED = {"replay": {"prioritized": True}}
 OFF = {
     "buffer_size": [Option(20)],
@@ -88,7 +89,7 @@ OWN = {
         "clip_range_vf": [Option(0.1, given={"learning_rate": 0.01}), Option(0.01, given={"clip_range_vf": 0.1, "learning_rate": 0.01})],
         "normalize_advantage": [Option(False)],
         "target_kl": [Option(1e-9)],
-        "ratio": [Option("per_dim", "ScriptedBox-v0")],
+        "ratio": [Option("per_dim", "ScriptedBox-v0"), Option("per_part", "Anything-v0", given=MIXED)],
     },
     A2C: ON
     | {

@@ -183,10 +183,16 @@ def test_settings_that_mean_nothing_are_refused(setting, says):
         ("ale_py", EnvConfig("ALE/Pong-v5"), "atari"),
         ("cv2", EnvConfig("ALE/Pong-v5", atari=True), "atari"),
         ("envpool", EnvConfig("CartPole-v1", vectorization="envpool"), "envpool"),
+        ("minigrid", EnvConfig("MiniGrid-Empty-5x5-v0"), "minigrid"),
+        ("pettingzoo", EnvConfig("lightning_rl/ConnectFour-v0"), "pettingzoo"),
     ],
 )
 def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatch, package, config, extra):
-    users = ("gymnasium.envs.box2d", "gymnasium.envs.mujoco")  # they look for their package when first imported
+    users = (
+        "gymnasium.envs.box2d",
+        "gymnasium.envs.mujoco",
+        "lightning_rl.envs.connect_four",
+    )  # they look for their package when first imported
     for module in [name for name in sys.modules if name.startswith((*users, f"{package}."))]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
