@@ -29,6 +29,21 @@ class Step(NamedTuple):
     memory: Tree
 
 
+class Experience(NamedTuple):
+    """Single steps as reward signals see them, any batch shape `[...]`: what was seen, done, seen next, and paid.
+
+    obs, action, next_obs: trees; next_obs is the true one where an episode ended.  reward: the environment's.  terminated: bool.
+    weight: importance of each step, 0 where it does not count; sums to 1.
+    """
+
+    obs: Tree
+    action: Tree
+    next_obs: Tree
+    reward: Tensor
+    terminated: Tensor
+    weight: Tensor
+
+
 class Rollout(NamedTuple):
     """Experience of N environments over T steps, time-major. Empty slots are `()`.
 
@@ -37,6 +52,7 @@ class Rollout(NamedTuple):
     reward, value, next_value: `[T, N, S]`; next_value is the value of the true successor (the final observation at a truncation).
     terminated, truncated, valid, episode_start: bool `[T, N]`; `truncated` excludes `terminated`.
     action_mask: bool `[T, N, M]`, of the choices at `obs`.
+    next_obs: `[T, N, ...]` tree, the true one where an episode ended; empty where no reward signal asks for it.
     memory: the policy's memory before the first row of each sequence, row 0, L, 2 L, … for sequences of L rows, `[⌈T / L⌉, N, ...]` tree.
     """
 
@@ -52,6 +68,7 @@ class Rollout(NamedTuple):
     episode_start: Tensor
     action_mask: Tree = ()
     memory: Tree = ()
+    next_obs: Tree = ()
 
 
 class Transition(NamedTuple):
@@ -62,6 +79,7 @@ class Transition(NamedTuple):
     weight: `[B]`, importance; sums to 1 where all rows were equally likely.
     rows: `[B]`, their places in the buffer, as an array.
     action_mask, next_action_mask: bool `[B, M]`, of the choices at obs and at next_obs; all true where the episode had terminated.
+    experience: all steps of the windows one by one, `[B · n]`, for reward signals that learn; else empty.
 
     For a network that remembers, rows are those of N sequences of T slots, flat and time-major: B = T · N. Observations come in the order
     of their episodes, the last one of an episode in a slot of its own, so that what follows a row lies in one of the slots behind it.
@@ -82,6 +100,7 @@ class Transition(NamedTuple):
     episode_start: Any = ()
     memory: Tree = ()
     successor: Any = ()
+    experience: Any = ()
 
     def follow(self, x: Any) -> Any:
         """From what belongs to next_obs, a tensor `[B, ...]` or a tree, that of what follows each row."""

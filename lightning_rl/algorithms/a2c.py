@@ -70,7 +70,12 @@ class A2C(Algorithm):
         self.ent_coef, self.vf_coef = make_schedule("ent_coef", ent_coef), vf_coef
         self.use_rms_prop, self.rms_prop_eps, self.critic_burn_in_steps = use_rms_prop, rms_prop_eps, critic_burn_in_steps
         self.network = ActorCritic(
-            self.spaces, **self.network_settings, share_encoder=share_encoder, action_dist=action_dist, log_std_init=log_std_init
+            self.spaces,
+            **self.network_settings,
+            share_encoder=share_encoder,
+            action_dist=action_dist,
+            log_std_init=log_std_init,
+            streams=len(self.reward_signals),
         )
 
     def experience(self) -> RolloutDataset:
@@ -84,7 +89,7 @@ class A2C(Algorithm):
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
         loss = self.loss(batch)
         self.record(loss=loss, grad_norm=self.step(loss, optimizer))
-        self.end_update()
+        self.end_update(batch)
 
     def loss(self, batch: Batch) -> Tensor:
         """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step)."""
@@ -98,7 +103,7 @@ class A2C(Algorithm):
         actor_learns = float(self.env_steps > self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         if self.use_rms_prop:
-            return torch.optim.RMSprop([FlatParameters(self.network)], alpha=0.99, eps=self.rms_prop_eps)
-        return FlatAdam(self.network, eps=1e-5)
+            return self.with_signals(torch.optim.RMSprop([FlatParameters(self.network)], alpha=0.99, eps=self.rms_prop_eps))
+        return self.with_signals(FlatAdam(self.network, eps=1e-5))

@@ -34,11 +34,11 @@ from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.guards import ON_NAN, Guard
 from lightning_rl.networks.memory import Memory, as_memory
-from lightning_rl.rewards.extrinsic import Extrinsic
+from lightning_rl.rewards.settings import make_signals
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.spaces import Spaces
 from lightning_rl.spaces import to_plain as space_to_plain
-from lightning_rl.types import Rollout, Transition, Tree, tree_map
+from lightning_rl.types import Experience, Rollout, Transition, Tree, tree_map
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
@@ -66,6 +66,9 @@ class Algorithm(pl.LightningModule):
         normalize_reward: divide rewards by the running standard deviation of the discounted return.
         clip_reward: cut rewards to [-clip_reward, clip_reward] for learning; null leaves them.
         reward_scale: factor on rewards for learning.
+        reward_signals: what the policy is paid for, a name → settings each: extrinsic (the environment's reward), curiosity, rnd, gail; see
+            `rewards/`. `extrinsic: null` leaves the environment's reward out.
+        reward_signal_steps_per_update: environment steps for one update of the signals that learn; one beside each update unless given.
         memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.
         log_interval: environment steps between two rows in the loggers; 1 % of the run unless given.
         on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
@@ -94,6 +97,8 @@ class Algorithm(pl.LightningModule):
         normalize_reward: bool = False,
         clip_reward: float | None = None,
         reward_scale: float = 1.0,
+        reward_signals: dict[str, Any] | None = None,
+        reward_signal_steps_per_update: float | None = None,
         memory: Memory | None = None,
         log_interval: int | None = None,
         on_nan: Literal["raise", "skip_update", "restore_last"] = "raise",
@@ -129,12 +134,19 @@ class Algorithm(pl.LightningModule):
             "normalize_obs": normalize_obs,
             "memory": self.memory,
         }
-        self.reward_signals = torch.nn.ModuleDict({"extrinsic": Extrinsic(gamma, reward_scale, clip_reward, normalize_reward)})
+        if reward_signal_steps_per_update is not None:
+            check_range("reward_signal_steps_per_update", reward_signal_steps_per_update, 0, open_low=True)
+        self.signal_steps = reward_signal_steps_per_update
+        extrinsic = {"gamma": gamma, "scale": reward_scale, "clip": clip_reward, "normalize": normalize_reward}
+        signals = make_signals(reward_signals, extrinsic, self.spaces, lambda: self.network.distribution)
+        self.reward_signals = torch.nn.ModuleDict(signals)
         critic: dict[str, Any] = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
-        self.critic_settings = {**critic, "streams": len(self.reward_signals)}
-        self.register_buffer("gamma", torch.tensor([signal.gamma for signal in self.reward_signals.values()]), persistent=False)
+        self.critic_settings = {**critic, "streams": len(signals)}
+        self.register_buffer("gamma", torch.tensor([signal.gamma for signal in signals.values()]), persistent=False)
+        self.register_buffer("ignore_done", torch.tensor([signal.ignore_done for signal in signals.values()]), persistent=False)
         self.save_hyperparameters(plain({**complete_settings(self), "env": self.env, "memory": self.memory}))
-        self.env_steps = self.updates = self.episodes = 0
+        self.learning_signals = {name: signal for name, signal in signals.items() if hasattr(signal, "learning_rate")}
+        self.env_steps = self.updates = self.episodes = self.signal_updates = 0
         self.progress = 0.0
         self.dataset: ExperienceDataset | None = None
         self.demonstrations: list[Any] = []
@@ -155,6 +167,7 @@ class Algorithm(pl.LightningModule):
     target_networks: list[tuple[torch.nn.Module, torch.nn.Module]]
     """Pairs of an online network and its target."""
     gamma: Tensor
+    ignore_done: Tensor
     generator: Generator
     seed: int
 
@@ -185,13 +198,28 @@ class Algorithm(pl.LightningModule):
         signals: Any = self.reward_signals.values()
         for signal in signals:
             signal.gather(rollout)
-        reward = torch.cat([signal(rollout.reward) for signal in signals], -1)
-        return rollout._replace(reward=reward), self.gamma * ~rollout.terminated.unsqueeze(-1)
+        paid = rollout.reward.squeeze(-1)
+        experience = Experience(rollout.obs, rollout.action, rollout.next_obs, paid, rollout.terminated, ())
+        reward = torch.stack([signal(experience) for signal in signals], -1)
+        for k, name in enumerate(self.reward_signals if len(signals) > 1 else ()):
+            self.record(**{f"rewards/{name}": reward[..., k][rollout.valid].mean()})
+        over = rollout.terminated.unsqueeze(-1) & ~self.ignore_done
+        return rollout._replace(reward=reward), self.gamma * ~over
+
+    def with_signals(self, *optimizers: Optimizer) -> list[Optimizer]:
+        """The optimizers of an algorithm, and behind them those of its reward signals that learn."""
+        signals: Any = self.reward_signals.values()
+        own = [signal.configure_optimizer() for signal in signals]
+        for signal, optimizer in zip(signals, own, strict=True):
+            for group in [] if optimizer is None else optimizer.param_groups:
+                group["lr"] = signal.learning_rate
+        return [*optimizers, *(optimizer for optimizer in own if optimizer is not None)]
 
     def raw_optimizers(self) -> list[Optimizer]:
-        """The optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
+        """The algorithm's optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
         optimizers: Any = self.optimizers(use_pl_optimizer=False)
-        return optimizers if isinstance(optimizers, list) else [optimizers]
+        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        return optimizers[: len(optimizers) - len(self.learning_signals)]
 
     def step(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """One gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping.
@@ -206,11 +234,30 @@ class Algorithm(pl.LightningModule):
             guard.refuse(norm, at, self.log_rows.recorded, getattr(self.dataset, "batch", ()))
         return norm
 
-    def end_update(self) -> None:
-        """Once per joint learning step: count it and tell the callbacks that follow updates."""
+    def end_update(self, batch: Any) -> None:
+        """Once per joint learning step on a batch: reward signals learn from it too, it is counted, and callbacks that follow updates hear of it."""
         self.updates += 1
+        if self.learning_signals:
+            self._learn_signals(batch.experience)
         for callback in self._followers:
             callback.on_update_end(self.trainer, self)
+
+    def _learn_signals(self, experience: Experience) -> None:
+        """Updates of the reward signals that are due: one, or as `reward_signal_steps_per_update` says, off-policy on batches of their own."""
+        assert self.collector is not None and self.dataset is not None
+        due = 1
+        if self.signal_steps is not None:
+            due = int(self.collector.env_steps * self.trainer.world_size / self.signal_steps) - self.signal_updates
+        optimizers: Any = self.optimizers(use_pl_optimizer=False)
+        own = optimizers[len(optimizers) - len(self.learning_signals) :]
+        replays = isinstance(self.dataset, ReplayDataset)
+        for k in range(due if replays else min(due, 1)):
+            steps = self.dataset.sample().experience if k and replays else experience  # type: ignore[attr-defined]
+            for (name, signal), optimizer in zip(self.learning_signals.items(), own, strict=True):
+                loss, metrics = signal.loss(steps)
+                self.step(self.finite(f"{name} loss", loss), optimizer)
+                self.record(**{f"{name}/{metric}": value for metric, value in metrics.items()})
+            self.signal_updates += 1
 
     def record(self, **values: Metric) -> None:
         """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
@@ -357,6 +404,7 @@ class Algorithm(pl.LightningModule):
             "env_steps": self.env_steps,
             "updates": self.updates,
             "episodes": self.episodes,
+            "signal_updates": self.signal_updates,
             "ranks": run_states(self) if self.saves_run and self.dataset is not None else [],
         }
 
@@ -369,6 +417,7 @@ class Algorithm(pl.LightningModule):
         """Count on where the checkpoint stood; a Trainer that continues its run gets everything else too, when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
+        self.signal_updates = state.get("signal_updates", 0)
         self.ranks = [] if self._trainer is None else state.get("ranks", [])
 
     @property

@@ -152,7 +152,7 @@ class DQN(Algorithm):
                 self.target.resample(self.noise)
                 loss = self.loss(batch)
                 self.record(loss=loss, grad_norm=self.step(loss, optimizer))
-                self.end_update()
+                self.end_update(batch)
 
     def loss(self, batch: Transition) -> Tensor:
         """The distance of Z(s, a) from h(r + γ h⁻¹(Z̄(s', a*))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018)."""
@@ -171,5 +171,5 @@ class DQN(Algorithm):
         self.record(q_value=lambda: returns.mean(taken).mean())
         return self.finite("loss", mean(loss, batch.weight))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return FlatAdam(self.network, self.adam_eps)
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return self.with_signals(FlatAdam(self.network, self.adam_eps))

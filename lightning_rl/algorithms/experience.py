@@ -81,7 +81,8 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
         stepper.close()
         raise SettingError(f"the environment's spaces are not those of the model, {algorithm.spaces}; load it with its own environment")
     precision = algorithm.trainer.precision_plugin.forward_context
-    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision)
+    next_obs = any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
+    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, next_obs)
 
 
 def planned_iterations(algorithm: Any, collector: Collector) -> int:

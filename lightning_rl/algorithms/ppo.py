@@ -84,7 +84,12 @@ class PPO(Algorithm):
         self.ent_coef, self.vf_coef = make_schedule("ent_coef", ent_coef), vf_coef
         self.target_kl, self.ratio, self.critic_burn_in_steps = target_kl, ratio, critic_burn_in_steps
         self.network = ActorCritic(
-            self.spaces, **self.network_settings, share_encoder=share_encoder, action_dist=action_dist, log_std_init=log_std_init
+            self.spaces,
+            **self.network_settings,
+            share_encoder=share_encoder,
+            action_dist=action_dist,
+            log_std_init=log_std_init,
+            streams=len(self.reward_signals),
         )
 
     def experience(self) -> RolloutDataset:
@@ -100,7 +105,7 @@ class PPO(Algorithm):
                 if self.target_kl is not None and self.mean_over_ranks(kl) > 1.5 * self.target_kl:
                     return
                 self.record(loss=loss, grad_norm=self.step(loss, optimizer))
-                self.end_update()
+                self.end_update(minibatch)
 
     def loss(self, minibatch: Batch) -> tuple[Tensor, Tensor]:
         """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and the approximate KL divergence."""
@@ -134,8 +139,8 @@ class PPO(Algorithm):
         actor_learns = float(self.env_steps > self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss), kl
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return FlatAdam(self.network, eps=1e-5)
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return self.with_signals(FlatAdam(self.network, eps=1e-5))
 
 
 def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_length: int = 1) -> None:

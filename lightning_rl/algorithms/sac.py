@@ -135,7 +135,7 @@ class SAC(Algorithm):
                 self.record(actor_grad_norm=self.step(self.actor_loss(batch, obs, policy), actor_optimizer))
                 for optimizer in temperature_optimizers:
                     self.step(self.temperature_loss(batch, policy), optimizer)
-                self.end_update()
+                self.end_update(batch)
 
     def policy(self, obs: Tree, action_mask: Tree, batch: Transition) -> SoftSample:
         """π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
@@ -198,7 +198,7 @@ class SAC(Algorithm):
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
         networks = [critics, self.network, *([self.temperature] if self.temperature.learned else [])]
-        return [FlatAdam(network) for network in networks]
+        return self.with_signals(*map(FlatAdam, networks))
 
 
 def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:

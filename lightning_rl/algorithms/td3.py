@@ -122,7 +122,7 @@ class TD3(Algorithm):
                 self.record(critic_grad_norm=self.step(self.critic_loss(batch, obs), critic_optimizer))
                 if (self.updates + 1) % self.policy_delay == 0:
                     self.record(actor_grad_norm=self.step(self.actor_loss(batch, obs), actor_optimizer))
-                self.end_update()
+                self.end_update(batch)
 
     def critic_loss(self, batch: Transition, obs: Tree) -> Tensor:
         """½ (Q(s, a) − y)² with y = r + γ min Q̄(s', π̄(s') + clip(ε, −c, c)) (alg. 1)."""
@@ -147,4 +147,4 @@ class TD3(Algorithm):
         return self.finite("actor_loss", loss)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [FlatAdam(network) for network in (self.critic, self.network)]
+        return self.with_signals(FlatAdam(self.critic), FlatAdam(self.network))

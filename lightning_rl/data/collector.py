@@ -101,6 +101,7 @@ class Collector:
         seed: of the environments and of the policy's draws.
         log_probs: whether rollouts need log-probabilities; else that slot stays empty.
         precision: a context in which the network computes, the same as in its losses.
+        next_obs: whether rollouts hold what was seen next, and the values of last observations beyond terminations.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Collector:
         seed: int,
         log_probs: bool = True,
         precision: Precision = nullcontext,
+        next_obs: bool = False,
     ) -> None:
         self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
         self.num_envs = num_envs = stepper.num_envs
@@ -125,6 +127,7 @@ class Collector:
         self._obs = allocate(self._space, n_steps + 1, num_envs)
         self._obs_tensor = tree_to_torch(self._obs)
         self._obs_rows = [tree_index(self._obs, t) for t in range(n_steps + 1)]
+        self._next_obs = allocate(self._space, n_steps, num_envs) if next_obs else ()
         self._masks = spaces.masks(n_steps, num_envs)
         self._mask_rows = [tree_index(self._masks, t) for t in range(n_steps)]
         self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
@@ -175,8 +178,16 @@ class Collector:
         self.rows += self.num_envs
         if step.valid is not self.stepper.all_valid:
             self._cut(t, step.episode_start & ~step.valid)
+        if len(self._next_obs):
+            self._keep_next(tree_index(self._next_obs, t), step)
         self.statistics.update(step)
         return step, self._memory
+
+    def _keep_next(self, row: Tree, step: EnvStep) -> None:
+        """What was seen next, the last observation where an episode ended."""
+        tree_map(_assign, row, step.obs)
+        if len(step.ended):
+            tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), row, step.final_obs)
 
     def _cut(self, t: int, begins: np.ndarray) -> None:
         """Rows that only begin an episode: one that was lost under way ended, as a truncation does, with the row before."""
@@ -207,8 +218,8 @@ class Collector:
         actor, ends = self.begin(), []
         for t in range(self.n_steps):
             step, after = self.step(t, actor)
-            if len(step.ended) and step.truncated.any():
-                cut = np.flatnonzero(step.truncated)
+            if len(step.ended) and (len(self._next_obs) or step.truncated.any()):
+                cut = step.ended if len(self._next_obs) else np.flatnonzero(step.truncated)
                 ends.append((t, cut, tree_index(step.final_obs, np.searchsorted(step.ended, cut)), tree_index(after, cut)))
         self.end()
         with torch.no_grad(), self.precision():
@@ -219,7 +230,8 @@ class Collector:
         terminated, truncated, valid, start = (torch.from_numpy(flag[:-1]) for flag in self._flags.values())
         obs = tree_index(self._obs_tensor, slice(-1))
         none, mask = torch.zeros(0), tree_to_torch(self._masks)
-        return Rollout(obs, (), (), torch.from_numpy(self._reward).unsqueeze(-1), none, none, terminated, truncated, valid, start, mask)
+        reward, next_obs = torch.from_numpy(self._reward).unsqueeze(-1), tree_to_torch(self._next_obs)
+        return Rollout(obs, (), (), reward, none, none, terminated, truncated, valid, start, mask, (), next_obs)
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
         """Observations `[>= count, ...]` of a policy that knows nothing; the next rollout starts new episodes.
@@ -308,7 +320,8 @@ class Collector:
         rollout = self.rollout()
         mask = tree_map(lambda leaf: leaf.to(device), rollout.action_mask)
         log_prob = network.log_prob(obs, action, memory, start, mask) if self.log_probs else ()
-        rollout = rollout._replace(obs=obs, action=action, action_mask=mask, episode_start=start, memory=memories)
+        next_obs = tree_map(lambda leaf: leaf.to(device), rollout.next_obs)
+        rollout = rollout._replace(obs=obs, action=action, action_mask=mask, episode_start=start, memory=memories, next_obs=next_obs)
         return rollout._replace(log_prob=log_prob, value=value[:-1], next_value=next_value)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from lightning_rl.returns import gae
-from lightning_rl.types import Rollout, Tree, flatten_time, tree_index, tree_map
+from lightning_rl.types import Experience, Rollout, Tree, flatten_time, tree_index, tree_map
 
 
 class Batch(NamedTuple):
@@ -17,6 +17,7 @@ class Batch(NamedTuple):
 
     log_prob: `[B, D]`, of the policy that acted, part by part.  value, returns: `[B, S]`.  advantage: `[B]`, summed over S.
     weight: `[B]`, the same for all rows that are experience, 0 for the others; sums to 1 over a minibatch.
+    next_obs, terminated: for reward signals; empty where none asks for them.
     episode_start: `[L, B / L]`.  memory: the policy's before the first row of each sequence, `[B / L, ...]` tree.
     """
 
@@ -29,7 +30,14 @@ class Batch(NamedTuple):
     weight: Tensor
     episode_start: Tensor
     action_mask: Tree = ()
+    next_obs: Tree = ()
+    terminated: Tree = ()
     memory: Tree = ()
+
+    @property
+    def experience(self) -> Experience:
+        """The rows as reward signals see them."""
+        return Experience(self.obs, self.action, self.next_obs, (), self.terminated, self.weight)
 
 
 def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_length: int = 1) -> Batch:
@@ -49,6 +57,8 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
     steps, length = len(weight), min(sequence_length, len(weight))
     advantage, start = advantage.sum(-1), rollout.episode_start
     rows = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage, returns, weight, start, rollout.action_mask)
+    if len(rollout.next_obs):
+        rows = rows._replace(next_obs=rollout.next_obs, terminated=rollout.terminated)
     if steps % length:
         times = torch.arange(-steps % length + steps, device=weight.device)
         rows = tree_index(rows, times.clamp(max=steps - 1))

@@ -253,7 +253,7 @@ class ReplayBuffer:
             row, next_seen = self.layout.read(rows, rows)
             reward, steps = row.reward[:, None], np.where(row.terminated, 0, 1)
         else:
-            reward, steps, last = self.windows(rows)
+            reward, steps, _, last = self.windows(rows)
             row, next_seen = self.layout.read(rows, last)
         seen = row.seen
         return Window(
@@ -265,14 +265,23 @@ class ReplayBuffer:
         slot = rows % self.slots
         return (rows - slot)[:, None] + (slot[:, None] + np.arange(steps)) % self.slots
 
-    def windows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Up to n steps from each row, to the end of its episode: rewards `[B, n]`, their number, 0 if terminated, and the last row."""
+    def windows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Up to n steps from each row, to the end of its episode.
+
+        Rewards `[B, n]`; how many steps the next observation lies ahead, 0 if terminated; how many there are; and the last row.
+        """
         window = self.ahead(rows, self.n_steps)
         ended = self.layout.row.ended[window]
-        steps = np.where(ended.any(1), ended.argmax(1) + 1, self.n_steps)
-        last = window[np.arange(len(rows)), steps - 1]
-        reward = self.layout.row.reward[window] * (np.arange(self.n_steps) < steps[:, None])
-        return reward.astype(np.float32), np.where(self.layout.row.terminated[last], 0, steps), last
+        length = np.where(ended.any(1), ended.argmax(1) + 1, self.n_steps)
+        last = window[np.arange(len(rows)), length - 1]
+        reward = self.layout.row.reward[window] * (np.arange(self.n_steps) < length[:, None])
+        return reward.astype(np.float32), np.where(self.layout.row.terminated[last], 0, length), length, last
+
+    def steps(self, rows: np.ndarray) -> tuple[Row, Tree, np.ndarray]:
+        """All steps of the windows that begin with rows, one by one `[B · n]`: what is stored, what was seen next, and how many count."""
+        window = self.ahead(rows, self.n_steps).reshape(-1)
+        row, next_seen = self.layout.read(window, window)
+        return row, next_seen, self.windows(rows)[2]
 
     def locate(self, number: np.ndarray) -> np.ndarray:
         """The rows of numbers 0 … ready − 1, which count the rows that can be drawn, oldest first, environment by environment."""

@@ -14,11 +14,12 @@ from torch import Tensor
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.data.sequences import Window
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.acting import RandomActor
 from lightning_rl.networks.memory import Memory
 from lightning_rl.saving.segments import SegmentStore
-from lightning_rl.types import Transition, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Experience, Transition, tree_map, tree_to_numpy, tree_to_torch
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class ReplayDataset(ExperienceDataset):
         powers = np.arange(settings.n_steps)[:, None]
         gamma = np.array([signal.gamma for signal in signals])
         self.powers: list[Tensor] = list(torch.tensor(gamma**powers, dtype=torch.float32, device=device).unbind(1))
+        self.ignore_done = np.array([signal.ignore_done for signal in signals])
+        self.sees = any(signal.sees or signal.ignore_done for signal in signals)
         self.discounts = np.concatenate([np.zeros((1, len(gamma))), gamma ** (powers + 1)]).astype(np.float32)
         self.progress, self.steps = 0.0, 0.0
         self.learning_starts: float | None = None
@@ -141,7 +144,7 @@ class ReplayDataset(ExperienceDataset):
         """After an iteration: the signals see what the environments paid."""
         rollout = self.collector.rollout()
         for signal in self.signals:
-            signal.gather(rollout)
+            signal.gather(tree_map(lambda leaf: leaf.to(self.device), rollout) if signal.sees else rollout)
 
     def _phases(self) -> int:
         """How many times `train_freq` steps were made since learning could start; equal on all ranks."""
@@ -173,12 +176,31 @@ class ReplayDataset(ExperienceDataset):
         arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
         tensors, masks, sequences = tree_to_torch((arrays, masks, sequences), self.device)
         obs, action, reward, discount, next_obs, weight = tensors
-        streams = [signal(reward) for signal in self.signals]
+        if self.sees:
+            experience, discount = self._steps(window)
+            streams = [signal(experience) * (experience.weight > 0) for signal in self.signals]
+        else:
+            experience = Experience((), (), (), reward, (), ())
+            streams = [signal(experience) for signal in self.signals]
         if self.settings.n_steps > 1:
             streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
-        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *masks, *sequences)
+        steps = tree_map(lambda leaf: leaf.flatten(0, 1), experience) if self.sees else ()
+        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *masks, *sequences, steps)
         return self.batch
+
+    def _steps(self, window: Window) -> tuple[Experience, Tensor]:
+        """The steps of all windows, `[B, n]`, and the discount of each stream behind them, `[B, S]`."""
+        row, next_seen, length = self.buffer.steps(window.source if len(window.source) else window.rows)
+        n = self.settings.n_steps
+        counts = np.arange(n) < length[:, None]
+        weight = window.weight[:, None] * counts / length[:, None]
+        arrays = row.seen.obs, row.action, next_seen.obs, row.reward, row.terminated
+        steps = tree_map(lambda leaf: leaf.reshape(-1, n, *leaf.shape[1:]), arrays)
+        experience = Experience(*tree_to_torch((*steps, weight.astype(np.float32)), self.device))
+        over = (window.steps == 0)[:, None] & ~self.ignore_done
+        discount = np.where(over, 0, self.discounts[length]).astype(np.float32)
+        return experience, torch.from_numpy(discount).to(self.device)
 
     def metrics(self) -> dict[str, float]:
         """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row)."""

@@ -15,7 +15,7 @@ class Window(NamedTuple):
 
     reward: `[B, n]`, 0 behind the end of an episode.  steps: `[B]`, the number k of steps that next_obs lies ahead, 0 if terminated.
     weight: `[B]`.  rows: `[B]`, their places in the buffer.  action_mask, next_action_mask: bool `[B, M]`, of obs and next_obs, or ().
-    Of sequences, see `types.Transition`: episode_start, memory, successor.
+    Of sequences, see `types.Transition`: episode_start, memory, successor; and source, the row in each slot.
     """
 
     obs: Tree
@@ -30,6 +30,7 @@ class Window(NamedTuple):
     successor: Tree = ()
     action_mask: Tree = ()
     next_action_mask: Tree = ()
+    source: Tree = ()
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ class Sequences:
         row, next_seen = buffer.layout.read(flat, flat)
         at, seen = np.flatnonzero(final), row.seen
         tree_map(lambda leaf, last: leaf.__setitem__(at, last[at]), seen, next_seen)
-        reward, ahead, _ = buffer.windows(flat)
+        reward, ahead, length, _ = buffer.windows(flat)
         slot = np.arange(steps)[:, None]
         learned = ~final & (slot >= self.burn_in) & (slot < self.burn_in + self.length)
         start = np.concatenate([np.zeros((1, num), dtype=bool), final[:-1]])
-        successor = np.minimum(slot + ahead.reshape(steps, num), steps - 1) * num + np.arange(num)
+        successor = np.minimum(slot + length.reshape(steps, num), steps - 1) * num + np.arange(num)
         return Window(
             seen.obs,
             row.action,
@@ -82,6 +83,7 @@ class Sequences:
             successor.reshape(-1),
             seen.mask,
             seen.mask,
+            flat,
         )
 
     def _arrange(self, window: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

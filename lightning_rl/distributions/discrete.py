@@ -49,6 +49,9 @@ class Categorical(Distribution):
         """The choice of each branch, `[..., len(sizes)]`."""
         return action.unsqueeze(-1)
 
+    def features(self, action: Tensor) -> Tensor:
+        return functional.one_hot(action, self.num_inputs).float()
+
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return action + self.start if self.start else action
 
@@ -112,6 +115,10 @@ class MultiCategorical(Distribution):
         """The choice of each branch, `[..., len(sizes)]`."""
         return action
 
+    def features(self, action: Tensor) -> Tensor:
+        places = action + self.branch[:, 0]
+        return torch.zeros(*action.shape[:-1], self.num_inputs, device=action.device).scatter_(-1, places, 1.0)
+
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return (action.reshape(-1, *self.shape) + self.start).astype(self.dtype, copy=False)
 
@@ -145,6 +152,9 @@ class Bernoulli(Distribution):
     def choices(self, action: Tensor) -> Tensor:
         """0 or 1 for each bit, `[..., len(sizes)]`."""
         return action.long()
+
+    def features(self, action: Tensor) -> Tensor:
+        return action.float()
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return action.reshape(-1, *self.shape).astype(np.int8)

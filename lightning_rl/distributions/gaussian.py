@@ -17,7 +17,21 @@ from lightning_rl.spaces import short
 from lightning_rl.types import Tree
 
 
-class DiagonalGaussian(Distribution):
+class Continuous(Distribution):
+    """What all distributions over a Box have in common."""
+
+    @property
+    def num_features(self) -> int:
+        return self.num_parts
+
+    def features(self, action: Tensor) -> Tensor:
+        return action
+
+    def prediction_loss(self, x: Tensor, action: Tensor) -> Tensor:
+        return (x - self.features(action)).square().sum(-1)
+
+
+class DiagonalGaussian(Continuous):
     """Box, one Gaussian per dimension with a free log σ; the environment gets the sample clipped to the bounds, D = dimensions."""
 
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
@@ -53,6 +67,14 @@ class DiagonalGaussian(Distribution):
         log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
         return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
 
+    def features(self, action: Tensor) -> Tensor:
+        if not self.bounded:
+            return action
+        low, high = (
+            torch.as_tensor(bound, dtype=action.dtype, device=action.device).flatten() for bound in (self.low_bound, self.high_bound)
+        )
+        return 2 * (action.clamp(low, high) - low) / (high - low).clamp(min=1e-12) - 1
+
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return np.clip(action.reshape(-1, *self.shape), self.low_bound, self.high_bound)
 
@@ -86,6 +108,9 @@ class TanhGaussian(DiagonalGaussian):
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return torch.empty_like(x).uniform_(-INSIDE, INSIDE, generator=generator).atanh()
 
+    def features(self, action: Tensor) -> Tensor:
+        return action.tanh()
+
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return self.bounds.scale(np.tanh(action))
 
@@ -93,7 +118,7 @@ class TanhGaussian(DiagonalGaussian):
         return np.arctanh(np.clip(self.bounds.unscale(action), -INSIDE, INSIDE))
 
 
-class SquashedGaussian(Distribution):
+class SquashedGaussian(Continuous):
     """Box, squashed as `TanhGaussian`, with mean and log σ both from x, and tanh u kept as the action: what critics judge.
 
     The density is that of the environment's action (Haarnoja et al. 2018, app. C). log σ is cut to [-20, 2].
@@ -152,7 +177,7 @@ class SquashedGaussian(Distribution):
         return self.bounds.unscale(action)
 
 
-class NoisyAction(Distribution):
+class NoisyAction(Continuous):
     """Box, x itself in [-1, 1], with Gaussian noise of deviation `sigma` to explore. Its mode is x."""
 
     sigma = 0.0

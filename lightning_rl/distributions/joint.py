@@ -65,6 +65,18 @@ class Joint(Distribution):
     def from_env(self, action: Tree) -> Tree:
         return self._join([part.from_env(child) for part, child in zip(self.parts, self._children(action), strict=True)])
 
+    @property
+    def num_features(self) -> int:
+        return sum(part.num_features for part in self.parts)
+
+    def features(self, action: Tree) -> Tensor:
+        return torch.cat([part.features(child) for part, child in zip(self.parts, self._children(action), strict=True)], -1)
+
+    def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
+        parts = x.split([part.num_features for part in self.parts], -1)
+        rows = zip(self.parts, parts, self._children(action), strict=True)
+        return torch.stack([part.prediction_loss(each, child) for part, each, child in rows]).sum(0)
+
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
         masks = self._masks(mask)
         return self._join([p.random(i, m, generator) for p, i, m in zip(self.parts, self._split(x), masks, strict=True)])

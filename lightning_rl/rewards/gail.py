@@ -1,0 +1,210 @@
+"""Generative adversarial imitation (Ho and Ermon 2016, https://arxiv.org/abs/1606.03476), with a gradient penalty and, on request, VAIL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_rl.distributions import Distribution, make_distribution
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.losses.policy_gradient import mean
+from lightning_rl.networks.encoders import OneHotEncoder, TreeEncoder
+from lightning_rl.networks.flat import FlatAdam
+from lightning_rl.networks.mlp import mlp
+from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.rewards.signal import RewardSignal
+from lightning_rl.spaces import Spaces
+from lightning_rl.types import Experience, Tree, tree_leaves, tree_map
+
+EPSILON = 1e-7
+PENALTY = 10.0
+BOTTLENECK, INFORMATION, BETA_RATE = 128, 0.5, 5e-4
+"""Of VAIL: width of the code, how much it may tell, and the step of its price (Peng et al. 2019)."""
+
+
+class GAIL(RewardSignal):
+    """Pays for doing what demonstrations show: −log(1 − D), where D tells the demonstrations from the policy's own steps.
+
+    L = −E[log D_E + log(1 − D_π)] + 10 · E[(‖∇D(x̂)‖ − 1)²], x̂ between a demonstrated and an own row with one draw u for each row, over all
+    inputs together (Gulrajani et al. 2017). With `use_vail` D sees a noisy code whose information is held at 0.5 by a learned price β.
+
+    Args:
+        spaces: of the environment.
+        actions: the policy's distribution, when it is there.
+        demo_path: a Minari id or path.
+        use_actions: whether D sees what was done, on the environment's scale, and whether the episode ended, beside what was seen.
+        use_vail: the variational bottleneck (Peng et al. 2019, https://arxiv.org/abs/1810.00821).
+        learning_rate: of Adam.
+        encoding_size: width of the hidden layers.
+        encoder: for images, as the algorithm's.
+        normalize: running statistics of what the demonstrations saw.
+        gamma, strength, ignore_done: see `RewardSignal`.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        actions: Callable[[], Distribution],
+        demo_path: str,
+        gamma: float = 0.99,
+        strength: float = 1.0,
+        ignore_done: bool = False,
+        use_actions: bool = False,
+        use_vail: bool = False,
+        learning_rate: float = 3e-4,
+        encoding_size: int = 128,
+        encoder: str = "auto",
+        normalize: bool = False,
+    ) -> None:
+        super().__init__(gamma, strength, ignore_done)
+        check_range("reward_signals.gail.learning_rate", learning_rate, 0)
+        check_range("reward_signals.gail.encoding_size", encoding_size, 1, whole=True)
+        for name, value in {"use_actions": use_actions, "use_vail": use_vail, "normalize": normalize}.items():
+            if not isinstance(value, bool):
+                raise SettingError(f"reward_signals.gail.{name} must be true or false, got {value!r}")
+        self.actions, self.use_actions, self.use_vail, self.learning_rate = actions, use_actions, use_vail, learning_rate
+        self.demo_path, self.spaces = demo_path, spaces
+        self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
+        self.encode = TreeEncoder(spaces.observation, encoder, encoding_size)
+        width = make_distribution(spaces.action).num_features + 1 if use_actions else 0
+        self.body = mlp(self.encode.num_features + width, [encoding_size, encoding_size], "silu")
+        self.bottleneck = Bottleneck(encoding_size) if use_vail else NoBottleneck()
+        self.head = nn.Linear(BOTTLENECK if use_vail else encoding_size, 1)
+        nn.init.xavier_uniform_(self.head.weight, 0.2)
+        nn.init.zeros_(self.head.bias)
+        self.scales = [float(getattr(leaf, "scale", 1.0)) for leaf in self.encode.leaves]
+        for leaf in self.encode.leaves:
+            if hasattr(leaf, "scale"):
+                leaf.scale = 1.0  # inputs are scaled before, where the penalty is taken
+        self.shown: Experience | None = None
+        self.generator = torch.Generator()
+
+    def show(self, obs: Tree, action: Tree, terminated: Tensor, seed: int) -> None:
+        """Before training: what demonstrations saw and did, rows `[M, ...]` with actions as sampled, and whether the episode ended there."""
+        none = torch.zeros(0)
+        self.shown = Experience(obs, action, (), none, terminated, none)
+        self.generator.manual_seed(seed)
+
+    def reward(self, experience: Experience) -> Tensor:
+        return -torch.log1p(-self._judge(self._inputs(experience), noisy=False)[0] * (1 - EPSILON))
+
+    def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        assert self.shown is not None
+        weight, device = experience.weight, experience.weight.device
+        rows = torch.randint(len(self.shown.terminated), (len(weight),), generator=self.generator)
+        shown = Experience(
+            *(tree_map(lambda leaf: leaf[rows].to(device), part) for part in self.shown[:2]), (), (), self.shown[4][rows].to(device), ()
+        )
+        self.normalizer.update(shown.obs)
+        own, expert = self._inputs(experience), self._inputs(shown)
+        (judged, code), (judged_expert, expert_code) = self._judge(own), self._judge(expert)
+        loss = mean(discriminator_loss(judged_expert, judged), weight)
+        between = torch.rand(len(weight), generator=self.generator).to(device)
+        penalty = mean(self._penalty(own, expert, between), weight)
+        priced, metrics = self.bottleneck.price(mean(kl_divergence(expert_code, code, self.bottleneck.sigma), weight))
+        metrics |= {
+            "loss": loss,
+            "grad_mag_loss": penalty,
+            "policy_estimate": mean(judged, weight),
+            "expert_estimate": mean(judged_expert, weight),
+        }
+        return loss + PENALTY * penalty + priced, metrics
+
+    def configure_optimizer(self) -> Optimizer:
+        return FlatAdam(self)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(torch.from_numpy(state["generator"]))
+
+    def _inputs(self, experience: Experience) -> list[Tensor]:
+        """All inputs as numbers `[..., *leaf]`: observations normalized, bytes in [0, 1], choices one-hot."""
+        leaves = zip(tree_leaves(self.normalizer(experience.obs)), self.encode.leaves, self.scales, strict=True)
+        inputs = [encoder(leaf) if isinstance(encoder, OneHotEncoder) else _scaled(leaf, scale) for leaf, encoder, scale in leaves]
+        if self.use_actions:
+            action = self.actions().features(experience.action)
+            inputs.append(torch.cat([action, experience.terminated.unsqueeze(-1).to(action)], -1))
+        return inputs
+
+    def _judge(self, inputs: list[Tensor], noisy: bool = True) -> tuple[Tensor, Tensor]:
+        """D(x) in (0, 1), and the code it sees."""
+        leaves = zip(self.encode.leaves, inputs, strict=False)
+        features = [x if isinstance(encoder, OneHotEncoder) else encoder(x) for encoder, x in leaves]
+        code = self.bottleneck(self.body(torch.cat([*features, *inputs[len(features) :]], -1)))
+        seen = self.bottleneck.draw(code, self.generator) if noisy else code
+        return self.head(seen).squeeze(-1).float().sigmoid(), code
+
+    def _penalty(self, own: list[Tensor], expert: list[Tensor], u: Tensor) -> Tensor:
+        """(‖∇D(x̂)‖ − 1)² for each row."""
+        mixed = []
+        for x, shown in zip(own, expert, strict=True):
+            share = u.view(-1, *[1] * (x.dim() - 1))
+            mixed.append((share * x + (1 - share) * shown).detach().requires_grad_())
+        gradients = torch.autograd.grad(self._judge(mixed)[0].sum(), mixed, create_graph=True)
+        squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
+        return ((squares + EPSILON).sqrt() - 1).square()
+
+
+class NoBottleneck(nn.Identity):
+    """Everything passes."""
+
+    sigma = torch.zeros(0)
+
+    def draw(self, code: Tensor, generator: torch.Generator) -> Tensor:
+        """The code as it is."""
+        return code
+
+    def price(self, information: Tensor) -> tuple[float, dict[str, Tensor]]:
+        """Nothing to pay."""
+        return 0.0, {}
+
+
+class Bottleneck(nn.Module):
+    """A code z = μ + σ ξ whose information about the input is held at 0.5 by a price β, which rises while it tells more."""
+
+    beta: Tensor
+
+    def __init__(self, num_inputs: int) -> None:
+        super().__init__()
+        self.mean = nn.Linear(num_inputs, BOTTLENECK)
+        nn.init.kaiming_normal_(self.mean.weight, nonlinearity="linear")
+        self.mean.weight.detach().mul_(0.1)
+        nn.init.zeros_(self.mean.bias)
+        self.sigma = nn.Parameter(torch.ones(BOTTLENECK))
+        self.register_buffer("beta", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mean(x)
+
+    def draw(self, code: Tensor, generator: torch.Generator) -> Tensor:
+        """A noisy code."""
+        return code + self.sigma * torch.randn(code.shape, generator=generator).to(code)
+
+    def price(self, information: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """β (KL − 0.5), with the β of before, which then follows."""
+        excess, beta = information - INFORMATION, self.beta.clone()
+        self.beta.copy_((self.beta + BETA_RATE * excess.detach()).clamp(min=0))
+        return beta * excess, {"beta": beta, "kl_loss": information}
+
+
+def discriminator_loss(expert: Tensor, own: Tensor) -> Tensor:
+    """−log D_E − log(1 − D_π) for each row (Ho and Ermon 2016, eq. 17)."""
+    return -(expert + EPSILON).log() - (1 - own + EPSILON).log()
+
+
+def kl_divergence(expert: Tensor, own: Tensor, sigma: Tensor) -> Tensor:
+    """Σ_d −(1 + log σ² − ½ μ_E² − ½ μ_π² − σ²) for each row: what both codes tell (Peng et al. 2019, eq. 8)."""
+    if not len(sigma):
+        return torch.zeros(len(own), device=own.device)
+    variance = sigma.square()
+    return -(1 + variance.log() - 0.5 * expert.square() - 0.5 * own.square() - variance).sum(-1)
+
+
+def _scaled(leaf: Tensor, scale: float) -> Tensor:
+    return leaf if leaf.is_floating_point() else leaf.float() * scale

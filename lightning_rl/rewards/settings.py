@@ -1,0 +1,72 @@
+"""Reward signals from settings: a name, and beside it what is different from its defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning_rl.distributions import Distribution
+from lightning_rl.errors import SettingError, nearest
+from lightning_rl.rewards.curiosity import Curiosity
+from lightning_rl.rewards.extrinsic import Extrinsic
+from lightning_rl.rewards.gail import GAIL
+from lightning_rl.rewards.rnd import RND
+from lightning_rl.rewards.signal import RewardSignal
+from lightning_rl.spaces import Spaces
+
+SIGNALS: dict[str, type[RewardSignal]] = {"extrinsic": Extrinsic, "curiosity": Curiosity, "rnd": RND, "gail": GAIL}
+GIVEN = ("self", "spaces", "actions")
+"""Arguments that are no settings."""
+
+
+def make_signals(
+    settings: Mapping[str, Mapping[str, Any] | None] | None,
+    extrinsic: Mapping[str, Any],
+    spaces: Spaces,
+    actions: Callable[[], Distribution],
+) -> dict[str, RewardSignal]:
+    """The signals of `settings`, merged over the environment's reward; `extrinsic: null` leaves that out.
+
+    Args:
+        settings: name → settings.
+        extrinsic: those of the environment's reward that have names of their own in an algorithm.
+        spaces: of the environment.
+        actions: the policy's distribution, when it is there.
+
+    Raises:
+        SettingError: no signal is left, or one with an unknown name or setting.
+    """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise SettingError(f"reward_signals must be a mapping of names to settings, got {settings!r}")
+    chosen: dict[str, Mapping[str, Any] | None] = {"extrinsic": {}, **(settings or {})}
+    signals = {}
+    for name, setting in chosen.items():
+        if name not in SIGNALS:
+            raise SettingError(f"reward_signals.{name} is not a reward signal{nearest(name, SIGNALS)}")
+        if setting is None and name == "extrinsic":
+            continue
+        if setting is not None and not isinstance(setting, Mapping):
+            raise SettingError(f"reward_signals.{name} must be a mapping of settings, got {setting!r}")
+        signals[name] = _make(name, {**(extrinsic if name == "extrinsic" else {}), **(setting or {})}, spaces, actions)
+    if not signals:
+        raise SettingError("reward_signals: extrinsic is null and there is no other; a policy needs a reward signal")
+    return signals
+
+
+def signal_settings(name: str) -> list[str]:
+    """The names of a signal's settings."""
+    return [each for each in inspect.signature(SIGNALS[name]).parameters if each not in GIVEN]
+
+
+def _make(name: str, settings: Mapping[str, Any], spaces: Spaces, actions: Callable[[], Distribution]) -> RewardSignal:
+    names = signal_settings(name)
+    for key in settings:
+        if key not in names:
+            raise SettingError(f"reward_signals.{name}.{key} is not a setting{nearest(str(key), names)}")
+    parameters = inspect.signature(SIGNALS[name]).parameters
+    for key in names:
+        if parameters[key].default is inspect.Parameter.empty and key not in settings:
+            raise SettingError(f"reward_signals.{name}.{key} is missing")
+    given = {key: value for key, value in {"spaces": spaces, "actions": actions}.items() if key in parameters}
+    return SIGNALS[name](**given, **settings)

@@ -1,0 +1,111 @@
+"""What a policy is paid for: the contract of all reward signals, and the running scale of their returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.networks.normalization import RunningMeanStd
+from lightning_rl.returns import discounted_sum
+from lightning_rl.types import Experience, Rollout
+
+
+class RewardSignal(nn.Module):
+    """A stream of rewards with its own discount, value head and weight (ML-Agents' contract).
+
+    Args:
+        gamma: discount of this stream.
+        strength: factor on its rewards; 0 keeps the value head and pays nothing.
+        ignore_done: whether the value of what follows counts beyond a termination too, so that surviving is no reward in itself.
+    """
+
+    sees = True
+    """Whether it looks at more than the environment's reward."""
+
+    def __init__(self, gamma: float = 0.99, strength: float = 1.0, ignore_done: bool = False) -> None:
+        super().__init__()
+        name = type(self).__name__.lower()
+        check_range(f"reward_signals.{name}.gamma", gamma, 0, 1)
+        check_range(f"reward_signals.{name}.strength", strength, -1e9, 1e9)
+        if not isinstance(ignore_done, bool):
+            raise SettingError(f"reward_signals.{name}.ignore_done must be true or false, got {ignore_done!r}")
+        self.gamma, self.strength, self.ignore_done = gamma, strength, ignore_done
+
+    @torch.no_grad()
+    def forward(self, experience: Experience) -> Tensor:
+        """The stream's rewards `[...]`, strength included."""
+        return self.reward(experience) * self.strength
+
+    def reward(self, experience: Experience) -> Tensor:
+        """What each step is worth, `[...]`, before `strength`."""
+        raise NotImplementedError
+
+    def gather(self, rollout: Rollout) -> None:
+        """Once for each rollout `[T, N]`: merge it into running statistics."""
+
+    def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        """What it learns from steps `[B]`, and metrics by their names; only asked of one that has an optimizer."""
+        raise NotImplementedError
+
+    def configure_optimizer(self) -> Optimizer | None:
+        """How it learns; None if it does not."""
+        return None
+
+    def get_state(self) -> dict[str, Any]:
+        """What belongs to the environments of this rank; statistics and networks are in the weights."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+
+
+class NoScale(nn.Module):
+    """Rewards as they are."""
+
+    def forward(self, reward: Tensor) -> Tensor:
+        return reward
+
+    def gather(self, reward: Tensor, rollout: Rollout) -> None:
+        """Nothing to merge."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class ReturnScale(nn.Module):
+    """Divides rewards by the running standard deviation of the discounted return of each environment."""
+
+    def __init__(self, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.gamma, self.clip, self.epsilon = gamma, clip, epsilon
+        self.statistics = RunningMeanStd()
+        self.running = torch.zeros(0)
+
+    def forward(self, reward: Tensor) -> Tensor:
+        scale = (self.statistics.var + self.epsilon).rsqrt().float()
+        return (reward * scale).clamp(-self.clip, self.clip)
+
+    def gather(self, reward: Tensor, rollout: Rollout) -> None:
+        """Merge the discounted returns so far of rewards `[T, N]`."""
+        if self.running.shape != reward[0].shape:  # the first rollout of a run
+            self.running = torch.zeros_like(reward[0])
+        carry = ~(rollout.terminated | rollout.truncated)
+        returns = discounted_sum(reward, self.gamma * carry, self.running)
+        self.running = returns[-1] * self.gamma * carry[-1]
+        self.statistics.update(returns[rollout.valid])
+
+    def get_state(self) -> dict[str, Any]:
+        """The discounted returns of the episodes under way."""
+        return {"running": self.running}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self.running = torch.from_numpy(state["running"]).to(self.running.device)
