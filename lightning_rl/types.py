@@ -39,9 +39,9 @@ class Experience(NamedTuple):
     obs: Tree
     action: Tree
     next_obs: Tree
-    reward: Tensor
-    terminated: Tensor
-    weight: Tensor
+    reward: Tree
+    terminated: Tree = ()
+    weight: Tree = ()
 
 
 class Rollout(NamedTuple):

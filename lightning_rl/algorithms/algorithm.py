@@ -199,7 +199,7 @@ class Algorithm(pl.LightningModule):
         for signal in signals:
             signal.gather(rollout)
         paid = rollout.reward.squeeze(-1)
-        experience = Experience(rollout.obs, rollout.action, rollout.next_obs, paid, rollout.terminated, ())
+        experience = Experience(rollout.obs, rollout.action, rollout.next_obs, paid, rollout.terminated)
         reward = torch.stack([signal(experience) for signal in signals], -1)
         for k, name in enumerate(self.reward_signals if len(signals) > 1 else ()):
             self.record(**{f"rewards/{name}": reward[..., k][rollout.valid].mean()})
@@ -235,7 +235,7 @@ class Algorithm(pl.LightningModule):
         return norm
 
     def end_update(self, batch: Any) -> None:
-        """Once per joint learning step on a batch: reward signals learn from it too, it is counted, and callbacks that follow updates hear of it."""
+        """Once per joint learning step: count it, let reward signals learn from the batch, tell the callbacks that follow updates."""
         self.updates += 1
         if self.learning_signals:
             self._learn_signals(batch.experience)
@@ -243,7 +243,7 @@ class Algorithm(pl.LightningModule):
             callback.on_update_end(self.trainer, self)
 
     def _learn_signals(self, experience: Experience) -> None:
-        """Updates of the reward signals that are due: one, or as `reward_signal_steps_per_update` says, off-policy on batches of their own."""
+        """Updates of reward signals that are due: one, or as `reward_signal_steps_per_update` says, off-policy on more batches."""
         assert self.collector is not None and self.dataset is not None
         due = 1
         if self.signal_steps is not None:

@@ -180,13 +180,14 @@ class ReplayDataset(ExperienceDataset):
             experience, discount = self._steps(window)
             streams = [signal(experience) * (experience.weight > 0) for signal in self.signals]
         else:
-            experience = Experience((), (), (), reward, (), ())
+            experience = Experience((), (), (), reward)
             streams = [signal(experience) for signal in self.signals]
         if self.settings.n_steps > 1:
             streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
-        steps = tree_map(lambda leaf: leaf.flatten(0, 1), experience) if self.sees else ()
-        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *masks, *sequences, steps)
+        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *masks, *sequences)
+        if self.sees:
+            self.batch = self.batch._replace(experience=tree_map(lambda leaf: leaf.flatten(0, 1), experience))
         return self.batch
 
     def _steps(self, window: Window) -> tuple[Experience, Tensor]:

@@ -47,12 +47,14 @@ class Distribution(nn.Module):
         return self.num_inputs
 
     def features(self, action: Tree) -> Tensor:
-        """Sampled actions as vectors `[..., num_features]` for other networks: choices one-hot, bits, and numbers as the environment gets them,
-        those with bounds scaled to [-1, 1]."""
+        """Sampled actions as vectors `[..., num_features]` for other networks.
+
+        Choices one-hot, bits, and numbers as the environment gets them, those with bounds scaled to [-1, 1].
+        """
         raise NotImplementedError
 
     def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
-        """How far a prediction `x [..., num_features]` is from actions, `[...]`: cross-entropy of choices and bits, squared error of numbers."""
+        """How far `x [..., num_features]` is from actions, `[...]`: cross-entropy of choices and bits, squared error of numbers."""
         return -self.evaluate(x, action)[0].sum(-1)
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:

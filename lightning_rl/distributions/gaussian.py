@@ -55,8 +55,13 @@ class DiagonalGaussian(Continuous):
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         if not self.bounded:
             return super().random(x, mask, generator)
-        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device).flatten() for bound in (self.low_bound, self.high_bound))
+        low, high = self._bounds(x)
         return low + (high - low) * torch.empty_like(x).uniform_(generator=generator)
+
+    def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`[D]` each, of the kind of x."""
+        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device).flatten() for bound in (self.low_bound, self.high_bound))
+        return low, high
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return x
@@ -70,9 +75,7 @@ class DiagonalGaussian(Continuous):
     def features(self, action: Tensor) -> Tensor:
         if not self.bounded:
             return action
-        low, high = (
-            torch.as_tensor(bound, dtype=action.dtype, device=action.device).flatten() for bound in (self.low_bound, self.high_bound)
-        )
+        low, high = self._bounds(action)
         return 2 * (action.clamp(low, high) - low) / (high - low).clamp(min=1e-12) - 1
 
     def to_env(self, action: np.ndarray) -> np.ndarray:

@@ -79,14 +79,13 @@ class GAIL(RewardSignal):
         self.scales = [float(getattr(leaf, "scale", 1.0)) for leaf in self.encode.leaves]
         for leaf in self.encode.leaves:
             if hasattr(leaf, "scale"):
-                leaf.scale = 1.0  # inputs are scaled before, where the penalty is taken
+                leaf.scale = 1.0  # type: ignore[assignment]  # inputs are scaled before, where the penalty is taken
         self.shown: Experience | None = None
         self.generator = torch.Generator()
 
     def show(self, obs: Tree, action: Tree, terminated: Tensor, seed: int) -> None:
-        """Before training: what demonstrations saw and did, rows `[M, ...]` with actions as sampled, and whether the episode ended there."""
-        none = torch.zeros(0)
-        self.shown = Experience(obs, action, (), none, terminated, none)
+        """Before training: rows `[M, ...]` of demonstrations, actions as sampled, and whether the episode terminated with them."""
+        self.shown = Experience(obs, action, (), (), terminated)
         self.generator.manual_seed(seed)
 
     def reward(self, experience: Experience) -> Tensor:
@@ -96,9 +95,7 @@ class GAIL(RewardSignal):
         assert self.shown is not None
         weight, device = experience.weight, experience.weight.device
         rows = torch.randint(len(self.shown.terminated), (len(weight),), generator=self.generator)
-        shown = Experience(
-            *(tree_map(lambda leaf: leaf[rows].to(device), part) for part in self.shown[:2]), (), (), self.shown[4][rows].to(device), ()
-        )
+        shown = tree_map(lambda leaf: leaf[rows].to(device), self.shown)
         self.normalizer.update(shown.obs)
         own, expert = self._inputs(experience), self._inputs(shown)
         (judged, code), (judged_expert, expert_code) = self._judge(own), self._judge(expert)
@@ -106,12 +103,8 @@ class GAIL(RewardSignal):
         between = torch.rand(len(weight), generator=self.generator).to(device)
         penalty = mean(self._penalty(own, expert, between), weight)
         priced, metrics = self.bottleneck.price(mean(kl_divergence(expert_code, code, self.bottleneck.sigma), weight))
-        metrics |= {
-            "loss": loss,
-            "grad_mag_loss": penalty,
-            "policy_estimate": mean(judged, weight),
-            "expert_estimate": mean(judged_expert, weight),
-        }
+        metrics |= {"loss": loss, "grad_mag_loss": penalty}
+        metrics |= {"policy_estimate": mean(judged, weight), "expert_estimate": mean(judged_expert, weight)}
         return loss + PENALTY * penalty + priced, metrics
 
     def configure_optimizer(self) -> Optimizer:

@@ -68,5 +68,5 @@ def _make(name: str, settings: Mapping[str, Any], spaces: Spaces, actions: Calla
     for key in names:
         if parameters[key].default is inspect.Parameter.empty and key not in settings:
             raise SettingError(f"reward_signals.{name}.{key} is missing")
-    given = {key: value for key, value in {"spaces": spaces, "actions": actions}.items() if key in parameters}
+    given: dict[str, Any] = {key: value for key, value in {"spaces": spaces, "actions": actions}.items() if key in parameters}
     return SIGNALS[name](**given, **settings)

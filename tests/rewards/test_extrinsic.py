@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_rl.rewards.extrinsic import Extrinsic
-from lightning_rl.types import Rollout
+from lightning_rl.types import Experience, Rollout
 
 
 def make_rollout(reward, terminated=None, truncated=None, valid=None):
@@ -19,7 +19,7 @@ def make_rollout(reward, terminated=None, truncated=None, valid=None):
 def paid(signal, rollout):
     """What a signal makes of a rollout's rewards, having seen them."""
     signal.gather(rollout)
-    return signal(rollout.reward)
+    return signal(Experience((), (), (), rollout.reward))
 
 
 def stream():
@@ -93,7 +93,7 @@ def test_statistics_are_saved_with_the_signal():
 def test_rewards_are_clipped_first_and_scaled_then(settings, expected):
     reward = torch.tensor([[-3.0], [0.5], [8.0]])
     rollout = make_rollout(reward.clone())
-    assert Extrinsic(**settings)(rollout.reward).flatten().tolist() == pytest.approx(expected)
+    assert Extrinsic(**settings)(Experience((), (), (), rollout.reward)).flatten().tolist() == pytest.approx(expected)
     assert torch.equal(rollout.reward.squeeze(-1), reward)
 
 
