@@ -150,12 +150,17 @@ def read_arguments(arguments: list[str]) -> list[str]:
     for model in models:
         model["class_path"] = class_path
     result, env_id, remembers = [f"--model={class_path}"], None, False
+    signals: dict[str, Any] = {}
     for option, value, config in options:
         if config is not None:
             check_names("model.", init_args(config), model_settings(algorithm), f" in {value}" if option == "--config" else "")
             env_id = init_args(config).get("env", {}).get("id", env_id)
             remembers = init_args(config).get("memory", remembers)
+            signals = merged(signals, mapping("model.reward_signals", init_args(config).get("reward_signals")))
             result.append(f"--config={json.dumps(config)}")
+        elif option.startswith("--model.reward_signals."):
+            check_option(option.removeprefix("--"), algorithm)
+            signals = merged(signals, signal_option(option, value))
         else:
             check_option(option.removeprefix("--"), algorithm)
             env_id = value if option == "--model.env.id" else env_id
@@ -163,16 +168,33 @@ def read_arguments(arguments: list[str]) -> list[str]:
                 raise SettingError(f"{option} comes before the kind of memory: {MEMORY_KIND}")
             value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
             result.append(f"{option}={value}" if value else option)
+    if signals:
+        result.append(f"--config={json.dumps({'model': {'init_args': {'reward_signals': signals}}})}")
     if not env_id:
         raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
     return result
+
+
+def signal_option(option: str, value: str) -> dict[str, Any]:
+    """The reward signals that an option such as `--model.reward_signals.rnd.strength 0.1` speaks of, as a mapping."""
+    name, _, key = option.removeprefix("--model.reward_signals.").partition(".")
+    return {name: {key: parse(value, option)} if key else parse(value, option)}
+
+
+def merged(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Signals' settings with others over them, setting by setting; null stands for the whole signal."""
+    both = dict(settings)
+    for name, setting in others.items():
+        before = both.get(name)
+        both[name] = {**before, **setting} if isinstance(before, Mapping) and isinstance(setting, Mapping) else setting
+    return both
 
 
 def config_of(option: str, value: str) -> dict[str, Any] | None:
     """The config that an option stands for: a file, or a part of one such as `--model PPO`, `--model.env CartPole-v1`."""
     if option == "--config":
         config, where = read_config(value), f" in {value}"
-    elif (part := option.removeprefix("--model.")) in (*NESTED, "memory"):
+    elif (part := option.removeprefix("--model.")) in (*NESTED, "memory", "reward_signals"):
         config, where = spell_out({"model": {"init_args": {part: parse(value, option)}}}), ""
     elif option == "--model.class_path":
         config, where = spell_out({"model": value}), ""
