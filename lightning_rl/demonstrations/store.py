@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def data_folder(dataset: str) -> Path:
     root = datasets_folder()
     places = [root / re.sub(r"/v(\d+)$", r"-v\1", dataset), Path(dataset)]
     for folder in (each for place in places for each in (place / "data", place)):
-        if (folder / METADATA).is_file():
+        if os.path.isfile(folder / METADATA):  # False for names that no file can have
             return folder
     known = [path.parent.parent.relative_to(root).as_posix() for path in root.glob(f"**/data/{METADATA}")]
     raise SettingError(f"dataset {shown(dataset)} is neither in {shown(root)} nor a folder with data/{METADATA}{closest(dataset, known)}")
