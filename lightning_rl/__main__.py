@@ -17,6 +17,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
   evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
+  collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
   list        show the algorithms and the packaged configs
 
   <subcommand> --help    its options
@@ -25,7 +26,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   --debug                show tracebacks and Python warnings
 """
 
-SUBCOMMANDS = ("fit", "evaluate", "list")
+SUBCOMMANDS = ("fit", "evaluate", "collect", "list")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The subcommands `fit` and `evaluate`."""
+"""The subcommands `fit`, `evaluate` and `collect`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.cli_messages import explain, explain_flag
 from lightning_rl.cli_settings import read_arguments
 from lightning_rl.data.episodes import summarize
+from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
+from lightning_rl.demonstrations.recorder import RecordEpisodes
+from lightning_rl.demonstrations.saving import save_demonstrations
+from lightning_rl.demonstrations.store import dataset_id, new_folder
 from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.saving.files import SaveFailed
 from lightning_rl.trainer import Trainer, threads_for, torch_threads
 
 FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
@@ -189,9 +194,7 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
 
 def evaluate_checkpoint(options: Namespace) -> dict[str, float]:
     """The statistics that `evaluate --json` prints."""
-    algorithm = Algorithm.load_from_checkpoint(options.ckpt_path)
-    if algorithm.env is None:
-        raise SettingError(f"{options.ckpt_path} was trained on a ready environment, which a file cannot name; evaluate it from Python")
+    algorithm = load_with_env(options.ckpt_path)
     player = make_player(algorithm.env, min(options.num_envs, options.episodes), options.max_episode_steps)
     with closing(player), torch_threads(threads_for(algorithm)):
         episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
@@ -199,4 +202,41 @@ def evaluate_checkpoint(options: Namespace) -> dict[str, float]:
     return {**summarize(episodes), **counts}
 
 
-SUBCOMMANDS: dict[str, Callable[[list[str], list[str]], int]] = {"fit": fit, "evaluate": evaluate}
+def load_with_env(path: Path) -> Algorithm:
+    """The algorithm of a checkpoint that says what environment it was trained in."""
+    algorithm = Algorithm.load_from_checkpoint(path)
+    if algorithm.env is None:
+        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; evaluate it from Python")
+    return algorithm
+
+
+def collect(arguments: list[str], imports: list[str]) -> int:
+    """Play episodes with a checkpoint's policy and save them as a Minari dataset."""
+    parser = Parser("lightning-rl collect", description="Record a checkpoint's policy as a Minari dataset.", allow_abbrev=False)
+    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
+    parser.add_argument("--dataset", required=True, help="its name, such as cartpole/expert-v0; it is saved in MINARI_DATASETS_PATH")
+    parser.add_argument("--episodes", type=int, default=100, help="how many to play (100)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first episode, the others count up (0)")
+    parser.add_argument("--deterministic", choices=("true", "false"), default="true", help="the most likely action, or a draw (true)")
+    parser.add_argument("--force", action="store_true", help="replace a dataset of this name")
+    options = parser.parse_args(arguments)
+    check_range("--episodes", options.episodes, 1, whole=True)
+    check_range("--seed", options.seed, 0, whole=True)
+    new_folder(dataset_id(options.dataset), options.force)
+    algorithm = load_with_env(options.ckpt_path)
+    player = make_player(algorithm.env, 1, None, [RecordEpisodes])  # one alone: what is played is, bit for bit, what load_policy does
+    recorder: Any = player.envs[0]
+    with closing(player), torch_threads(threads_for(algorithm)):
+        player.play(algorithm.network, options.episodes, options.seed, options.deterministic == "true")
+        recorder.cut()
+        name = type(algorithm).__name__
+        try:
+            folder = save_demonstrations(options.dataset, recorder.demonstrations, recorder.env, algorithm=name, force=options.force)
+        except SaveFailed as error:
+            raise SettingError(str(error)) from error
+    print(f"dataset {dataset_id(options.dataset)}: {folder}")
+    print(summarize_demonstrations(recorder.demonstrations))
+    return 0
+
+
+SUBCOMMANDS: dict[str, Callable[[list[str], list[str]], int]] = {"fit": fit, "evaluate": evaluate, "collect": collect}

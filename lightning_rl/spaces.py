@@ -125,6 +125,20 @@ def choice_sizes(space: Space) -> list[int]:
     return choices(space).tolist()
 
 
+def limits(space: Space) -> Tree:
+    """The lowest and the highest value of each part of a space: a tree of arrays `[2, ...]`, which broadcast against its members."""
+    if isinstance(space, Dict):
+        return {key: limits(child) for key, child in space.items()}
+    if isinstance(space, Tuple):
+        return tuple(limits(child) for child in space)
+    if isinstance(space, Box):
+        return np.stack([space.low, space.high])
+    if isinstance(space, Discrete | MultiDiscrete):
+        last = space.n - 1 if isinstance(space, Discrete) else space.nvec - 1
+        return np.stack([space.start, space.start + last])
+    return np.arange(2)
+
+
 def legal_sample(space: Space, mask: np.ndarray) -> Any:
     """A random action that a mask `[M]` allows."""
     if isinstance(space, Dict | Tuple):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,8 @@ class RolloutEvaluator(pl.Callback):
         self.every_n_env_steps, self.episodes, self.seed = every_n_env_steps, episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
         self.env, self.file = env, file
+        self.wrappers: list[Callable[[gym.Env], gym.Env]] = []
+        """What other callbacks put around each environment."""
         self.evaluated_at, self.continues = 0, False
 
     def play(self, algorithm: Any, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
@@ -97,7 +99,7 @@ class RolloutEvaluator(pl.Callback):
         """
         env = algorithm.env if self.env is None else self.env
         # new ones each time: what environments keep over their resets would make an evaluation depend on those before
-        player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps)
+        player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps, self.wrappers)
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
@@ -172,19 +174,28 @@ class MultiEvaluator(RolloutEvaluator):
         return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop)]
 
 
-def make_player(env: Any, num_envs: int, max_episode_steps: int | None) -> EpisodePlayer:
+def make_player(
+    env: Any, num_envs: int, max_episode_steps: int | None, wrappers: Sequence[Callable[[gym.Env], gym.Env]] = ()
+) -> EpisodePlayer:
     """A player for settings or for a function that builds one environment; it ends episodes at the given or the environment's own limit.
+
+    `wrappers` go around each environment.
 
     Raises:
         SettingError: a ready vector environment, which cannot be built again.
     """
     check_can_be_built(env)
-    make = partial(make_env, one_of(env) if isinstance(env, EnvConfig) else env)
+    make = partial(make_wrapped, one_of(env) if isinstance(env, EnvConfig) else env, wrappers)
     player = EpisodePlayer(make, num_envs, max_episode_steps or MAX_EPISODE_STEPS)
     limit = getattr(player.envs[0].spec, "max_episode_steps", None)
     if max_episode_steps is None and limit is not None:
         player.max_episode_steps = limit
     return player
+
+
+def make_wrapped(env: EnvConfig | Callable[[], gym.Env], wrappers: Sequence[Callable[[gym.Env], gym.Env]]) -> gym.Env:
+    """One environment in wrappers, the last one outside."""
+    return reduce(lambda wrapped, wrapper: wrapper(wrapped), wrappers, make_env(env))
 
 
 def check_can_be_built(env: Any) -> None:

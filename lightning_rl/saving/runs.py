@@ -22,6 +22,7 @@ VERSION = re.compile(r"[2-9]\.\d+(\.\w+)*(\+[\w.]+)?")
 CALLBACKS = {
     "BestModel": ("best",),
     "MultiEvaluator": ("evaluated_at",),
+    "RecordDemonstrations": ("best",),
     "RolloutEvaluator": ("evaluated_at",),
     "StopOnEvaluation": ("best", "since_best"),
 }

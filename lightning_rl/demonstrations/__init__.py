@@ -1,0 +1,1 @@
+"""Episodes of others to learn from, as Minari datasets: recording, saving and loading them."""

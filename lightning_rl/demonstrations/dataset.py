@@ -1,0 +1,167 @@
+"""Demonstrations from Minari datasets (minari.farama.org), every number as it was recorded.
+
+Files are read here and not by Minari, which builds the environment that a dataset names where it does not say its spaces, makes spaces and
+arrays as large as the file says, and follows links to other files. Nothing in a dataset is run, and no package is imported for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector.utils import create_empty_array
+
+from lightning_rl.demonstrations.hdf5 import ArrayFile, DamagedError
+from lightning_rl.demonstrations.metadata import read_metadata
+from lightning_rl.demonstrations.store import check_keys, data_folder
+from lightning_rl.envs.masks import Masks
+from lightning_rl.errors import SettingError
+from lightning_rl.finite import LARGEST
+from lightning_rl.saving.files import shown
+from lightning_rl.spaces import MASK, Spaces, limits, to_plain
+from lightning_rl.types import Tree, tree_index
+
+BROKEN = (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
+"""What libraries raise somewhere inside of a damaged file."""
+
+
+class Demonstration(NamedTuple):
+    """One episode of T steps.
+
+    obs: `[T + 1, ...]` and action: `[T, ...]`, trees of arrays in the environment's own form, obs without the key `action_mask`.
+    reward, terminated, truncated: `[T]`.
+    action_mask: bool `[T + 1, M]`, of the choices at obs; () if the environment rules out nothing.
+    """
+
+    obs: Tree
+    action: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    action_mask: Tree = ()
+
+
+def load_demonstrations(dataset: str, spaces: Spaces) -> list[Demonstration]:
+    """The episodes of a Minari dataset. One that neither terminated nor was truncated counts as truncated after its last step.
+
+    Args:
+        dataset: its id, such as `cartpole/expert-v0`, or the path of its folder.
+        spaces: of the algorithm.
+
+    Raises:
+        SettingError: there is none, it is damaged or empty, or it has other spaces.
+    """
+    folder = data_folder(dataset)
+    forms = tuple(form_of(space) for space in (spaces.observation, spaces.action))
+    try:
+        metadata = read_metadata(folder, spaces)
+        with closing(ArrayFile(folder / "main_data.hdf5")) as file:
+            return [read_episode(file, number, spaces, forms, metadata.images) for number in range(metadata.episodes)]
+    except (DamagedError, SettingError) as error:
+        raise SettingError(f"dataset {shown(dataset)}: {error}") from error
+    except BROKEN as error:
+        reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
+        raise SettingError(f"dataset {shown(dataset)} cannot be read ({reason}); it is damaged or no dataset of Minari") from error
+
+
+def summarize(demonstrations: Iterable[Demonstration]) -> str:
+    """One line: episodes, steps, return and length."""
+    rewards = [demonstration.reward for demonstration in demonstrations]
+    returns, lengths = [reward.sum() for reward in rewards], [len(reward) for reward in rewards]
+    said = f"{len(rewards):,} episodes, {sum(lengths):,} steps"
+    return f"{said}, return {np.mean(returns):.2f} ± {np.std(returns):.2f}, mean length {np.mean(lengths):.1f}" if rewards else said
+
+
+def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Any]]:
+    """All steps, in the form that `ReplayBuffer.extend` takes."""
+    return [step for demonstration in demonstrations for step in _steps(demonstration)]
+
+
+def _steps(demonstration: Demonstration) -> list[dict[str, Any]]:
+    obs, action, reward, terminated, truncated, mask = demonstration
+    return [
+        {
+            "obs": tree_index(obs, t),
+            "action": tree_index(action, t),
+            "reward": float(reward[t]),
+            "next_obs": tree_index(obs, t + 1),
+            "terminated": bool(terminated[t]),
+            "truncated": bool(truncated[t]),
+            **({MASK: mask[t], f"next_{MASK}": mask[t + 1]} if len(mask) else {}),
+        }
+        for t in range(len(reward))
+    ]
+
+
+def form_of(space: Space) -> Tree:
+    """Arrays `[0, ...]` of the shapes and types of a space's members.
+
+    Raises:
+        SettingError: a space that is not supported, or a key that cannot be a name in a file.
+    """
+    to_plain(space)
+    form = create_empty_array(space, 0)
+    check_keys(form)
+    return form
+
+
+def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree, ...], images: bool) -> Demonstration:
+    """One episode.
+
+    Raises:
+        DamagedError: it is not there as its dataset says, or not in the spaces.
+        SettingError: its masks cannot be used.
+    """
+    name = f"episode_{number}"
+    group = file.group(file.file, name)
+    reward = file.vector(group, "rewards", "fiu")
+    steps = len(reward)
+    terminated, truncated = (file.vector(group, key, "biu", steps) for key in ("terminations", "truncations"))
+    if ((terminated > 1) | (truncated > 1) | (terminated < 0) | (truncated < 0)).any():
+        raise DamagedError(f"{name} has terminations or truncations that are neither true nor false")
+    terminated, truncated = terminated.astype(bool), truncated.astype(bool)
+    ended = terminated | truncated
+    if ended[:-1].any():
+        raise DamagedError(f"{name} goes on after step {int(ended.argmax())}, which ended it")
+    truncated[-1] |= not ended[-1]
+    obs = file.tree(group, "observations", forms[0], steps + 1, images)
+    action = file.tree(group, "actions", forms[1], steps, images)
+    check_values(obs, limits(spaces.observation), f"{name}: observation", floats=False)  # environments overshoot their bounds
+    check_values(action, limits(spaces.action), f"{name}: action", floats=True)
+    check_values(reward, np.array([-np.inf, np.inf]), f"{name}: reward", floats=True)
+    mask = read_masks(file, group, spaces, terminated) if spaces.masked else ()
+    return Demonstration(obs, action, reward, terminated, truncated, mask)
+
+
+def read_masks(file: ArrayFile, group: Any, spaces: Spaces, terminated: np.ndarray) -> np.ndarray:
+    """The masks of an episode, from its infos or its observations.
+
+    Raises:
+        DamagedError: there are none.
+        SettingError: one does not fit, or allows nothing.
+    """
+    place = next((place for place in ("infos", "observations") if f"{place}/{MASK}" in group), None)
+    if place is None:
+        raise DamagedError(f"{group.name[1:]} has no action masks, and the algorithm's environment has")
+    said = file.array(file.group(group, place), MASK, len(terminated) + 1)
+    masks = Masks(spaces.action, f"step {{}} of {group.name[1:]}", len(said))
+    return masks.split((), {MASK: said}, over=np.append(np.zeros(len(terminated), dtype=bool), terminated[-1]))[1]
+
+
+def check_values(tree: Tree, bounds: Tree, name: str, floats: bool) -> None:
+    """Raise `DamagedError` for what is no number, and for integers outside of their bounds `[2, ...]`; for such floats too if `floats`."""
+    if isinstance(tree, dict | tuple):
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            check_values(tree[key], bounds[key], f"{name}.{key}", floats)
+        return
+    if tree.dtype.kind == "f":
+        bounds = np.clip(np.float64(bounds), -LARGEST, LARGEST) if floats else np.array([-LARGEST, LARGEST])
+    bad = ~((bounds[0] <= tree) & (tree <= bounds[1]))
+    if bad.any():
+        place = tuple(np.argwhere(bad)[0])
+        low, high = (np.broadcast_to(bound, tree.shape)[place] for bound in bounds)
+        raise DamagedError(f"{name} is {tree[place]} at step {place[0]}, no number from {low:g} to {high:g}")

@@ -1,0 +1,132 @@
+"""Recording what is played in an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+
+from lightning_rl.demonstrations.dataset import Demonstration, form_of
+from lightning_rl.demonstrations.saving import save_demonstrations
+from lightning_rl.envs.masks import masks_of, with_mask_info
+from lightning_rl.errors import SettingError
+from lightning_rl.spaces import as_spaces, short
+from lightning_rl.types import Tree, tree_map, tree_stack
+
+
+class RecordEpisodes(gym.Wrapper):
+    """Keeps what is played, episode by episode, to save it as a Minari dataset: of a script, of a person, of a policy.
+
+    An episode that a reset cuts off is kept as truncated there. Actions are made members of the action space before the environment gets
+    them (a list becomes an array, float64 float32), so that what it gets is what is recorded; observations are kept in the types of their
+    space.
+
+    Args:
+        env: one environment; a method `action_masks` is heard (see `envs/masks.py`).
+
+    Raises:
+        SettingError: its spaces cannot be recorded.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(with_mask_info(env))
+        self.spaces = as_spaces(env.observation_space, env.action_space)
+        self.forms = form_of(self.spaces.observation), form_of(self.spaces.action)
+        self.name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
+        self.demonstrations: list[Demonstration] = []
+        """The episodes so far, without the one under way."""
+        self.seen: list[tuple[Tree, Tree]] = []
+        self.done: list[tuple[Tree, float, bool, bool]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.cut()
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.masks = masks_of(self.env, info, f"environment {{}} of {self.name}")
+        self.seen = [self._seen(obs, info)]
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step and record.
+
+        Raises:
+            SettingError: the action is not in the action space, or what is observed not in its space.
+            ResetNeeded: the episode is over.
+        """
+        if not self.seen:
+            raise gym.error.ResetNeeded("call reset before the first step of an episode")
+        taken = self._taken(action)
+        obs, reward, terminated, truncated, info = self.env.step(taken)
+        self.seen.append(self._seen(obs, info, bool(terminated or truncated)))
+        self.done.append((taken, float(reward), bool(terminated), bool(truncated)))
+        if terminated or truncated:
+            self._keep()
+        return obs, reward, terminated, truncated, info
+
+    def cut(self) -> None:
+        """Keep the episode under way as truncated; there is none, or it has no step yet: nothing happens."""
+        if self.done:
+            self.done[-1] = (*self.done[-1][:3], True)
+            self._keep()
+
+    def save(self, dataset: str, force: bool = False) -> Path:
+        """Save all episodes, also the one under way, as a Minari dataset, and say where it lies.
+
+        Args:
+            dataset: its id, such as `cartpole/expert-v0`.
+            force: replace one of that id.
+
+        Raises:
+            SettingError: no id, one that is taken, or no episodes.
+            SaveFailed: the disk is full, the folder cannot be written to, …; nothing is changed.
+        """
+        self.cut()
+        return save_demonstrations(dataset, self.demonstrations, self.env, force=force)
+
+    def _keep(self) -> None:
+        obs, mask = tree_stack(self.seen)
+        action, reward, terminated, truncated = zip(*self.done, strict=True)
+        self.demonstrations.append(
+            Demonstration(obs, tree_stack(action), np.array(reward), np.array(terminated), np.array(truncated), mask)
+        )
+        self.seen, self.done = [], []
+
+    def _seen(self, obs: Tree, info: dict[str, Any], over: bool = False) -> tuple[Tree, Tree]:
+        obs, mask = self.masks.one(obs, info, over=over)
+        try:
+            return tree_map(as_member, self.forms[0], obs), mask
+        except (ValueError, TypeError) as error:
+            raise SettingError(f"{self.name} observes what is not in its space {short(self.spaces.observation)}: {error}") from error
+
+    def _taken(self, action: Tree) -> Tree:
+        try:
+            taken = tree_map(as_member, self.forms[1], action)
+        except (ValueError, TypeError):
+            taken = None
+        if not self.action_space.contains(taken):
+            raise SettingError(f"the action {action!s:.60} is not in the space {short(self.action_space)} of {self.name}")
+        return taken
+
+
+def as_member(form: np.ndarray, value: Any) -> Any:
+    """A copy of a value in the type of arrays `[0, ...]`; a choice is a number, which environments look up in their tables.
+
+    Raises:
+        ValueError: it has another shape, or would not be the same integer.
+    """
+    given = np.asarray(value)
+    member = given.astype(form.dtype)
+    if member.shape != form.shape[1:]:
+        raise ValueError(f"shape {member.shape} instead of {form.shape[1:]}")
+    if form.dtype.kind != "f" and (member != given).any():
+        raise ValueError(f"{given} as {form.dtype}")
+    return member if form.dtype.kind == "f" else member[()]
+
+
+def in_order(recorders: Iterable[RecordEpisodes]) -> list[Demonstration]:
+    """The episodes of environments that play in turn: the first of each, the second of each, …"""
+    rows = zip_longest(*(recorder.demonstrations for recorder in recorders))
+    return [each for each in chain.from_iterable(rows) if each is not None]
