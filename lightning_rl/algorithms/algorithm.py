@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.experience import replay, rollouts
+from lightning_rl.algorithms.experience import replay, rollouts, show_demonstrations
 from lightning_rl.algorithms.loading import load, stored_name
 from lightning_rl.algorithms.optimization import best_matmul, gradient_step, matmul_precision
 from lightning_rl.algorithms.run_log import Metric, RunLog
@@ -315,6 +315,7 @@ class Algorithm(pl.LightningModule):
 
     def train_dataloader(self) -> ExperienceDataset:
         self.dataset = self.experience()
+        show_demonstrations(self)
         return self.dataset
 
     def on_train_start(self) -> None:

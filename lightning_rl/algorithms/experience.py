@@ -14,13 +14,15 @@ from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.sequences import Sequences
+from lightning_rl.demonstrations.dataset import load_demonstrations, steps_of
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env, stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
+from lightning_rl.rewards.gail import GAIL
 from lightning_rl.spaces import single_spaces
-from lightning_rl.types import tree_index, tree_to_numpy
+from lightning_rl.types import tree_index, tree_to_numpy, tree_to_torch
 
 
 def rollouts(algorithm: Any, n_steps: int, log_probs: bool) -> RolloutDataset:
@@ -64,6 +66,15 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
     collector = make_collector(algorithm, steps, log_probs=False)
     signals = list(algorithm.reward_signals.values())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
+
+
+def show_demonstrations(algorithm: Any) -> None:
+    """Give each reward signal that imitates what its demonstrations saw and did."""
+    for signal in algorithm.reward_signals.values():
+        if isinstance(signal, GAIL):
+            shown = load_demonstrations(signal.demo_path, algorithm.spaces)
+            obs, action, terminated = tree_to_torch(steps_of(shown, algorithm.network.distribution.from_env))
+            signal.show(obs, action, terminated, algorithm.seed)
 
 
 def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:

@@ -6,7 +6,7 @@ arrays as large as the file says, and follows links to other files. Nothing in a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.finite import LARGEST
 from lightning_rl.saving.files import shown
 from lightning_rl.spaces import MASK, Spaces, limits, to_plain
-from lightning_rl.types import Tree, tree_index
+from lightning_rl.types import Tree, tree_index, tree_map
 
 BROKEN = (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
 """What libraries raise somewhere inside of a damaged file."""
@@ -74,6 +74,12 @@ def summarize(demonstrations: Iterable[Demonstration]) -> str:
     returns, lengths = [reward.sum() for reward in rewards], [len(reward) for reward in rewards]
     said = f"{len(rewards):,} episodes, {sum(lengths):,} steps"
     return f"{said}, return {np.mean(returns):.2f} ± {np.std(returns):.2f}, mean length {np.mean(lengths):.1f}" if rewards else said
+
+
+def steps_of(demonstrations: Iterable[Demonstration], from_env: Callable[[Tree], Tree]) -> tuple[Tree, Tree, np.ndarray]:
+    """What was seen, done, as a policy samples it, and whether it terminated the episode, of all steps together, `[M, ...]`."""
+    rows = [(tree_index(each.obs, slice(None, -1)), from_env(each.action), each.terminated) for each in demonstrations]
+    return tree_map(lambda *leaves: np.concatenate(leaves), *rows)
 
 
 def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Any]]:
