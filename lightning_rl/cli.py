@@ -206,7 +206,7 @@ def load_with_env(path: Path) -> Algorithm:
     """The algorithm of a checkpoint that says what environment it was trained in."""
     algorithm = Algorithm.load_from_checkpoint(path)
     if algorithm.env is None:
-        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; evaluate it from Python")
+        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; play it from Python")
     return algorithm
 
 

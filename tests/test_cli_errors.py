@@ -194,7 +194,7 @@ OPTIONS = [
 COMMANDS = [
     ("foo", "there is no subcommand 'foo'", "choose from evaluate, fit, list"),
     ("fitt --model PPO", "there is no subcommand 'fitt'", "did you mean fit?"),
-    ("--config ppo/cartpole", "a subcommand is missing", "fit, evaluate, list"),
+    ("--config ppo/cartpole", "a subcommand is missing", "fit, evaluate, collect, list"),
     ("list ppo", "list takes no options", "'ppo'"),
     ("fit", "model is missing", "--config ppo/cartpole", "--model PPO"),
     ("fit --model PPO", "model.env.id is missing", "--model.env.id CartPole-v1"),

@@ -15,6 +15,7 @@ from lightning_rl.spaces import (
     check_observation_space,
     from_plain,
     is_batch_of,
+    limits,
     observation_leaves,
     short,
     to_plain,
@@ -172,3 +173,15 @@ def test_a_batch_has_one_more_dimension_than_an_observation(name):
     space = SPACES[name]
     assert not is_batch_of(space, space.sample())
     assert is_batch_of(space, allocate(space, 3))
+
+
+def test_limits_are_the_lowest_and_the_highest_value_of_each_part():
+    space = Dict(
+        a=Tuple([Box(np.float32([-1, 0]), np.float32([1, np.inf])), Discrete(3, start=-1)]),
+        b=MultiDiscrete([2, 4], start=[1, 0]),
+        c=MultiBinary([2, 2]),
+    )
+    lowest_and_highest = limits(space)
+    box, choice = lowest_and_highest["a"]
+    assert box.tolist() == [[-1, 0], [1, np.inf]] and choice.tolist() == [-1, 1]
+    assert lowest_and_highest["b"].tolist() == [[1, 0], [2, 3]] and lowest_and_highest["c"].tolist() == [0, 1]

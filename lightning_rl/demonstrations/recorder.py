@@ -104,9 +104,10 @@ class RecordEpisodes(gym.Wrapper):
     def _taken(self, action: Tree) -> Tree:
         try:
             taken = tree_map(as_member, self.forms[1], action)
+            fits = self.action_space.contains(taken)
         except (ValueError, TypeError):
-            taken = None
-        if not self.action_space.contains(taken):
+            fits = False
+        if not fits:
             raise SettingError(f"the action {action!s:.60} is not in the space {short(self.action_space)} of {self.name}")
         return taken
 

@@ -1,0 +1,146 @@
+"""The best evaluation of a run as a dataset."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+from gymnasium.spaces import Box, Discrete
+
+from lightning_rl import PPO, MultiEvaluator, RecordDemonstrations, RolloutEvaluator, Trainer, load_demonstrations
+from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.envs.make import make_vector_env
+from lightning_rl.errors import SettingError
+from tests.command_line import TINY, run
+from tests.fitting import fit, tiny
+
+
+class Paid(gym.Env):
+    """One step, which pays the next of some wages; observes how often it was paid."""
+
+    observation_space, action_space = Box(-1, 100, (1,), np.float32), Discrete(2)
+    wages: tuple[float, ...] = ()
+    paid = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.float32([Paid.paid]), {}
+
+    def step(self, action):
+        Paid.paid += 1
+        return np.float32([Paid.paid]), Paid.wages[Paid.paid - 1], True, False, {}
+
+
+class Look(pl.Callback):
+    """What the dataset holds after each evaluation: which observations, which returns."""
+
+    def __init__(self, name):
+        self.name, self.seen = name, []
+
+    def on_evaluation_end(self, trainer, algorithm, metrics):
+        loaded = load_demonstrations(self.name, algorithm.spaces)
+        self.seen.append([(float(each.obs[0, 0]), float(each.reward.sum())) for each in loaded])
+
+
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def paying():
+    """A run that evaluates after each iteration with two episodes, which pay these wages."""
+
+    def paying(*wages, name="paid-v0", max_env_steps=None, ckpt_path=None, **settings):
+        Paid.wages, Paid.paid = wages, 0
+        model = PPO(make_vector_env(Ignored, 2), net_arch=[8], n_steps=8, batch_size=8, max_env_steps=max_env_steps or 8 * len(wages))
+        look = Look(name)
+        evaluator = RolloutEvaluator(every_n_env_steps=16, episodes=2, num_envs=1, env=Paid)
+        trainer = fit(model, ckpt_path, callbacks=[evaluator, RecordDemonstrations(name, **settings), look])
+        return trainer, look.seen
+
+    return paying
+
+
+class Ignored(Paid):
+    """To learn in, with no wages."""
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, True, False, {}
+
+
+def test_the_dataset_holds_the_episodes_of_the_best_evaluation(datasets, paying):
+    _, seen = paying(1, 2, 5, 6, 3, 4, 6, 5, 7, 7)
+    first, better, best = [(0, 1), (1, 2)], [(2, 5), (3, 6)], [(8, 7), (9, 7)]
+    assert seen == [first, better, better, better, best]  # a tie does not replace
+
+
+def test_a_run_that_continues_keeps_a_better_one_from_before(datasets, paying, tmp_path):
+    trainer, _ = paying(1, 1, 5, 5)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    _, seen = paying(4, 4, 6, 6, max_env_steps=64, ckpt_path=tmp_path / "a.ckpt")
+    assert seen == [[(2, 5), (3, 5)], [(2, 6), (3, 6)]]
+
+
+def test_a_dataset_of_another_run_is_replaced_only_by_force(datasets, paying):
+    paying(9, 9)
+    with pytest.raises(SettingError, match="dataset 'paid-v0' is there already"):
+        paying(1, 1)
+    assert Paid.paid == 0
+    assert paying(1, 1, force=True)[1] == [[(0, 1), (1, 1)]]
+
+
+def test_episodes_are_those_of_the_seeds_in_order_and_evaluations_are_as_without(datasets):
+    model = tiny(PPO, "CartPole-v1", max_env_steps=32)
+    evaluator = RolloutEvaluator(every_n_env_steps=32, episodes=5, seed=50, num_envs=2, max_episode_steps=20)
+    trainer = fit(model, callbacks=[MultiEvaluator([evaluator]), RecordDemonstrations("seeds/of-v0")])
+    loaded = load_demonstrations("seeds/of-v0", model.spaces)
+    with_it = evaluator.play(model)
+    evaluator.wrappers.clear()
+    without = evaluator.play(model)
+    assert with_it == without and [each.seed for each in without] == [50, 51, 52, 53, 54]
+    assert [(each.reward.sum(), len(each.reward)) for each in loaded] == [(each.return_, each.length) for each in without]
+    env = gym.make("CartPole-v1")
+    assert all((each.obs[0] == env.reset(seed=50 + i)[0]).all() for i, each in enumerate(loaded))
+    cut = [each for each in loaded if len(each.reward) == 20]
+    assert all(each.truncated[-1] for each in cut) and trainer.callback_metrics["eval/mean_ep_length"] == np.mean(
+        [e.length for e in without]
+    )
+
+
+def test_wrappers_go_around_each_environment_the_last_one_outside():
+    first, second = gym.wrappers.TimeAwareObservation, gym.wrappers.FlattenObservation
+    player = make_player(lambda: gym.make("CartPole-v1"), 2, None, [first, second])
+    assert [type(env) for env in player.envs] == [second] * 2 and [type(env.env) for env in player.envs] == [first] * 2
+    player.close()
+
+
+def test_a_run_without_evaluations_is_refused(datasets, tmp_path):
+    with pytest.raises(SettingError, match="RecordDemonstrations records evaluations, and this run has none"):
+        trainer = Trainer(default_root_dir=tmp_path, evaluation=None, callbacks=[RecordDemonstrations("none-v0")], accelerator="cpu")
+        trainer.fit(tiny(PPO, "CartPole-v1"))
+
+
+def test_a_disk_that_refuses_does_not_end_the_run(datasets, paying, monkeypatch, capsys):
+    def refuse(*arguments, **settings):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("minari.create_dataset_from_buffers", refuse)
+    monkeypatch.setattr(Look, "on_evaluation_end", lambda *_: None)
+    trainer, _ = paying(1, 1, 2, 2)
+    assert trainer.lightning_module.env_steps == 32
+    assert "dataset paid-v0 could not be written, the run goes on: No space left on device" in capsys.readouterr().out
+
+
+def test_the_command_line_records(datasets, folder, capfd):
+    recording = "--trainer.callbacks+=lightning_rl.RecordDemonstrations --trainer.callbacks.dataset"
+    status, _, err = run(f"fit --model.env.id CartPole-v1 {TINY} {recording} cli/mine-v0", capfd)
+    assert (status, err) == (0, "")
+    assert len(load_demonstrations("cli/mine-v0", tiny(PPO, "CartPole-v1").spaces)) == 2
+    for name, message in {"cli/mine-v0": "is there already", "mine": "is no name that Minari takes"}.items():
+        status, _, err = run(f"fit --model.env.id CartPole-v1 {TINY} {recording} {name}", capfd)
+        assert status == 2 and err.count("\n") == 1 and message in err

@@ -1,0 +1,164 @@
+"""`lightning-rl collect`: a checkpoint's policy as a dataset."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+
+import minari
+import numpy as np
+import pytest
+
+from lightning_rl import GRU, PPO, SAC, load_demonstrations, load_policy
+from lightning_rl.callbacks import evaluation
+from lightning_rl.demonstrations.dataset import Demonstration
+from lightning_rl.envs.masks import masks_of
+from lightning_rl.spaces import MASK
+from tests.command_line import run
+from tests.demonstrations.episodes import differences, stacked
+from tests.fitting import fit, tiny
+
+KINDS = [
+    pytest.param(PPO, "CartPole-v1", {}, {}, id="CartPole"),
+    pytest.param(PPO, "Pendulum-v1", {"max_episode_steps": 20}, {"memory": GRU(4, 8), "normalize_obs": "running"}, id="Pendulum GRU"),
+    pytest.param(PPO, "tests.environments:Anything-v0", {"kwargs": {"observation": "dict", "action": "nested"}}, {}, id="nested"),
+    pytest.param(SAC, "tests.environments:Anything-v0", {"kwargs": {"observation": "image", "action": "hybrid"}}, {}, id="hybrid"),
+    pytest.param(PPO, "tests.environments:Choosy-v0", {"kwargs": {"action": "nested", "way": "key"}}, {}, id="masks by key"),
+    pytest.param(PPO, "tests.environments:Choosy-v0", {"kwargs": {"action": "multi-discrete", "way": "method"}}, {}, id="masks by method"),
+    pytest.param(PPO, "CartPole-v1", {"frame_stack": 3, "vectorization": "async"}, {}, id="frames async"),
+]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    def checkpoint(algorithm=PPO, env_id="tests.environments:Scripted-v0", env=None, **settings):
+        model = tiny(algorithm, env_id, env=env or {}, max_env_steps=16, **({"encoder_features": 4} | settings))
+        fit(model).save_checkpoint(tmp_path / "a.ckpt")
+        return model, tmp_path / "a.ckpt"
+
+    return checkpoint
+
+
+def replayed(model, path, seeds, actions=None):
+    """Episodes of an environment of one's own with `load_policy`, or with given actions, one observation at a time."""
+    player = evaluation.make_player(model.env, 1, None)
+    policy, (env,) = load_policy(path), player.envs
+    for number, seed in enumerate(seeds):
+        obs, info = env.reset(seed=seed)
+        masks = masks_of(env, info, "environment {}")
+        memory, over, done = None, False, []
+        obs, mask = masks.one(obs, info)
+        seen = [(obs, mask)]
+        while not over:
+            if actions is None:
+                action, memory = policy.act(obs, memory, **({MASK: mask} if len(mask) else {}))
+            else:
+                t = len(done)
+                action = actions(number, t)
+            obs, reward, terminated, truncated, info = env.step(action)
+            over = terminated or truncated
+            obs, mask = masks.one(obs, info, over=over)
+            seen.append((obs, mask))
+            done.append((action, reward, terminated, truncated))
+        action, *flags = zip(*done, strict=True)
+        obs, mask = stacked(seen)
+        yield Demonstration(obs, stacked(action), *map(np.array, flags), mask)
+    player.close()
+
+
+@pytest.mark.parametrize(("algorithm", "env_id", "env", "settings"), KINDS)
+def test_what_is_collected_is_what_the_policy_plays_with_those_seeds(datasets, capfd, checkpoint, algorithm, env_id, env, settings):
+    model, path = checkpoint(algorithm, env_id, env, **settings)
+    status, out, err = run(f"collect --ckpt_path {path} --dataset played/mine-v0 --episodes 3 --seed 7", capfd)
+    assert (status, err) == (0, "")
+    loaded = load_demonstrations("played/mine-v0", model.spaces)
+    assert differences(loaded, list(replayed(model, path, [7, 8, 9]))) == []
+    said = out.splitlines()
+    assert said[0] == f"dataset played/mine-v0: {datasets / 'played' / 'mine-v0'}" and said[1].startswith("3 episodes, ")
+
+
+def test_drawn_actions_are_those_that_were_played(datasets, capfd, checkpoint):
+    model, path = checkpoint(env_id="CartPole-v1")
+    for seed in (0, 0, 1):
+        options = f"--dataset drawn/v0 --episodes 4 --seed {seed} --deterministic false --force"
+        status, out, _ = run(f"collect --ckpt_path {path} {options}", capfd)
+        assert status == 0 and "drawn-v0" in out
+        loaded = load_demonstrations("drawn/v0", model.spaces)
+        again = list(replayed(model, path, range(seed, seed + 4), lambda number, t, loaded=loaded: loaded[number].action[t]))
+        assert differences(loaded, again) == []
+    assert {len(set(each.action.tolist())) for each in loaded} == {2}  # the most likely action of so young a policy is always the same
+    metadata = json.loads((datasets / "drawn-v0" / "data" / "metadata.json").read_text())
+    assert (metadata["algorithm_name"], metadata["total_episodes"]) == ("PPO", 4)
+    assert minari.load_dataset("drawn-v0").recover_environment().spec.id == "CartPole-v1"
+
+
+def test_the_statistics_are_those_of_the_episodes(datasets, capfd, checkpoint):
+    _, path = checkpoint(env={"kwargs": {"period": 4, "endings": ("termination",)}})
+    status, out, _ = run(f"collect --ckpt_path {path} --dataset any/thing-v0 --episodes 2", capfd)
+    model = load_demonstrations("any/thing-v0", load_policy(path).spaces)
+    returns = [each.reward.sum() for each in model]
+    assert status == 0 and out.splitlines()[1] == (
+        f"2 episodes, 8 steps, return {np.mean(returns):.2f} ± {abs(returns[1] - returns[0]) / 2:.2f}, mean length 4.0"
+    )
+
+
+def test_an_episode_without_end_is_cut_at_the_limit(datasets, capfd, checkpoint, monkeypatch):
+    assert evaluation.MAX_EPISODE_STEPS == 10_000
+    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 6)
+    model, path = checkpoint(env_id="tests.environments:Endless-v0", env={"kwargs": {"period": 1_000_000}})
+    status, out, _ = run(f"collect --ckpt_path {path} --dataset endless-v0 --episodes 2", capfd)
+    assert status == 0 and "2 episodes, 12 steps" in out
+    assert [each.truncated.tolist() for each in load_demonstrations("endless-v0", model.spaces)] == [[False] * 5 + [True]] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dataset x-v0", "the following arguments are required: --ckpt_path"),
+        ("--ckpt_path a.ckpt", "the following arguments are required: --dataset"),
+        ("--ckpt_path nowhere.ckpt --dataset x-v0", "ckpt_path 'nowhere.ckpt' is not a file"),
+        ("--ckpt_path a.ckpt --dataset x", "dataset 'x' is no name that Minari takes: letters, digits, - and _, such as cartpole-v0"),
+        ("--ckpt_path a.ckpt --dataset ../x-v0", "dataset '../x-v0' is no name that Minari takes"),
+        ("--ckpt_path a.ckpt --dataset there-v0", "dataset 'there-v0' is there already, in"),
+        ("--ckpt_path a.ckpt --dataset x-v0 --episodes 0", "--episodes must be >= 1, got 0"),
+        ("--ckpt_path a.ckpt --dataset x-v0 --episodes many", "argument --episodes: invalid int value: 'many'"),
+        ("--ckpt_path a.ckpt --dataset x-v0 --seed -1", "--seed must be >= 0, got -1"),
+        ("--ckpt_path a.ckpt --dataset x-v0 --deterministic maybe", "argument --deterministic: invalid choice: 'maybe'"),
+        ("--ckpt_path a.ckpt --dataset x-v0 --episode 3", "did you mean --episodes?"),
+        ("--ckpt_path a.ckpt --dataset", "argument --dataset: expected one argument"),
+    ],
+)
+def test_wrong_input_ends_in_one_line(datasets, capfd, checkpoint, tmp_path, monkeypatch, options, message):
+    checkpoint()
+    monkeypatch.chdir(tmp_path)
+    (datasets / "there-v0" / "data").mkdir(parents=True)
+    status, out, err = run(f"collect {options}", capfd)
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+    assert [path.name for path in datasets.iterdir()] == ["there-v0"]
+
+
+def test_a_missing_package_and_a_full_disk_end_in_one_line(datasets, capfd, checkpoint, monkeypatch):
+    _, path = checkpoint()
+
+    def refuse(*arguments, **settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", refuse)
+    status, _, err = run(f"collect --ckpt_path {path} --dataset x-v0 --episodes 1", capfd)
+    assert status == 2 and err.count("\n") == 1 and "dataset 'x-v0' could not be saved in" in err and "No space left" in err
+    monkeypatch.setitem(sys.modules, "minari", None)
+    status, _, err = run(f"collect --ckpt_path {path} --dataset x-v0", capfd)
+    assert status == 2 and err == (
+        'error: a dataset of demonstrations needs the package minari, which is not installed; run: pip install "lightning_rl[minari]"\n'
+    )
+
+
+def test_a_model_of_a_ready_environment_cannot_be_collected(datasets, capfd, tmp_path):
+    from lightning_rl.envs.make import make_vector_env
+    from tests.environments import Scripted
+
+    model = PPO(make_vector_env(Scripted, 2), net_arch=[8], n_steps=8, batch_size=8, max_env_steps=16)
+    fit(model).save_checkpoint(tmp_path / "a.ckpt")
+    status, _, err = run(f"collect --ckpt_path {tmp_path / 'a.ckpt'} --dataset x-v0", capfd)
+    assert status == 2 and "was trained on a ready environment, which a file cannot name" in err
