@@ -95,6 +95,7 @@ class RecurrentMemory(nn.Module):
     Sequences are cut there into segments, which lie side by side in one call of the fused layer, each with zeros or the given memory
     before it. Rows behind the end of a segment carry a mark, an input of their own whose fixed weights hold the gates so that nothing
     changes any more: the state after the call is that after each segment's last row. Features of goals pass beside what is remembered.
+    No gradient flows into the first `burn_in` rows of longer sequences.
     """
 
     gates: int
@@ -136,8 +137,13 @@ class RecurrentMemory(nn.Module):
             x, start = features.reshape(-1, num, self.num_inputs), episode_start.reshape(-1, num)
             state = memory if len(memory) else self.initial(num)
             if len(x) == 1:
-                state = self.cell(x[0], tuple(leaf * ~start[0].unsqueeze(-1) for leaf in state))
+                state = self.cell(x[0], _forgotten(state, start[0]))
                 outputs = state[0]
+            elif 0 < self.burn_in < len(x):
+                with torch.no_grad():
+                    filled, state = self._segments(x[: self.burn_in], state, start[: self.burn_in])
+                outputs, state = self._segments(x[self.burn_in :], state, start[self.burn_in :])
+                outputs = torch.cat([filled, outputs])
             else:
                 outputs, state = self._segments(x, state, start)
         outputs = outputs.reshape(*batch, self.size)
@@ -154,7 +160,7 @@ class RecurrentMemory(nn.Module):
 
     def _segments(self, x: Tensor, state: tuple[Tensor, ...], start: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         steps, num = start.shape
-        kept = tuple(leaf * ~start[0].unsqueeze(-1) for leaf in state)
+        kept = _forgotten(state, start[0])
         if not start[1:].any():
             return self.fused(x, kept, self.weight_ih)
         begins = start.t().contiguous()
@@ -239,6 +245,11 @@ class GRUMemory(RecurrentMemory):
             return ((1 - z) * new + z * h,)
 
         return step
+
+
+def _forgotten(state: Tree, start: Tensor) -> tuple[Tensor, ...]:
+    """Zeros where an episode begins, whatever the memory had become."""
+    return tuple(leaf.masked_fill(start.unsqueeze(-1), 0.0) for leaf in state)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
