@@ -157,6 +157,14 @@ def test_sac_logs_the_entropy_of_each_part_by_its_name():
         assert sum(parts[name] for name in NESTED_PARTS - {"0"}) == pytest.approx(row["train/entropy_discrete"], abs=1e-5)
 
 
+def test_what_sac_keeps_to_log_it_keeps_no_graph():
+    model, asked = tiny(SAC, "tests.environments:Anything-v0", log_interval=1, **HYBRID), []
+    entropies = model.actions.leaf_entropies
+    model.actions.leaf_entropies = lambda sample: (asked.append(sample), entropies(sample))[1]
+    fit(model)
+    assert asked and not any(part.requires_grad for sample in asked for part in sample)
+
+
 @pytest.mark.parametrize("algorithm", [PPO, A2C, SAC])
 @pytest.mark.parametrize("action", ["discrete", "multi-discrete", "box"])
 def test_nothing_of_parts_is_logged_for_an_action_of_one_part(algorithm, action):
