@@ -42,7 +42,7 @@ class NoMemory(nn.Module):
 
 
 class Memory(ABC):
-    """How a policy remembers: `LSTM` or `GRU`, with the checks of ML-Agents.
+    """How a policy remembers: `LSTM` or `GRU`, with the checks of ML-Agents. One of your own has its arguments as its attributes.
 
     Args:
         memory_size: how many numbers are kept from step to step, even. Of an LSTM one half is its output h and the other its cell c.
@@ -64,8 +64,7 @@ class Memory(ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """As plain data, from which `as_memory` makes it again."""
-        names = "memory_size", "sequence_length", "burn_in"
-        return {"class_path": type(self).__name__, "init_args": {name: getattr(self, name) for name in names}}
+        return {"class_path": type(self).__name__, "init_args": dict(vars(self))}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.memory_size}, {self.sequence_length}, {self.burn_in})"
@@ -266,13 +265,18 @@ def as_memory(setting: Memory | Mapping[str, Any] | None) -> Memory | None:
         return setting
     if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
         raise SettingError(f"memory must be LSTM(…), GRU(…) or none, got {setting!r}")
-    known, name = {cls.__name__: cls for cls in Memory.__subclasses__()}, str(setting["class_path"]).rpartition(".")[2]
+    known, name = {cls.__name__: cls for cls in _kinds(Memory)}, str(setting["class_path"]).rpartition(".")[2]
     if name not in known:
         raise SettingError(f"memory.class_path {name!r} is not a memory{nearest(name, known)}")
     try:
         return known[name](**(setting.get("init_args") or {}))
     except TypeError as error:
         raise SettingError(f"memory: {name} refuses its arguments: {error}") from error
+
+
+def _kinds(base: type) -> list[type]:
+    children: list[type] = base.__subclasses__()
+    return [cls for child in children for cls in (child, *_kinds(child))]
 
 
 def make_memory(setting: Memory | None, num_inputs: int, num_goal_features: int = 0) -> NoMemory | RecurrentMemory:

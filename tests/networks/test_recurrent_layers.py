@@ -178,6 +178,17 @@ def test_a_memory_comes_back_from_its_settings():
             as_memory(wrong)
 
 
+class Deep(LSTM):
+    def __init__(self, depth=1, **arguments):
+        super().__init__(**arguments)
+        self.depth = depth
+
+
+def test_a_memory_of_one_s_own_comes_back_with_all_its_settings():
+    again = as_memory(Deep(2, memory_size=6).settings)
+    assert type(again) is Deep and (again.depth, again.memory_size) == (2, 6)
+
+
 # ---------------------------------------------------------------- in networks
 
 SPACES = Spaces(Box(-1, 1, (F,), np.float32), Discrete(3))
