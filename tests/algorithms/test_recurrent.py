@@ -224,6 +224,8 @@ def test_a_policy_from_a_file_remembers_from_call_to_call(algorithm, settings, t
     whole, _ = policy.network.policy(x, policy.network.initial_memory(3), start)
     expected = policy.network.distribution.to_env(policy.network.distribution.mode(whole[-1]).detach().numpy())
     np.testing.assert_allclose(steps[-1], expected, atol=1e-5)
+    with pytest.raises(SettingError, match=r"^the memory is of 1 observations, not of 3"):
+        policy.act(obs[0], one)
 
 
 def test_settings_made_in_python_and_read_from_a_file_are_the_same():
@@ -242,6 +244,12 @@ def test_a_sequence_longer_than_a_batch_is_refused(algorithm, settings):
 def test_a_batch_that_is_no_number_of_sequences_is_refused():
     with pytest.raises(SettingError, match=r"batch_size 6 does not divide .* = 16 in sequences of 4; use 4 or 8"):
         tiny(PPO, memory=LSTM(4, 4), batch_size=6)
+
+
+@pytest.mark.parametrize("algorithm", OFF_POLICY)
+def test_a_batch_to_replay_that_is_no_number_of_sequences_is_refused(algorithm):
+    with pytest.raises(SettingError, match=r"^batch_size 8 is no multiple of memory\.sequence_length 5; use 5 or 10$"):
+        tiny(algorithm, memory=LSTM(4, 5))
 
 
 def test_demonstrations_are_remembered_with_an_empty_memory():
