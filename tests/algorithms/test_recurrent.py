@@ -262,3 +262,19 @@ def test_demonstrations_are_remembered_with_an_empty_memory():
     assert len(kept[0]) == 12 + 96
     assert all((leaf[:12] == 0).all() for leaf in tree_leaves(kept[0].layout.row.memory))
     assert tree_stack([model.network.initial_memory(1)] * 2)[0].shape == (2, 1, 2)
+
+
+def test_a_checkpoint_with_a_memory_of_another_size_continues_with_new_episodes(tmp_path, capsys):
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, enable_progress_bar=False)
+    trainer.fit(tiny(PPO, memory=LSTM(4, 4), max_env_steps=32))
+    as_saved = trainer.run_folder / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(as_saved, weights_only=True)
+    episodes = checkpoint["lightning_rl"]["ranks"][0]["data"]["collector"]["episodes"]
+    episodes["memory"] = tuple(torch.zeros(3, 5) for _ in episodes["memory"])
+    torch.save(checkpoint, tmp_path / "other.ckpt")
+    for path, is_other in ((as_saved, False), (tmp_path / "other.ckpt", True)):
+        model = tiny(PPO, memory=LSTM(4, 4), max_env_steps=64)
+        trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, enable_progress_bar=False)
+        trainer.fit(model, ckpt_path=path)
+        assert model.env_steps == 64
+        assert ("start new episodes: the checkpoint holds another memory" in capsys.readouterr().out) == is_other
