@@ -126,7 +126,8 @@ def test_the_ratio_is_clipped_for_the_whole_action_each_part_or_each_dimension(r
     log_ratio = torch.tensor([1.5, 1.1, 1.2]).log()
     log_prob = model.network.log_prob(obs, action).detach() - log_ratio
     none, weight = torch.zeros(4, 1), torch.full((4,), 0.25)
-    loss, kl = model.loss(Batch(obs, action, log_prob, none, torch.ones(4), none, weight))
+    start = torch.zeros(1, 4, dtype=torch.bool)
+    loss, kl = model.loss(Batch(obs, action, log_prob, none, torch.ones(4), none, weight, start))
     assert loss.item() == pytest.approx(-expected, abs=1e-5)
     assert kl.item() == pytest.approx(1.98 - 1 - math.log(1.98), abs=1e-5)
 
