@@ -192,7 +192,8 @@ def evaluate_checkpoint(options: Namespace) -> dict[str, float]:
     algorithm = Algorithm.load_from_checkpoint(options.ckpt_path)
     if algorithm.env is None:
         raise SettingError(f"{options.ckpt_path} was trained on a ready environment, which a file cannot name; evaluate it from Python")
-    player = make_player(algorithm.env, min(options.num_envs, options.episodes), options.max_episode_steps)
+    num_envs = min(options.num_envs, options.episodes)
+    player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
     with closing(player), torch_threads(threads_for(algorithm)):
         episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
     counts = {"episodes": options.episodes, "env_steps": algorithm.env_steps, "seed": options.seed}

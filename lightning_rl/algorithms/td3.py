@@ -36,7 +36,7 @@ class TD3(Algorithm):
         activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
         max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
         buffer_size: how many transitions are remembered.
-        batch_size: rows of a batch.
+        batch_size: rows of a batch, with a memory a multiple of its sequence_length.
         learning_starts: environment steps before the first update.
         train_freq: environment steps, counted over all environments, between learning.
         gradient_steps: updates each time; -1 makes as many as there were steps.

@@ -97,7 +97,7 @@ class RolloutEvaluator(pl.Callback):
         """
         env = algorithm.env if self.env is None else self.env
         # new ones each time: what environments keep over their resets would make an evaluation depend on those before
-        player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps)
+        player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps, algorithm.spaces.masked)
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
@@ -172,7 +172,7 @@ class MultiEvaluator(RolloutEvaluator):
         return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop)]
 
 
-def make_player(env: Any, num_envs: int, max_episode_steps: int | None) -> EpisodePlayer:
+def make_player(env: Any, num_envs: int, max_episode_steps: int | None, masked: bool = False) -> EpisodePlayer:
     """A player for settings or for a function that builds one environment; it ends episodes at the given or the environment's own limit.
 
     Raises:
@@ -180,7 +180,7 @@ def make_player(env: Any, num_envs: int, max_episode_steps: int | None) -> Episo
     """
     check_can_be_built(env)
     make = partial(make_env, one_of(env) if isinstance(env, EnvConfig) else env)
-    player = EpisodePlayer(make, num_envs, max_episode_steps or MAX_EPISODE_STEPS)
+    player = EpisodePlayer(make, num_envs, max_episode_steps or MAX_EPISODE_STEPS, masked)
     limit = getattr(player.envs[0].spec, "max_episode_steps", None)
     if max_episode_steps is None and limit is not None:
         player.max_episode_steps = limit

@@ -63,7 +63,7 @@ class TorchActor:
         device = self.generator.device
         obs, start = tree_map(lambda leaf: leaf[t].to(device), self.obs), torch.as_tensor(episode_start, device=device)
         with self.precision():
-            return self.network.policy(obs, tree_to_torch(memory, device), start)[1]
+            return self.network.policy(obs, tree_to_torch(memory, device), start, self.generator)[1]
 
     def actions(self) -> Tree:
         """All actions as sampled, `[T, N, ...]`."""
@@ -143,8 +143,8 @@ class NumpyActor:
 
 
 def forgotten(memory: Tree, episode_start: np.ndarray) -> Tree:
-    """A memory as arrays, zeros where an episode begins."""
-    return tree_map(lambda leaf: np.asarray(leaf) * ~episode_start[:, None], memory)
+    """A memory as arrays, zeros where an episode begins, whatever it had become."""
+    return tree_map(lambda leaf: np.where(episode_start[:, None], np.float32(0), leaf), memory)
 
 
 StepActor = TorchActor | NumpyActor | RandomActor

@@ -42,7 +42,7 @@ class NoMemory(nn.Module):
 
 
 class Memory(ABC):
-    """How a policy remembers: `LSTM` or `GRU`, with the checks of ML-Agents.
+    """How a policy remembers: `LSTM` or `GRU`, with the checks of ML-Agents. One of your own has its arguments as its attributes.
 
     Args:
         memory_size: how many numbers are kept from step to step, even. Of an LSTM one half is its output h and the other its cell c.
@@ -64,8 +64,7 @@ class Memory(ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """As plain data, from which `as_memory` makes it again."""
-        names = "memory_size", "sequence_length", "burn_in"
-        return {"class_path": type(self).__name__, "init_args": {name: getattr(self, name) for name in names}}
+        return {"class_path": type(self).__name__, "init_args": dict(vars(self))}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.memory_size}, {self.sequence_length}, {self.burn_in})"
@@ -95,6 +94,7 @@ class RecurrentMemory(nn.Module):
     Sequences are cut there into segments, which lie side by side in one call of the fused layer, each with zeros or the given memory
     before it. Rows behind the end of a segment carry a mark, an input of their own whose fixed weights hold the gates so that nothing
     changes any more: the state after the call is that after each segment's last row. Features of goals pass beside what is remembered.
+    No gradient flows into the first `burn_in` rows of longer sequences.
     """
 
     gates: int
@@ -136,8 +136,13 @@ class RecurrentMemory(nn.Module):
             x, start = features.reshape(-1, num, self.num_inputs), episode_start.reshape(-1, num)
             state = memory if len(memory) else self.initial(num)
             if len(x) == 1:
-                state = self.cell(x[0], tuple(leaf * ~start[0].unsqueeze(-1) for leaf in state))
+                state = self.cell(x[0], _forgotten(state, start[0]))
                 outputs = state[0]
+            elif 0 < self.burn_in < len(x):
+                with torch.no_grad():
+                    filled, state = self._segments(x[: self.burn_in], state, start[: self.burn_in])
+                outputs, state = self._segments(x[self.burn_in :], state, start[self.burn_in :])
+                outputs = torch.cat([filled, outputs])
             else:
                 outputs, state = self._segments(x, state, start)
         outputs = outputs.reshape(*batch, self.size)
@@ -154,7 +159,7 @@ class RecurrentMemory(nn.Module):
 
     def _segments(self, x: Tensor, state: tuple[Tensor, ...], start: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         steps, num = start.shape
-        kept = tuple(leaf * ~start[0].unsqueeze(-1) for leaf in state)
+        kept = _forgotten(state, start[0])
         if not start[1:].any():
             return self.fused(x, kept, self.weight_ih)
         begins = start.t().contiguous()
@@ -241,6 +246,11 @@ class GRUMemory(RecurrentMemory):
         return step
 
 
+def _forgotten(state: Tree, start: Tensor) -> tuple[Tensor, ...]:
+    """Zeros where an episode begins, whatever the memory had become."""
+    return tuple(leaf.masked_fill(start.unsqueeze(-1), 0.0) for leaf in state)
+
+
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * x))  # no overflow
 
@@ -255,13 +265,18 @@ def as_memory(setting: Memory | Mapping[str, Any] | None) -> Memory | None:
         return setting
     if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
         raise SettingError(f"memory must be LSTM(…), GRU(…) or none, got {setting!r}")
-    known, name = {cls.__name__: cls for cls in Memory.__subclasses__()}, str(setting["class_path"]).rpartition(".")[2]
+    known, name = {cls.__name__: cls for cls in _kinds(Memory)}, str(setting["class_path"]).rpartition(".")[2]
     if name not in known:
         raise SettingError(f"memory.class_path {name!r} is not a memory{nearest(name, known)}")
     try:
         return known[name](**(setting.get("init_args") or {}))
     except TypeError as error:
         raise SettingError(f"memory: {name} refuses its arguments: {error}") from error
+
+
+def _kinds(base: type) -> list[type]:
+    children: list[type] = base.__subclasses__()
+    return [cls for child in children for cls in (child, *_kinds(child))]
 
 
 def make_memory(setting: Memory | None, num_inputs: int, num_goal_features: int = 0) -> NoMemory | RecurrentMemory:
