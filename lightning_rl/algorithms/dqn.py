@@ -168,7 +168,7 @@ class DQN(Algorithm):
         loss, error = returns.loss(z, target, probs)  # [B, S]
         self.learned(batch, lambda: error.mean(-1))
         taken = z.detach()  # a function that is kept must not keep the graph
-        self.record(q_value=lambda: returns.mean(taken).mean())
+        self.record(q_value=lambda: batch.mean(returns.mean(taken)))
         return self.finite("loss", mean(loss, batch.weight))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

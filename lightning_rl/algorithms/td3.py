@@ -136,7 +136,8 @@ class TD3(Algorithm):
         q = self.critic(obs, batch.action, batch.episode_start)[:, :, 0]
         loss = mean(critic_loss(q, target), batch.weight)
         self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
-        self.record(critic_loss=loss, q_value=q.mean())
+        taken = q.detach()  # a function that is kept must not keep the graph
+        self.record(critic_loss=loss, q_value=lambda: batch.mean(taken.mean(0)))
         return self.finite("critic_loss", loss)
 
     def actor_loss(self, batch: Transition, obs: Tree) -> Tensor:

@@ -16,8 +16,9 @@ from torch import Generator, nn
 
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import VectorEncoder
-from lightning_rl.networks.memory import NoMemory, RecurrentMemory
+from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
+from lightning_rl.networks.recurrent import RecurrentMemory
 from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray]] = {
