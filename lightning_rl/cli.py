@@ -195,7 +195,8 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
 def evaluate_checkpoint(options: Namespace) -> dict[str, float]:
     """The statistics that `evaluate --json` prints."""
     algorithm = load_with_env(options.ckpt_path)
-    player = make_player(algorithm.env, min(options.num_envs, options.episodes), options.max_episode_steps)
+    num_envs = min(options.num_envs, options.episodes)
+    player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
     with closing(player), torch_threads(threads_for(algorithm)):
         episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
     counts = {"episodes": options.episodes, "env_steps": algorithm.env_steps, "seed": options.seed}

@@ -106,6 +106,10 @@ class Transition(NamedTuple):
         """From what belongs to next_obs, a tensor `[B, ...]` or a tree, that of what follows each row."""
         return tree_index(x, self.successor) if len(self.successor) else x
 
+    def mean(self, x: Tensor) -> Tensor:
+        """The plain mean of `x [B, ...]` over the rows that are learned from, for a metric."""
+        return x[self.weight > 0].mean()
+
 
 def tree_leaves(tree: Tree) -> Iterator[Any]:
     """The leaves from left to right."""

@@ -126,7 +126,8 @@ def test_the_ratio_is_clipped_for_the_whole_action_each_part_or_each_dimension(r
     log_ratio = torch.tensor([1.5, 1.1, 1.2]).log()
     log_prob = model.network.log_prob(obs, action).detach() - log_ratio
     none, weight = torch.zeros(4, 1), torch.full((4,), 0.25)
-    loss, kl = model.loss(Batch(obs, action, log_prob, none, torch.ones(4), none, weight))
+    start = torch.zeros(1, 4, dtype=torch.bool)
+    loss, kl = model.loss(Batch(obs, action, log_prob, none, torch.ones(4), none, weight, start))
     assert loss.item() == pytest.approx(-expected, abs=1e-5)
     assert kl.item() == pytest.approx(1.98 - 1 - math.log(1.98), abs=1e-5)
 
@@ -155,6 +156,14 @@ def test_sac_logs_the_entropy_of_each_part_by_its_name():
         assert parts.keys() == NESTED_PARTS
         assert parts["0"] == pytest.approx(row["train/entropy_continuous"], abs=1e-5)
         assert sum(parts[name] for name in NESTED_PARTS - {"0"}) == pytest.approx(row["train/entropy_discrete"], abs=1e-5)
+
+
+def test_what_sac_keeps_to_log_it_keeps_no_graph():
+    model, asked = tiny(SAC, "tests.environments:Anything-v0", log_interval=1, **HYBRID), []
+    entropies = model.actions.leaf_entropies
+    model.actions.leaf_entropies = lambda sample: (asked.append(sample), entropies(sample))[1]
+    fit(model)
+    assert asked and not any(part.requires_grad for sample in asked for part in sample)
 
 
 @pytest.mark.parametrize("algorithm", [PPO, A2C, SAC])

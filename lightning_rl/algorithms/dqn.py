@@ -39,7 +39,7 @@ class DQN(Algorithm):
         net_arch: widths of the hidden layers, [64, 64] unless given.
         activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
         buffer_size: how many transitions are remembered.
-        batch_size: rows of a batch.
+        batch_size: rows of a batch, with a memory a multiple of its sequence_length.
         learning_starts: environment steps before the first update.
         train_freq: environment steps, counted over all environments, between learning.
         gradient_steps: updates each time; -1 makes as many as there were steps.
@@ -168,7 +168,7 @@ class DQN(Algorithm):
         loss, error = returns.loss(z, target, probs)  # [B, S]
         self.learned(batch, lambda: error.mean(-1))
         taken = z.detach()  # a function that is kept must not keep the graph
-        self.record(q_value=lambda: returns.mean(taken).mean())
+        self.record(q_value=lambda: batch.mean(returns.mean(taken)))
         return self.finite("loss", mean(loss, batch.weight))
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

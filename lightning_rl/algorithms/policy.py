@@ -11,6 +11,7 @@ from torch import Generator
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.envs.masks import Masks
+from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces, allocate, is_batch_of
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
@@ -37,16 +38,19 @@ class Policy:
 
         Args:
             obs: `[...]` or `[N, ...]`, a tree like the observation space; it may have a key `action_mask`.
-            memory: what the last call returned; None at the start of an episode.
-            action_mask: True for allowed choices, `[M]` or `[N, M]`, or another form of `envs/masks.py`.
+            memory: what the last call returned; None at the start of an episode. In a batch, zeros in a row begin one there.
+            action_mask: True for allowed choices, `[M]` or `[N, M]`, or another form of `envs/masks.py`; a policy that was trained with
+                masks needs one.
             deterministic: the most likely action instead of a drawn one.
 
         Raises:
-            SettingError: a mask that does not fit, or allows nothing.
+            SettingError: a mask that does not fit, allows nothing, or is missing; a memory of another number of observations.
         """
         if isinstance(obs, dict) and MASK in obs:
             action_mask = obs[MASK] if action_mask is None else action_mask
             obs = {key: child for key, child in obs.items() if key != MASK}
+        if action_mask is None and self.spaces.masked:
+            raise SettingError(f"this policy was trained with masks: give an {MASK}, beside the observation or as a key of it")
         batched = is_batch_of(self.spaces.observation, obs)
         if not batched:
             obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
@@ -54,6 +58,11 @@ class Policy:
         rows = tree_map(_copy_into, allocate(self.spaces.observation, num), obs)
         start = torch.full((num,), memory is None, device=self.device)
         memory = self.network.initial_memory(num) if memory is None else memory
+        for leaf in tree_leaves(memory):
+            if len(leaf) != num:
+                raise SettingError(
+                    f"the memory is of {len(leaf)} observations, not of {num}: hand back that of the last call for the same ones"
+                )
         mask: Tree = ()
         if action_mask is not None:
             masks = Masks(self.spaces.action, "observation {}")

@@ -37,7 +37,7 @@ class PPO(Algorithm):
         ratio: clip the `joint` probability ratio of an action, that of each part of a Dict or Tuple (`per_part`), or that of each dimension
             or branch (`per_dim`).
         critic_burn_in_steps: environment steps at the start during which only the value function learns (and an encoder it shares).
-        share_encoder: one image encoder for policy and value, or one each.
+        share_encoder: one encoder and memory for policy and value, or one each.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
 

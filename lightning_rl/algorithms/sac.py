@@ -38,7 +38,7 @@ class SAC(Algorithm):
         activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
         max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
         buffer_size: how many transitions are remembered.
-        batch_size: rows of a batch.
+        batch_size: rows of a batch, with a memory a multiple of its sequence_length.
         learning_starts: environment steps before the first update.
         train_freq: environment steps, counted over all environments, between learning.
         gradient_steps: updates each time; -1 makes as many as there were steps.
@@ -149,7 +149,8 @@ class SAC(Algorithm):
         q = losses.chosen(q, self.actions.choices(batch.action))
         self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
         loss = mean(losses.critic_loss(q, target), batch.weight)
-        self.record(critic_loss=loss, q_value=q.mean())
+        taken = q.detach()  # a function that is kept must not keep the graph
+        self.record(critic_loss=loss, q_value=lambda: batch.mean(taken.mean(0)))
         return self.finite("critic_loss", loss if self.value is None else loss + self.value_loss(batch, obs, policy))
 
     def next_value(self, batch: Transition) -> Tensor:
@@ -176,11 +177,13 @@ class SAC(Algorithm):
         q = self.critic(obs, policy.action, batch.episode_start)
         q = q.amin(0) if self.value is None else q[0]
         loss = mean(losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature()), batch.weight)
-        entropies = policy.entropy.detach()
+        seen = policy.detach()
         for k, kind in enumerate(self.kind_names):
-            self.record(**{f"entropy{kind}": lambda k=k: entropies[:, k].mean(), f"ent_coef{kind}": lambda k=k: self.temperature()[k]})
+            self.record(
+                **{f"entropy{kind}": lambda k=k: batch.mean(seen.entropy[:, k]), f"ent_coef{kind}": lambda k=k: self.temperature()[k]}
+            )
         for k, part in enumerate(self.network.distribution.names):
-            self.record(**{f"train/entropy/{part}": lambda k=k: self.actions.leaf_entropies(policy)[:, k].mean()})
+            self.record(**{f"train/entropy/{part}": lambda k=k: batch.mean(self.actions.leaf_entropies(seen)[:, k])})
         self.record(actor_loss=loss)
         return self.finite("actor_loss", loss)
 

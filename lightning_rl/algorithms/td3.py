@@ -36,7 +36,7 @@ class TD3(Algorithm):
         activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
         max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
         buffer_size: how many transitions are remembered.
-        batch_size: rows of a batch.
+        batch_size: rows of a batch, with a memory a multiple of its sequence_length.
         learning_starts: environment steps before the first update.
         train_freq: environment steps, counted over all environments, between learning.
         gradient_steps: updates each time; -1 makes as many as there were steps.
@@ -136,7 +136,8 @@ class TD3(Algorithm):
         q = self.critic(obs, batch.action, batch.episode_start)[:, :, 0]
         loss = mean(critic_loss(q, target), batch.weight)
         self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
-        self.record(critic_loss=loss, q_value=q.mean())
+        taken = q.detach()  # a function that is kept must not keep the graph
+        self.record(critic_loss=loss, q_value=lambda: batch.mean(taken.mean(0)))
         return self.finite("critic_loss", loss)
 
     def actor_loss(self, batch: Transition, obs: Tree) -> Tensor:

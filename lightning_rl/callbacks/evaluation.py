@@ -99,7 +99,8 @@ class RolloutEvaluator(pl.Callback):
         """
         env = algorithm.env if self.env is None else self.env
         # new ones each time: what environments keep over their resets would make an evaluation depend on those before
-        player = make_player(env, min(self.num_envs, self.episodes), self.max_episode_steps, self.wrappers)
+        masked, num_envs = algorithm.spaces.masked, min(self.num_envs, self.episodes)
+        player = make_player(env, num_envs, self.max_episode_steps, masked, self.wrappers)
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
@@ -175,7 +176,11 @@ class MultiEvaluator(RolloutEvaluator):
 
 
 def make_player(
-    env: Any, num_envs: int, max_episode_steps: int | None, wrappers: Sequence[Callable[[gym.Env], gym.Env]] = ()
+    env: Any,
+    num_envs: int,
+    max_episode_steps: int | None,
+    masked: bool = False,
+    wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
 ) -> EpisodePlayer:
     """A player for settings or for a function that builds one environment; it ends episodes at the given or the environment's own limit.
 
@@ -186,7 +191,7 @@ def make_player(
     """
     check_can_be_built(env)
     make = partial(make_wrapped, one_of(env) if isinstance(env, EnvConfig) else env, wrappers)
-    player = EpisodePlayer(make, num_envs, max_episode_steps or MAX_EPISODE_STEPS)
+    player = EpisodePlayer(make, num_envs, max_episode_steps or MAX_EPISODE_STEPS, masked)
     limit = getattr(player.envs[0].spec, "max_episode_steps", None)
     if max_episode_steps is None and limit is not None:
         player.max_episode_steps = limit

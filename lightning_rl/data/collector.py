@@ -17,7 +17,7 @@ from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
 from lightning_rl.networks.acting import Precision, RandomActor, StepActor, forgotten, make_actor
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Rollout, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
 class ActingNetwork(Protocol):
@@ -272,6 +272,8 @@ class Collector:
         episodes = state["episodes"]
         if episodes is not None and np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
             new_episodes: str | None = "the checkpoint holds no action masks, or other ones"
+        elif episodes is not None and _shapes(episodes["memory"]) != _shapes(self.network.initial_memory(self.num_envs)):
+            new_episodes = "the checkpoint holds another memory"
         else:
             new_episodes = None if episodes is None else self.stepper.load_state_dict(episodes["envs"])
         if episodes is None or new_episodes is not None:
@@ -323,6 +325,10 @@ class Collector:
         next_obs = tree_map(lambda leaf: leaf.to(device), rollout.next_obs)
         rollout = rollout._replace(obs=obs, action=action, action_mask=mask, episode_start=start, memory=memories, next_obs=next_obs)
         return rollout._replace(log_prob=log_prob, value=value[:-1], next_value=next_value)
+
+
+def _shapes(tree: Tree) -> list[tuple[int, ...]]:
+    return [tuple(np.shape(leaf)) for leaf in tree_leaves(tree)]
 
 
 def _assign(target: np.ndarray, source: np.ndarray) -> np.ndarray:

@@ -35,14 +35,15 @@ class EpisodePlayer:
         make: builds one environment.
         num_envs: how many of them act together.
         max_episode_steps: an episode of this length ends here, counted as truncated.
+        masked: whether the environments must rule out actions, as in `Spaces`; if not, they may.
     """
 
     on_nan = "raise"
     """What to do about numbers that are none, see `guards.py`."""
 
-    def __init__(self, make: Callable[[], gym.Env], num_envs: int, max_episode_steps: int) -> None:
+    def __init__(self, make: Callable[[], gym.Env], num_envs: int, max_episode_steps: int, masked: bool = False) -> None:
         self.envs = [make() for _ in range(num_envs)]
-        self.max_episode_steps = max_episode_steps
+        self.max_episode_steps, self.masked = max_episode_steps, masked
 
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
         """Episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leaves the network's mode as it was.
@@ -54,7 +55,7 @@ class EpisodePlayer:
         network.eval()
         try:
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
-            seats = [_Seat(i, self.envs[i], list(share), network, self.on_nan) for i, share in enumerate(shares) if share]
+            seats = [_Seat(i, self.envs[i], list(share), network, self) for i, share in enumerate(shares) if share]
             return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic, stop)
         finally:
             network.train(was_training)
@@ -93,8 +94,9 @@ class EpisodePlayer:
 class _Seat:
     """One environment with the seeds it has still to play, the current one first."""
 
-    def __init__(self, index: int, env: gym.Env, seeds: list[int], network: Any, on_nan: str) -> None:
-        self.index, self.env, self.seeds, self.on_nan = index, env, seeds, on_nan
+    def __init__(self, index: int, env: gym.Env, seeds: list[int], network: Any, player: EpisodePlayer) -> None:
+        self.index, self.env, self.seeds = index, env, seeds
+        self.on_nan, self.masked = player.on_nan, player.masked
         self.space = as_spaces(env.observation_space, env.action_space).observation
         self.name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
         self.initial_memory = tree_index(network.initial_memory(1), 0)
@@ -104,7 +106,7 @@ class _Seat:
         self.return_, self.length, self.memory = 0.0, 0, self.initial_memory
         self.obs = allocate(self.space)
         obs, info = self.env.reset(seed=self.seeds[0])
-        self.masks = masks_of(self.env, info, f"environment {{}} of {self.name}")
+        self.masks = masks_of(self.env, info, f"environment {{}} of {self.name}", self.masked)
         obs, self.mask = self.masks.one(obs, info, self.index)
         self.obs, _ = self._checked(obs, 0.0)
 

@@ -44,8 +44,12 @@ class ReplaySettings:
         if self.gradient_steps == 0:
             raise SettingError("gradient_steps 0 would never learn; use a number of updates, or -1 for as many as environment steps")
         check_choice("warmup", self.warmup, ("random", "policy"))
-        if self.memory is not None and self.memory.sequence_length > self.batch_size:
-            raise SettingError(f"memory.sequence_length {self.memory.sequence_length} is longer than batch_size {self.batch_size}")
+        length = 1 if self.memory is None else self.memory.sequence_length
+        if length > self.batch_size:
+            raise SettingError(f"memory.sequence_length {length} is longer than batch_size {self.batch_size}")
+        if rest := self.batch_size % length:
+            sizes = f"{self.batch_size - rest} or {self.batch_size - rest + length}"
+            raise SettingError(f"batch_size {self.batch_size} is no multiple of memory.sequence_length {length}; use {sizes}")
 
 
 class ReplayDataset(ExperienceDataset):

@@ -27,6 +27,10 @@ class SoftSample(NamedTuple):
     entropy: Tensor
     log_prob: Tensor | None
 
+    def detach(self) -> SoftSample:
+        """The same without its graph."""
+        return SoftSample._make(part if part is None else part.detach() for part in self)
+
 
 class SoftActions(nn.Module):
     """A distribution's continuous dimensions, drawn, beside its discrete branches, all choices at once.

@@ -119,15 +119,20 @@ class FirstOf(gym.Env):
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        obs, _ = self.envs.reset(seed=seed)
-        return tree_index(obs, 0), {}
+        obs, info = self.envs.reset(seed=seed)
+        return tree_index(obs, 0), _first(info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, _ = self.envs.step(np.asarray(action)[None])
-        return tree_index(obs, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        obs, reward, terminated, truncated, info = self.envs.step(np.asarray(action)[None])
+        return tree_index(obs, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
     def close(self) -> None:
         self.envs.close()
+
+
+def _first(info: dict[str, Any]) -> dict[str, Any]:
+    """What a vector environment's infos say of its first environment."""
+    return {key: value[0] for key, value in info.items() if isinstance(value, np.ndarray) and value.ndim}
 
 
 def _gymnasium_make(config: EnvConfig) -> gym.Env:

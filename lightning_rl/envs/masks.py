@@ -160,10 +160,10 @@ def make_masks(spaces: Spaces, who: str, num: int = 1) -> Masks | NoMasks:
     return Masks(spaces.action, who, num) if spaces.masked else NoMasks(who)
 
 
-def masks_of(env: gym.Env, info: Info, who: str) -> Masks | NoMasks:
-    """What reads the masks of an environment that gave this info."""
+def masks_of(env: gym.Env, info: Info, who: str, masked: bool = False) -> Masks | NoMasks:
+    """What reads the masks of an environment that gave this info; there must be some if it is `masked`."""
     spaces = as_spaces(env.observation_space, env.action_space)
-    return make_masks(spaces._replace(masked=spaces.masked or MASK in info), who)
+    return make_masks(spaces._replace(masked=spaces.masked or masked or MASK in info), who)
 
 
 def legal_action(env: Any, space: Space, free: Callable[[], Any], obs: Tree, info: Info) -> Any:

@@ -16,8 +16,9 @@ from torch import Generator, nn
 
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import VectorEncoder
-from lightning_rl.networks.memory import NoMemory, RecurrentMemory
+from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
+from lightning_rl.networks.recurrent import RecurrentMemory
 from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray]] = {
@@ -63,7 +64,7 @@ class TorchActor:
         device = self.generator.device
         obs, start = tree_map(lambda leaf: leaf[t].to(device), self.obs), torch.as_tensor(episode_start, device=device)
         with self.precision():
-            return self.network.policy(obs, tree_to_torch(memory, device), start)[1]
+            return self.network.policy(obs, tree_to_torch(memory, device), start, self.generator)[1]
 
     def actions(self) -> Tree:
         """All actions as sampled, `[T, N, ...]`."""
@@ -143,8 +144,8 @@ class NumpyActor:
 
 
 def forgotten(memory: Tree, episode_start: np.ndarray) -> Tree:
-    """A memory as arrays, zeros where an episode begins."""
-    return tree_map(lambda leaf: np.asarray(leaf) * ~episode_start[:, None], memory)
+    """A memory as arrays, zeros where an episode begins, whatever it had become."""
+    return tree_map(lambda leaf: np.where(episode_start[:, None], np.float32(0), leaf), memory)
 
 
 StepActor = TorchActor | NumpyActor | RandomActor

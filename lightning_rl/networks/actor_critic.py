@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_distribution
-from lightning_rl.errors import check_choice, check_range
+from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.goal import goal_mlp
 from lightning_rl.networks.memory import Memory, make_memory
@@ -41,6 +41,9 @@ class ActorCritic(PolicyNetwork):
         log_std_init: first log σ of Box actions.
         streams: S, the number of reward streams.
         memory: what the network remembers with.
+
+    Raises:
+        SettingError: a memory with a burn-in, which is for replayed sequences.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class ActorCritic(PolicyNetwork):
         check_observation_space(spaces.observation, entities, goals)
         check_range("log_std_init", log_std_init, -20, 20)
         check_choice("action_dist", action_dist, ("clipped_normal", "tanh_normal"))
+        if memory is not None and memory.burn_in:
+            raise SettingError(f"memory.burn_in {memory.burn_in} is for replayed sequences; rollouts hold what was remembered: leave it 0")
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
         observed = (spaces.observation, encoder, encoder_features, entities, goals)
         self.actor_encoder = TreeEncoder(*observed)

@@ -434,6 +434,8 @@ def test_a_policy_from_a_file_takes_the_mask_from_the_observation_or_beside_it(a
         assert policy.act(obs, action_mask=masks[::-1])[0].tolist() == [3, 4, 1]  # what is beside it wins
     with pytest.raises(SettingError, match=r"^observation 1 allows no action: its action_mask is all false$"):
         policy.act(rows if way == "info" else {"where": rows}, action_mask=np.eye(4)[:3] * np.array([[1], [0], [1]]))
+    with pytest.raises(SettingError, match=r"^this policy was trained with masks: give an action_mask"):
+        policy.act(rows if way == "info" else {"where": rows})
     with pytest.raises(SettingError, match=r"must have 4 places, one for each choice: got shape \(3,\) for 4"):
         policy.act(rows if way == "info" else {"where": rows}, action_mask=np.ones((3, 3)))
 
@@ -508,6 +510,13 @@ def test_evaluation_names_the_environment_where_nothing_is_legal():
     stuck = iter([None, 1])
     evaluator = RolloutEvaluator(episodes=2, num_envs=2, env=lambda: Choosy(stuck=next(stuck)))
     with pytest.raises(SettingError, match=r"^environment 1 of Choosy allows no action: its action_mask is all false$"):
+        evaluator.play(model)
+
+
+def test_an_evaluation_without_masks_is_refused_for_a_model_with_masks():
+    model = tiny_choosy(PPO, choosy())
+    evaluator = RolloutEvaluator(episodes=1, num_envs=1, env=Scripted)
+    with pytest.raises(SettingError, match=r"^environment 0 of Scripted has no action_mask, and the model was made with"):
         evaluator.play(model)
 
 

@@ -224,6 +224,8 @@ def test_a_policy_from_a_file_remembers_from_call_to_call(algorithm, settings, t
     whole, _ = policy.network.policy(x, policy.network.initial_memory(3), start)
     expected = policy.network.distribution.to_env(policy.network.distribution.mode(whole[-1]).detach().numpy())
     np.testing.assert_allclose(steps[-1], expected, atol=1e-5)
+    with pytest.raises(SettingError, match=r"^the memory is of 1 observations, not of 3"):
+        policy.act(obs[0], one)
 
 
 def test_settings_made_in_python_and_read_from_a_file_are_the_same():
@@ -244,6 +246,12 @@ def test_a_batch_that_is_no_number_of_sequences_is_refused():
         tiny(PPO, memory=LSTM(4, 4), batch_size=6)
 
 
+@pytest.mark.parametrize("algorithm", OFF_POLICY)
+def test_a_batch_to_replay_that_is_no_number_of_sequences_is_refused(algorithm):
+    with pytest.raises(SettingError, match=r"^batch_size 8 is no multiple of memory\.sequence_length 5; use 5 or 10$"):
+        tiny(algorithm, memory=LSTM(4, 5))
+
+
 def test_demonstrations_are_remembered_with_an_empty_memory():
     model = tiny(DQN, memory=LSTM(4, 4))
     step = {"obs": np.zeros(2, np.float32), "action": 1, "reward": 1.0, "terminated": False, "truncated": False}
@@ -254,3 +262,19 @@ def test_demonstrations_are_remembered_with_an_empty_memory():
     assert len(kept[0]) == 12 + 96
     assert all((leaf[:12] == 0).all() for leaf in tree_leaves(kept[0].layout.row.memory))
     assert tree_stack([model.network.initial_memory(1)] * 2)[0].shape == (2, 1, 2)
+
+
+def test_a_checkpoint_with_a_memory_of_another_size_continues_with_new_episodes(tmp_path, capsys):
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, enable_progress_bar=False)
+    trainer.fit(tiny(PPO, memory=LSTM(4, 4), max_env_steps=32))
+    as_saved = trainer.run_folder / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(as_saved, weights_only=True)
+    episodes = checkpoint["lightning_rl"]["ranks"][0]["data"]["collector"]["episodes"]
+    episodes["memory"] = tuple(torch.zeros(3, 5) for _ in episodes["memory"])
+    torch.save(checkpoint, tmp_path / "other.ckpt")
+    for path, is_other in ((as_saved, False), (tmp_path / "other.ckpt", True)):
+        model = tiny(PPO, memory=LSTM(4, 4), max_env_steps=64)
+        trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, enable_progress_bar=False)
+        trainer.fit(model, ckpt_path=path)
+        assert model.env_steps == 64
+        assert ("start new episodes: the checkpoint holds another memory" in capsys.readouterr().out) == is_other

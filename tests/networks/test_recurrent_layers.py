@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import GRU, LSTM, SettingError
-from lightning_rl.networks.acting import NumpyActor, TorchActor, make_actor
+from lightning_rl.networks.acting import NumpyActor, RandomActor, TorchActor, forgotten, make_actor
 from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import as_memory
@@ -141,6 +141,34 @@ def test_a_memory_that_cannot_be_is_refused(kind, settings, said):
         kind(**settings)
 
 
+@KINDS
+def test_no_gradient_flows_into_the_rows_of_a_burn_in(kind):
+    burning, plain, (features, start) = kind(12, 4, burn_in=7).build(F), kind(12, 4).build(F), sequences()
+    plain.load_state_dict(burning.state_dict())
+    features.requires_grad_()
+    outputs, after = burning(features, before(burning), start)
+    torch.testing.assert_close((outputs, after), plain(features, before(plain), start), atol=1e-6, rtol=0)
+    outputs.sum().backward()
+    assert (features.grad[:7] == 0).all() and (features.grad[7:] != 0).all()
+
+
+def test_a_burn_in_is_refused_where_nothing_is_replayed():
+    with pytest.raises(SettingError, match=r"^memory\.burn_in 2 is for replayed sequences"):
+        ActorCritic(SPACES, memory=LSTM(4, 4, burn_in=2))
+
+
+@KINDS
+def test_an_episode_begins_with_zeros_whatever_the_memory_had_become(kind):
+    memory, (features, start) = kind(12, 4).build(F), sequences()
+    spoilt = tree_map(lambda leaf: torch.full_like(leaf, math.nan), memory.initial(N))
+    start[0] = True
+    for rows in (1, T):
+        expected = memory(features[:rows], memory.initial(N), start[:rows])
+        assert torch.equal(memory(features[:rows], spoilt, start[:rows])[0], expected[0])
+    for leaf in forgotten(spoilt, np.array([True, False, True, True, True])):
+        assert np.isnan(leaf[1]).all() and (leaf[[0, 2, 3, 4]] == 0).all() and leaf.dtype == np.float32
+
+
 def test_a_memory_comes_back_from_its_settings():
     again = as_memory(GRU(6, 5, 4).settings)
     assert type(again) is GRU and again.settings == GRU(6, 5, 4).settings
@@ -148,6 +176,17 @@ def test_a_memory_comes_back_from_its_settings():
     for wrong in ("LSTM", 3, {"class_path": "LSTMs"}, {"class_path": "LSTM", "init_args": {"size": 3}}, {"memory_size": 4}):
         with pytest.raises(SettingError, match="memory"):
             as_memory(wrong)
+
+
+class Deep(LSTM):
+    def __init__(self, depth=1, **arguments):
+        super().__init__(**arguments)
+        self.depth = depth
+
+
+def test_a_memory_of_one_s_own_comes_back_with_all_its_settings():
+    again = as_memory(Deep(2, memory_size=6).settings)
+    assert type(again) is Deep and (again.depth, again.memory_size) == (2, 6)
 
 
 # ---------------------------------------------------------------- in networks
@@ -198,6 +237,15 @@ def test_who_does_not_act_can_remember_too(kind, make):
             tree_leaves(actor.act(3, memory, start[3])[1]), tree_leaves(actor.remember(3, memory, start[3])), strict=True
         ):
             np.testing.assert_array_equal(acted, remembered)
+
+
+def test_noisy_layers_draw_from_the_run_s_generator_while_another_acts():
+    network = QNetwork(SPACES, net_arch=[8], noisy=True, memory=GRU(8))
+    generator = torch.Generator().manual_seed(0)
+    plain = TorchActor(network, np.zeros((T, N, F), np.float32), generator)
+    before_it, own = torch.get_rng_state(), generator.get_state()
+    RandomActor(network, N, generator, plain).remember(0, network.initial_memory(N), np.ones(N, bool))
+    assert torch.equal(torch.get_rng_state(), before_it) and not torch.equal(generator.get_state(), own)
 
 
 @KINDS
