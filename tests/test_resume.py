@@ -268,7 +268,7 @@ def test_other_numbers_of_environments_start_new_episodes_and_say_so(tmp_path, c
     run(tmp_path, PPO, {"id": "CartPole-v1"}, {}, stop=StopAt(3))
     capsys.readouterr()
     model, _ = run(tmp_path, PPO, {"id": "CartPole-v1", "num_envs": 4}, {"n_steps": 4}, ckpt_path="last")
-    assert "environments start new episodes: the checkpoint has 1 x 2 of them (ranks x env.num_envs), not 1 x 4" in capsys.readouterr().out
+    assert "environments start new episodes: the checkpoint has 1 x 2 (ranks x env.num_envs), not 1 x 4" in capsys.readouterr().out
     assert model.env_steps == STEPS
 
 

@@ -15,7 +15,7 @@ from lightning_rl.networks.memory import Memory
 
 
 def settings_of(cls: type) -> dict[str, inspect.Parameter]:
-    """All settings of a class, with those that `**common` passes on to its bases."""
+    """All settings of a class, with those that `**common` passes on to its bases, but for what it says to be `without`."""
     parameters: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base):
@@ -24,7 +24,7 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
         parameters |= {p.name: p for p in own if p.name not in parameters and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         if not any(p.kind is p.VAR_KEYWORD for p in own):
             break
-    return parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in getattr(cls, "without", ())}
 
 
 def remember_arguments(init: Callable[..., None]) -> Callable[..., None]:
