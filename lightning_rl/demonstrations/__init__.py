@@ -1,0 +1,1 @@
+"""Demonstrations: episodes of an expert, from files and into them."""
