@@ -355,7 +355,8 @@ class Algorithm(pl.LightningModule):
         self._tell_notices()
         if self.log_rows.is_due(self.count) or self.finished:
             metrics = {**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
-            metrics["rollout/episodes"], metrics["train/n_updates"] = self.episodes, self.updates
+            metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
+            metrics["train/n_updates"] = self.updates
             metrics["train/learning_rate"] = self.learning_rate(self.progress)
             self.log_rows.write(self.trainer, self, metrics)
         if self.finished:

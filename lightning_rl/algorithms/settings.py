@@ -63,7 +63,7 @@ def complete_settings(instance: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Plain data from settings. Ready environments and functions become None: they work for a run and are not stored."""
+    """Plain data from settings. Ready environments, functions and demonstrations become None: they work for a run and are not stored."""
     if isinstance(value, Mapping):
         return {str(key): plain(child) for key, child in value.items()}
     if isinstance(value, Memory):
@@ -71,6 +71,8 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, list | tuple):
+        if any(hasattr(child, "_fields") for child in value):
+            return None
         return [plain(child) for child in value]
     if isinstance(value, np.generic):
         return value.item()
