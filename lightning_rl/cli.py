@@ -34,7 +34,7 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --model ALGORITHM                    see lightning-rl list
   --model.SETTING VALUE                a setting of the algorithm; all of PPO's: lightning-rl fit --model.help PPO
   --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari
-  --model.max_env_steps N              length of the run
+  --model.max_env_steps N              length of the run; of BehavioralCloning --model.max_updates N
   --evaluation.SETTING VALUE           every_n_env_steps, every_n_updates, episodes, seed, num_envs, deterministic, max_episode_steps,
                                        stop_at, patience
   --checkpoint.SETTING VALUE           every_n_env_steps, every_n_updates, keep, save_replay_buffer, monitor, mode
