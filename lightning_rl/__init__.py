@@ -15,6 +15,7 @@ ALGORITHMS = {
     "SAC": "lightning_rl.algorithms.sac",
     "DQN": "lightning_rl.algorithms.dqn",
     "TD3": "lightning_rl.algorithms.td3",
+    "BehavioralCloning": "lightning_rl.algorithms.bc",
 }
 
 EXPORTS = {
@@ -27,6 +28,7 @@ EXPORTS = {
     "LSTM": "lightning_rl.networks.memory",
     "GRU": "lightning_rl.networks.memory",
     "ReplayConfig": "lightning_rl.data.replay",
+    "Demonstration": "lightning_rl.demonstrations.dataset",
     "TargetNetworkUpdate": "lightning_rl.callbacks.target_update",
     "RolloutEvaluator": "lightning_rl.callbacks.evaluation",
     "MultiEvaluator": "lightning_rl.callbacks.evaluation",

@@ -39,9 +39,10 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --model ALGORITHM                    see lightning-rl list
   --model.SETTING VALUE                a setting of the algorithm; all of PPO's: lightning-rl fit --model.help PPO
   --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari
-  --model.max_env_steps N              length of the run
-  --evaluation.SETTING VALUE           every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, stop_at, patience
-  --checkpoint.SETTING VALUE           every_n_env_steps, keep, save_replay_buffer
+  --model.max_env_steps N              length of the run; of BehavioralCloning --model.max_updates N
+  --evaluation.SETTING VALUE           every_n_env_steps, every_n_updates, episodes, seed, num_envs, deterministic, max_episode_steps,
+                                       stop_at, patience
+  --checkpoint.SETTING VALUE           every_n_env_steps, every_n_updates, keep, save_replay_buffer, monitor, mode
   --trainer.SETTING VALUE              any flag of Lightning's Trainer: accelerator, devices, strategy, precision, logger, max_time, ...
                                        all of them: lightning-rl fit --help_all
   --seed_everything N                  0 unless given
@@ -183,11 +184,12 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
     if options.json:
         print(json.dumps(result))
     else:
+        trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
         Console(highlight=False, soft_wrap=True).print(
             f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {options.episodes} episodes "
             f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
             f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
-            f"mean length {result['length_mean']:.1f}, trained for {result['env_steps']:,} environment steps"
+            f"mean length {result['length_mean']:.1f}, trained for {trained}"
         )
     return 0
 
@@ -199,8 +201,8 @@ def evaluate_checkpoint(options: Namespace) -> dict[str, float]:
     player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
     with closing(player), torch_threads(threads_for(algorithm)):
         episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
-    counts = {"episodes": options.episodes, "env_steps": algorithm.env_steps, "seed": options.seed}
-    return {**summarize(episodes), **counts}
+    counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
+    return {**summarize(episodes), "episodes": options.episodes, **counts, "seed": options.seed}
 
 
 def load_with_env(path: Path) -> Algorithm:
@@ -225,7 +227,9 @@ def collect(arguments: list[str], imports: list[str]) -> int:
     check_range("--seed", options.seed, 0, whole=True)
     new_folder(dataset_id(options.dataset), options.force)
     algorithm = load_with_env(options.ckpt_path)
-    player = make_player(algorithm.env, 1, None, [RecordEpisodes])  # one alone: what is played is, bit for bit, what load_policy does
+    player = make_player(
+        algorithm.env, 1, None, algorithm.spaces.masked, [RecordEpisodes]
+    )  # one alone: what is played is, bit for bit, what load_policy does
     recorder: Any = player.envs[0]
     with closing(player), torch_threads(threads_for(algorithm)):
         player.play(algorithm.network, options.episodes, options.seed, options.deterministic == "true")

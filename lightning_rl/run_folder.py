@@ -76,9 +76,10 @@ def write_config(run: Path, config: dict[str, Any]) -> None:
 
 
 @rank_zero_only
-def cut_back_evaluations(run: Path, env_steps: int) -> None:
+def cut_back_evaluations(run: Path, count: int) -> None:
     """Forget evaluations beyond a checkpoint from which the run continues: they will be made again."""
     file = run / "evaluations.csv"
     rows = read_rows(file)
     if rows:
-        write_rows(file, list(rows[0]), [row for row in rows if int(row["env_steps"]) <= env_steps])
+        counter, *_ = columns = list(rows[0])
+        write_rows(file, columns, [row for row in rows if int(row[counter]) <= count])

@@ -53,7 +53,7 @@ class Trainer(pl.Trainer):
         default_root_dir: where runs lie.
         torch_threads: CPU threads for torch; unless given, 1 for small networks (more cost time) and torch's own choice for images.
         run_name: the folder of the run, instead of `version_<n>`.
-        max_epochs: runs end at the algorithm's `max_env_steps`; -1 sets no other end.
+        max_epochs: runs end at the algorithm's `max_env_steps` or `max_updates`; -1 sets no other end.
         log_every_n_steps: iterations between rows of what others log through Lightning; ours follow the algorithm's `log_interval`.
     """
 
@@ -103,7 +103,8 @@ class Trainer(pl.Trainer):
         if evaluation is not None and (evaluation.stop_at is not None or evaluation.patience is not None):
             ours.append(StopOnEvaluation(evaluation.stop_at, evaluation.patience))
         if enable_checkpointing is not False and checkpoint is not None and not fast_dev_run:
-            ours += [BestModel(), SaveCheckpoints(**vars(checkpoint))]
+            saving = {name: value for name, value in vars(checkpoint).items() if name not in ("monitor", "mode")}
+            ours += [BestModel(monitor=checkpoint.monitor, mode=checkpoint.mode), SaveCheckpoints(**saving)]
         elif checkpoint is None:
             enable_checkpointing = False
         if enable_progress_bar is not False and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
@@ -162,10 +163,10 @@ class Trainer(pl.Trainer):
             if ckpt_path == "last" and found is None:
                 self.say(f"no last.ckpt below {folder}: starting afresh")
             ckpt_path = found
-            env_steps = model.env_steps if ckpt_path is None else check_fits(model, ckpt_path)
+            count = model.count if ckpt_path is None else check_fits(model, ckpt_path)
             self._tell_differences(ckpt_path)
-            if env_steps >= model.max_env_steps:
-                self.say(f"already at {env_steps:,} of {model.max_env_steps:,} environment steps; raise max_env_steps to go on")
+            if count >= model.length:
+                self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
                 if ckpt_path is None:
                     return
             self.run_folder = run_folder
@@ -177,7 +178,7 @@ class Trainer(pl.Trainer):
         with torch_threads(self.torch_threads or threads_for(model)), self.stop.listening(), place:
             try:
                 if isinstance(model, Algorithm):
-                    self._equip(model, ckpt_path, env_steps)
+                    self._equip(model, ckpt_path, count)
                 super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
             except Interrupted:
                 pass
@@ -198,7 +199,7 @@ class Trainer(pl.Trainer):
         """The run's folder."""
         return str(self.run_folder)
 
-    def _equip(self, model: Algorithm, ckpt_path: str | Path | None, env_steps: int) -> None:
+    def _equip(self, model: Algorithm, ckpt_path: str | Path | None, count: int) -> None:
         """Tell loggers and callbacks where the run lies."""
         run = self.run_folder
         for saver in self.savers:
@@ -213,14 +214,14 @@ class Trainer(pl.Trainer):
         except OSError as error:
             root = self.default_root_dir
             raise SettingError(f"trainer.default_root_dir {root!r}: {error.strerror}; name a folder to write to") from error
-        metrics = CSVLogger(run, partial(getattr, model, "env_steps"))
+        metrics = CSVLogger(run, partial(getattr, model, "count"), model.counter)
         board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
         self.loggers = [metrics, *board, *self.given_loggers]
         if run in Path(str(ckpt_path)).parents:
-            metrics.cut_back(env_steps)
-            cut_back_evaluations(run, env_steps)
+            metrics.cut_back(count)
+            cut_back_evaluations(run, count)
         for logger in self.loggers:
-            introduce(logger, self.config)
+            introduce(logger, self.config, model.counter)
 
     def _program(self, subcommand: str) -> str:
         """The command line that begins like this for this run's algorithm and environment."""
@@ -245,7 +246,7 @@ class Trainer(pl.Trainer):
     def _leave(self, model: Algorithm) -> NoReturn:
         """After a signal: how to go on, and its exit status."""
         assert self.stop.received is not None
-        at = f"stopped by {self.stop.received.name} at {model.env_steps:,} environment steps"
+        at = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}"
         command = self._continuing(model)
         self.say(at if command is None else f"{at}; continue: {command}")
         if self.stop.received == signal.SIGINT:
@@ -285,10 +286,10 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 @rank_zero_only
-def introduce(logger: Any, config: dict[str, Any]) -> None:
-    """Weights & Biases draws over `env_steps`, as the others do, and knows all settings of the run."""
+def introduce(logger: Any, config: dict[str, Any], counter: str) -> None:
+    """Weights & Biases draws over what the run counts, as the others do, and knows all settings of the run."""
     if isinstance(logger, WandbLogger):
         importlib.import_module("wandb").setup()  # reads WANDB_SILENT before Lightning's first call warns
-        logger.experiment.define_metric("env_steps")
-        logger.experiment.define_metric("*", step_metric="env_steps", step_sync=True)
+        logger.experiment.define_metric(counter)
+        logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
         logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})

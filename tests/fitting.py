@@ -9,12 +9,14 @@ import torch
 from pytorch_lightning.loggers.logger import Logger
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3
+from lightning_rl import A2C, DQN, PPO, SAC, TD3, BehavioralCloning
 from lightning_rl.algorithms.algorithm import Algorithm
+from tests.demonstrations import at_random
 
 ON_POLICY = [PPO, A2C]
 OFF_POLICY = [SAC, DQN, TD3]
 ALL = ON_POLICY + OFF_POLICY
+"""What steps environments to learn."""
 REPLAY = {"buffer_size": 200, "batch_size": 8, "learning_starts": 16, "train_freq": 4, "steps_per_iteration": 16}
 TINY: dict[type[Algorithm], dict[str, Any]] = {
     PPO: {"n_steps": 8, "batch_size": 8, "n_epochs": 2},
@@ -22,20 +24,23 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
     SAC: REPLAY,
     DQN: REPLAY | {"learning_rate": 1e-3, "target_update_interval": 4},
     TD3: REPLAY,
+    BehavioralCloning: {"updates_per_iteration": 16, "batch_size": 8},
 }
 """Two environments of eight steps: 16 environment steps an iteration, in two minibatches for PPO; four updates for those that replay, from
-the second iteration on."""
+the second iteration on. An iteration of cloning has 16 updates."""
 UPDATES = {PPO: 6 * 4, A2C: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4}
 """Of a tiny run."""
 
 
 def tiny(algorithm: type[Algorithm], env_id: str | None = None, **settings: Any) -> Any:
-    """The same small model each time: 6 iterations of 16 environment steps unless told otherwise."""
+    """The same small model each time: 6 iterations of 16 environment steps (updates from random demonstrations) unless told otherwise."""
     home = "tests.environments:ScriptedBox-v0" if issubclass(algorithm, TD3) else "tests.environments:Scripted-v0"
     env = {"id": env_id or home, "num_envs": 2} | settings.pop("env", {})
     torch.manual_seed(settings.pop("seed", 0))
     own = next(TINY[cls] for cls in algorithm.__mro__ if cls in TINY)
-    return algorithm(env, **({"net_arch": [8], "max_env_steps": 96} | own | settings))
+    if algorithm is BehavioralCloning and "dataset" not in settings:
+        settings["dataset"] = at_random(env["id"], repr(env.get("kwargs", {})))
+    return algorithm(env, **({"net_arch": [8], f"max_{algorithm.counter}": 96} | own | settings))
 
 
 def fit(model: Algorithm, ckpt_path: Any = None, **arguments: Any) -> pl.Trainer:

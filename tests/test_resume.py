@@ -12,12 +12,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, CheckpointConfig, EvaluationConfig, Trainer, load_policy
+from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
 from tests.fitting import tiny
 
 STEPS = 192
-OFTEN = CheckpointConfig(every_n_env_steps=32)
 CASES = [
     pytest.param(PPO, {"id": "CartPole-v1"}, {"normalize_obs": "running", "normalize_reward": True}, id="PPO CartPole"),
     pytest.param(PPO, {"id": "CartPole-v1", "vectorization": "async"}, {}, id="PPO CartPole async"),
@@ -68,6 +67,8 @@ CASES = [
         id="SAC masks async",
     ),
     pytest.param(TD3, {"id": "Pendulum-v1", "vectorization": "async"}, {"normalize_obs": "frozen", "normalize_obs_steps": 32}, id="TD3"),
+    pytest.param(BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole"),
+    pytest.param(BehavioralCloning, {"id": "Pendulum-v1"}, {"memory": LSTM(8, 4), "ent_coef": 0.1}, id="BC Pendulum LSTM"),
 ]
 
 
@@ -102,17 +103,19 @@ def run(
     ckpt_path=None,
     steps=STEPS,
     callbacks=(),
-    checkpoint=OFTEN,
+    checkpoint=None,
 ):
     """Train as a user would, six or more iterations; the model and the run's folder."""
     pl.seed_everything(seed, verbose=False)
-    model = tiny(algorithm, env=env, env_id=env["id"], seed=seed, max_env_steps=steps, **({"log_interval": 16} | settings))
+    settings = {"log_interval": 16, f"max_{algorithm.counter}": steps} | settings
+    model = tiny(algorithm, env=env, env_id=env["id"], seed=seed, **settings)
+    every = f"every_n_{algorithm.counter}"
     trainer = Trainer(
         default_root_dir=root,
         accelerator="cpu",
         enable_progress_bar=False,
-        evaluation=EvaluationConfig(every_n_env_steps=48, episodes=2, num_envs=2, max_episode_steps=20),
-        checkpoint=checkpoint,
+        evaluation=EvaluationConfig(**{every: 48}, episodes=2, num_envs=2, max_episode_steps=20),
+        checkpoint=checkpoint or CheckpointConfig(**{every: 32}),
         callbacks=[*callbacks] if stop is None else [stop],
         torch_threads=1,
     )
@@ -225,7 +228,7 @@ def leaves(tree, path="", seen=None):
                 yield from leaves(child, f"{path}.{name}", seen)
 
 
-@pytest.mark.parametrize("algorithm", [PPO, A2C, SAC, DQN, TD3])
+@pytest.mark.parametrize("algorithm", [PPO, A2C, SAC, DQN, TD3, BehavioralCloning])
 def test_no_running_state_of_any_object_is_missing_from_a_checkpoint(algorithm, tmp_path):
     env = {"id": "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"}
     settings = {"normalize_obs": "running", "normalize_reward": True} if algorithm in (PPO, SAC) else {}
@@ -268,7 +271,7 @@ def test_other_numbers_of_environments_start_new_episodes_and_say_so(tmp_path, c
     run(tmp_path, PPO, {"id": "CartPole-v1"}, {}, stop=StopAt(3))
     capsys.readouterr()
     model, _ = run(tmp_path, PPO, {"id": "CartPole-v1", "num_envs": 4}, {"n_steps": 4}, ckpt_path="last")
-    assert "environments start new episodes: the checkpoint has 1 x 2 of them (ranks x env.num_envs), not 1 x 4" in capsys.readouterr().out
+    assert "environments start new episodes: the checkpoint has 1 x 2 (ranks x env.num_envs), not 1 x 4" in capsys.readouterr().out
     assert model.env_steps == STEPS
 
 

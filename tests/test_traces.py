@@ -22,6 +22,7 @@ import pytorch_lightning as pl
 import torch
 
 import lightning_rl as lrl
+from tests.demonstrations import at_random
 from tests.fitting import Rows, fit
 
 FILE = Path(__file__).with_name("traces.json")
@@ -39,6 +40,11 @@ CASES = {
         REPLAY | {"double": True, "dueling": True, "noisy": True, "distribution": "c51", "n_steps": 3, "replay": {"prioritized": True}},
     ),
     "TD3": (lrl.TD3, "Pendulum-v1", REPLAY),
+    "BehavioralCloning": (
+        lrl.BehavioralCloning,
+        "CartPole-v1",
+        {"dataset": at_random("CartPole-v1", "{}"), "max_updates": 96, "updates_per_iteration": 16, "batch_size": 32},
+    ),
 }
 FIRST = 3
 """Iterations with updates whose losses other machines reproduce."""
@@ -60,7 +66,7 @@ def trace(name: str) -> dict[str, object]:
     try:
         pl.seed_everything(1, verbose=False)
         env = lrl.EnvConfig(env_id, num_envs=4)
-        model = algorithm(env, **({"max_env_steps": 640, "log_interval": 1} | settings))
+        model = algorithm(env, **({f"max_{algorithm.counter}": 640, "log_interval": 1} | settings))
         fit(model, logger=rows)
     finally:
         torch.set_num_threads(threads)

@@ -51,7 +51,11 @@ def test_a_run_lies_in_a_folder_of_its_own(fit, folder):
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["class_path"] == "PPO" and config["model"]["init_args"]["env"]["id"] == "CartPole-v1"
     assert config["evaluation"]["episodes"] == 2
-    assert config["checkpoint"] == {"every_n_env_steps": None, "keep": 0, "save_replay_buffer": None}
+    assert config["checkpoint"] == {
+        **dict.fromkeys(("every_n_env_steps", "every_n_updates", "save_replay_buffer", "mode")),
+        "keep": 0,
+        "monitor": "eval/mean_reward",
+    }
 
 
 def test_rows_begin_with_environment_steps_and_episodes_have_theirs(fit, folder):

@@ -170,6 +170,25 @@ class Algorithm(pl.LightningModule):
     ignore_done: Tensor
     generator: Generator
     seed: int
+    counter = "env_steps"
+    """What a run goes by, up to `max_<counter>`: its schedules, rows, evaluations and checkpoints."""
+    without: tuple[str, ...] = ()
+    """Settings of this base that mean nothing to a subclass."""
+
+    @property
+    def count(self) -> int:
+        """How far the run is, all ranks together."""
+        return int(getattr(self, self.counter))
+
+    @property
+    def length(self) -> int:
+        """How far it goes."""
+        return int(getattr(self, f"max_{self.counter}"))
+
+    @property
+    def counted(self) -> str:
+        """What is counted, in words."""
+        return self.counter.replace("env_", "environment ")
 
     def experience(self) -> ExperienceDataset:
         """Which experience: the dataset whose items are iterations."""
@@ -233,6 +252,16 @@ class Algorithm(pl.LightningModule):
             at = f"at environment step {self.env_steps:,}, update {self.updates:,}"
             guard.refuse(norm, at, self.log_rows.recorded, getattr(self.dataset, "batch", ()))
         return norm
+
+    def validate(self) -> dict[str, float]:
+        """What else to judge with an evaluation, by data that is not learned from; the same on all ranks."""
+        return {}
+
+    def in_short(self) -> str:
+        """How it goes, for the progress bar."""
+        assert self.collector is not None
+        mean = self.collector.statistics.metrics().get("rollout/ep_rew_mean")
+        return "return –" if mean is None else f"return {mean:.1f}"
 
     def end_update(self, batch: Any) -> None:
         """Once per joint learning step: count it, let reward signals learn from the batch, tell the callbacks that follow updates."""
@@ -308,8 +337,8 @@ class Algorithm(pl.LightningModule):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has had its environment steps."""
-        return self.env_steps >= self.max_env_steps
+        """Whether the run has its length."""
+        return self.count >= self.length
 
     # ---------------------------------------------------------------- Lightning's hooks, in their order
 
@@ -327,19 +356,25 @@ class Algorithm(pl.LightningModule):
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         self._matmul = best_matmul(self.modules(), self.device)
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
-        self.log_rows.start(self.env_steps)
-        if self.env_steps:
+        self.log_rows.start(self.count)
+        if self.count:
             continue_run(self)
         self._counted_rows = self.collector.rows
-        if self.normalize_obs == "frozen" and not self.env_steps:
-            steps = self.normalize_obs_steps // trainer.world_size
-            stop = partial(stop_asked, trainer) if trainer.world_size == 1 else lambda: False
-            self.network.normalizer.update(self.collector.random_steps(steps, stop))
-            self._count()
-        for callback in trainer.callbacks if self.env_steps else []:
+        if not self.count:
+            self.look_around()
+        for callback in trainer.callbacks if self.count else []:
             if hasattr(callback, "on_run_continued"):
                 callback.on_run_continued(trainer, self)
         trainer.should_stop = self.finished or any_rank_asked(trainer)
+
+    def look_around(self) -> None:
+        """Before a run's first iteration: the statistics that `normalize_obs: frozen` keeps."""
+        if self.normalize_obs == "frozen":
+            assert self.collector is not None
+            steps = self.normalize_obs_steps // self.trainer.world_size
+            stop = partial(stop_asked, self.trainer) if self.trainer.world_size == 1 else lambda: False
+            self.network.normalizer.update(self.collector.random_steps(steps, stop))
+            self._count()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """An iteration begins: everything that is scheduled takes its value for it."""
@@ -348,13 +383,13 @@ class Algorithm(pl.LightningModule):
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
         progress.increment_completed()  # global_step counts iterations
-        self.progress = min(1.0, self.env_steps / self.max_env_steps)
+        self.progress = min(1.0, self.count / self.length)
         self._count()
         rate = self.learning_rate(self.progress)
         for optimizer in self.raw_optimizers():
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        self.dataset.begin_iteration(self.env_steps, self.progress)
+        self.dataset.begin_iteration(self.count, self.progress)
 
     def end_iteration(self) -> None:
         """After learning and before any callback: from here on logging, acting, judging and saving see the same counts and statistics."""
@@ -366,9 +401,10 @@ class Algorithm(pl.LightningModule):
         self.dataset.end_iteration()
         self.guard.end_iteration()
         self._tell_notices()
-        if self.log_rows.is_due(self.env_steps) or self.finished:
+        if self.log_rows.is_due(self.count) or self.finished:
             metrics = {**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
-            metrics["rollout/episodes"], metrics["train/n_updates"] = self.episodes, self.updates
+            metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
+            metrics["train/n_updates"] = self.updates
             metrics["train/learning_rate"] = self.learning_rate(self.progress)
             self.log_rows.write(self.trainer, self, metrics)
         if self.finished:

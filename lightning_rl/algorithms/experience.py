@@ -9,6 +9,8 @@ import torch
 from torch import Generator
 
 from lightning_rl.data.collector import Collector
+from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings, NoCollector
+from lightning_rl.data.demonstrations import EpisodeRows, read_episode, split_by_episode
 from lightning_rl.data.memory import memory_in_words
 from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
@@ -22,7 +24,7 @@ from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.rewards.gail import GAIL
 from lightning_rl.spaces import single_spaces
-from lightning_rl.types import tree_index, tree_to_numpy, tree_to_torch
+from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy, tree_to_torch
 
 
 def rollouts(algorithm: Any, n_steps: int, log_probs: bool) -> RolloutDataset:
@@ -81,10 +83,7 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
     """The environments of a run on this rank, `n_steps` steps of each an iteration, and the seeds of the rank's draws."""
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
-    entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.env_steps]  # a continued run draws on, it does not repeat
-    acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
-    algorithm.seed = learning
-    algorithm.generator = Generator().manual_seed(learning)
+    acting = seed_draws(algorithm)
     config, masked = algorithm.env if isinstance(algorithm.env, EnvConfig) else None, algorithm.spaces.masked
     stepper = make_stepper(make_vector_env(algorithm.env), config, masked)
     found = single_spaces(stepper.envs)
@@ -94,6 +93,47 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
     precision = algorithm.trainer.precision_plugin.forward_context
     next_obs = any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
     return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, next_obs)
+
+
+def seed_draws(algorithm: Any) -> int:
+    """Give the rank's learning a generator of its own. Returns the seed of its acting."""
+    entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # a continued run draws on, it does not repeat
+    acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
+    algorithm.seed = learning
+    algorithm.generator = Generator().manual_seed(learning)
+    return acting
+
+
+def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings) -> DemonstrationDataset:
+    """Minibatches of demonstrations: of a dataset by its name, or given ones.
+
+    Raises:
+        SettingError: there are none, or they do not fit the environment.
+    """
+    if source is None:
+        raise SettingError("this algorithm was loaded without its demonstrations; pass dataset= to train it")
+    seed_draws(algorithm)
+    spaces, distribution = algorithm.spaces, algorithm.network.distribution
+    episodes = load_demonstrations(source, spaces) if isinstance(source, str) else list(source)
+    masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
+    rows = [
+        read_episode(f"demonstration {k}", each.obs, each.action, mask, spaces, distribution)
+        for k, (each, mask) in enumerate(zip(episodes, masks, strict=True))
+    ]
+    if not any(mask is not None for mask in masks):
+        rows = [each._replace(action_mask=()) for each in rows]
+    lengths = [len(next(tree_leaves(each.action))) for each in rows]
+    parts = split_by_episode(lengths, settings.validation_fraction, settings.split_seed)
+    learned, held = (EpisodeRows([rows[episode] for episode in part], settings.sequence_length) for part in parts)
+    if not learned.num_rows:
+        raise SettingError(f"dataset: {sum(lengths):,} steps in {len(rows)} demonstrations leave nothing to learn from")
+    algorithm.say(
+        f"demonstrations: {learned.num_rows:,} steps of {learned.num_episodes:,} episodes to learn from, "
+        f"{held.num_rows:,} of {held.num_episodes:,} to validate"
+    )
+    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
+    collector, ranks = NoCollector(spaces.observation), (algorithm.global_rank, algorithm.trainer.world_size)
+    return DemonstrationDataset(collector, learned, held, settings, seed, algorithm.device, *ranks)
 
 
 def planned_iterations(algorithm: Any, collector: Collector) -> int:

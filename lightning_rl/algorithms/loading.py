@@ -77,7 +77,7 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", say: Callable[[
 
 
 def check_fits(algorithm: Any, path: str | Path) -> int:
-    """The environment steps at which a checkpoint stands.
+    """The count at which a checkpoint stands: its environment steps, or its updates.
 
     Raises:
         SettingError: it cannot be read, or it holds another algorithm or other weights than this one.
@@ -98,7 +98,7 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
         episodes = rank["data"]["collector"]["episodes"]
         if rank["num_envs"] == algorithm.num_envs and episodes is not None and _shapes(episodes["obs"]) != expected:
             raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments give")
-    return checkpoint["lightning_rl"]["env_steps"]
+    return checkpoint["lightning_rl"][algorithm.counter]
 
 
 def _optimizers(algorithm: Any) -> list[Optimizer] | None:

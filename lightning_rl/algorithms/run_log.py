@@ -15,19 +15,19 @@ Metric = Tensor | Callable[[], Tensor]
 
 
 class RunLog:
-    """Rows of metrics at x = env_steps, one every `interval` environment steps.
+    """Rows of metrics over what the run counts, environment steps or updates, one every `interval` of them.
 
-    Lightning's `self.log` costs 0.2 ms a key and knows no environment steps, so rows go to the loggers and to `callback_metrics` directly.
+    Lightning's `self.log` costs 0.2 ms a key and counts neither, so rows go to the loggers and to `callback_metrics` directly.
     """
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
         self.recorded: dict[str, list[Metric]] = {}
 
-    def start(self, env_steps: int) -> None:
-        """The clock of a run, at the environment steps it begins with."""
+    def start(self, count: int) -> None:
+        """The clock of a run, at the count it begins with."""
         self.started = self.logged_at = time.monotonic()
-        self.logged_env_steps = env_steps
+        self.logged_env_steps = count
 
     def get_state(self) -> dict[str, Any]:
         """Where the log stands."""
@@ -43,14 +43,14 @@ class RunLog:
         for name, value in values.items():
             self.recorded.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
 
-    def is_due(self, env_steps: int) -> bool:
+    def is_due(self, count: int) -> bool:
         """Whether a row is due."""
-        return env_steps - self.logged_env_steps >= self.interval
+        return count - self.logged_env_steps >= self.interval
 
     def write(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         """One row: the given metrics, those of time, and the means of what this iteration recorded, as `train/<name>`."""
-        now, env_steps, row = time.monotonic(), algorithm.env_steps, dict(metrics)
-        row["time/fps"] = (env_steps - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
+        now, count, row = time.monotonic(), algorithm.count, dict(metrics)
+        row["time/fps"] = (count - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
         row["time/time_elapsed"] = now - self.started
         row["time/iterations"] = trainer.global_step
         for name, values in self.recorded.items():
@@ -58,4 +58,4 @@ class RunLog:
                 torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean()
             )
         log_row(trainer, algorithm, row)
-        self.logged_at, self.logged_env_steps = now, env_steps
+        self.logged_at, self.logged_env_steps = now, count

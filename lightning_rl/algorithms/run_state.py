@@ -51,9 +51,7 @@ def continue_run(algorithm: Any) -> None:
     new_episodes: str | None = "the checkpoint holds none of a run"
     if algorithm.ranks:
         there = f"{len(algorithm.ranks)} x {algorithm.ranks[0]['num_envs']}"
-        new_episodes = (
-            f"the checkpoint has {there} of them (ranks x env.num_envs), not {algorithm.trainer.world_size} x {algorithm.num_envs}"
-        )
+        new_episodes = f"the checkpoint has {there} (ranks x env.num_envs), not {algorithm.trainer.world_size} x {algorithm.num_envs}"
     if state is not None:
         try:
             new_episodes = set_run_state(algorithm, to_arrays(state))
@@ -63,12 +61,12 @@ def continue_run(algorithm: Any) -> None:
     elif algorithm.global_rank == 0:  # one rank brings what all ranks had
         collector.env_steps, collector.statistics.episodes = algorithm.env_steps, algorithm.episodes
     if new_episodes is not None:
-        algorithm.say(f"environments start new episodes: {new_episodes}")
+        algorithm.say(f"{algorithm.dataset.anew}: {new_episodes}")
     algorithm.ranks = []
 
 
 def set_run_state(algorithm: Any, state: dict[str, Any]) -> str | None:
-    """The inverse of `run_state`; one line if the environments must start new episodes after all."""
+    """The inverse of `run_state`; why something is done anew after all, if it is."""
     manifest = state["data"].get("replay")
     if manifest is not None:
         folder = Path(algorithm.trainer.ckpt_path).parent / "last.ckpt.d" / f"rank{algorithm.global_rank}"

@@ -15,7 +15,7 @@ from lightning_rl.networks.memory import Memory
 
 
 def settings_of(cls: type) -> dict[str, inspect.Parameter]:
-    """All settings of a class, with those that `**common` passes on to its bases."""
+    """All settings of a class, with those that `**common` passes on to its bases, but for what it says to be `without`."""
     parameters: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base):
@@ -24,7 +24,7 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
         parameters |= {p.name: p for p in own if p.name not in parameters and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         if not any(p.kind is p.VAR_KEYWORD for p in own):
             break
-    return parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in getattr(cls, "without", ())}
 
 
 def remember_arguments(init: Callable[..., None]) -> Callable[..., None]:
@@ -63,7 +63,7 @@ def complete_settings(instance: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Plain data from settings. Ready environments and functions become None: they work for a run and are not stored."""
+    """Plain data from settings. Ready environments, functions and demonstrations become None: they work for a run and are not stored."""
     if isinstance(value, Mapping):
         return {str(key): plain(child) for key, child in value.items()}
     if isinstance(value, Memory):
@@ -71,6 +71,8 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, list | tuple):
+        if any(hasattr(child, "_fields") for child in value):
+            return None
         return [plain(child) for child in value]
     if isinstance(value, np.generic):
         return value.item()

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
+from lightning_rl.callbacks.interval import check_interval, interval
 from lightning_rl.data.replay_dataset import ReplayDataset
-from lightning_rl.errors import check_range
+from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 from lightning_rl.saving.segments import SegmentStore, size_of
 
 SAVED_UNASKED = 4e9
@@ -27,11 +28,17 @@ class CheckpointConfig:
         every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run unless given.
         keep: how many numbered copies to keep, the newest; -1 keeps all.
         save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
+        every_n_updates: the same as `every_n_env_steps` for runs that count updates.
+        monitor: which metric of an evaluation says that `best.ckpt` is the best.
+        mode: whether that is where it is greatest, `max`, or least, `min`; unless given `min` for a loss, `max` for all else.
     """
 
     every_n_env_steps: int | None = None
     keep: int = 0
     save_replay_buffer: bool | None = None
+    every_n_updates: int | None = None
+    monitor: str = "eval/mean_reward"
+    mode: Literal["max", "min"] | None = None
 
 
 class BestModel(Checkpoint):
@@ -40,10 +47,13 @@ class BestModel(Checkpoint):
     Args:
         folder: where to save; `checkpoints` of the run's folder unless given.
         monitor: the evaluation's metric.
+        mode: whether to save where it is greatest, `max`, or least, `min`; unless given `min` for a loss, `max` for all else.
     """
 
-    def __init__(self, folder: Path | None = None, monitor: str = "eval/mean_reward") -> None:
+    def __init__(self, folder: Path | None = None, monitor: str = "eval/mean_reward", mode: Literal["max", "min"] | None = None) -> None:
+        check_choice("checkpoint.mode", mode or "max", ("max", "min"))
         self.folder, self.monitor = folder, monitor
+        self.mode = mode or ("min" if monitor.endswith("loss") else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.best = -float("inf")
@@ -55,9 +65,16 @@ class BestModel(Checkpoint):
         return self.folder / "best.ckpt"
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
-        """Save if this evaluation is the best one."""
-        if metrics[self.monitor] > self.best:
-            self.best = metrics[self.monitor]
+        """Save if this evaluation is the best one.
+
+        Raises:
+            SettingError: there is no metric of that name.
+        """
+        if self.monitor not in metrics:
+            raise SettingError(f"checkpoint.monitor {self.monitor!r} is not what evaluations find{nearest(self.monitor, metrics)}")
+        score = metrics[self.monitor] if self.mode == "max" else -metrics[self.monitor]
+        if score > self.best:
+            self.best = score
             pl_module.saves_run = False
             try:
                 save_checkpoint(trainer, self.path)
@@ -65,20 +82,22 @@ class BestModel(Checkpoint):
                 pl_module.saves_run = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
+        return {"best": self.best, "goal": f"{self.mode} {self.monitor}"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"]
+        if state_dict.get("goal", "max eval/mean_reward") == f"{self.mode} {self.monitor}":
+            self.best = state_dict["best"]
 
 
 class SaveCheckpoints(Checkpoint):
-    """Saves `last.ckpt` every `every_n_env_steps` environment steps and at the end, and numbered copies on request.
+    """Saves `last.ckpt` every `every_n_env_steps` environment steps (or updates) and at the end, and numbered copies on request.
 
     Args:
         every_n_env_steps: environment steps between saves; 2 % of the run unless given.
         keep: how many copies `env_steps=<n>.ckpt` to keep beside `last.ckpt`, the newest, without a replay buffer; -1 keeps all.
         folder: where to save; `checkpoints` of the run's folder unless given.
         save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
+        every_n_updates: the same as `every_n_env_steps` for runs that count updates.
     """
 
     def __init__(
@@ -87,18 +106,24 @@ class SaveCheckpoints(Checkpoint):
         keep: int = 0,
         folder: Path | None = None,
         save_replay_buffer: bool | None = None,
+        every_n_updates: int | None = None,
     ) -> None:
-        if every_n_env_steps is not None:
-            check_range("checkpoint.every_n_env_steps", every_n_env_steps, 1, whole=True)
+        for name, every in {"every_n_env_steps": every_n_env_steps, "every_n_updates": every_n_updates}.items():
+            if every is not None:
+                check_range(f"checkpoint.{name}", every, 1, whole=True)
         check_range("checkpoint.keep", keep, -1, whole=True)
-        self.every_n_env_steps, self.keep, self.folder = every_n_env_steps, keep, folder
+        self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
+        self.keep, self.folder = keep, folder
         self.save_replay_buffer = save_replay_buffer
         self.saved_at = 0
 
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        check_interval("checkpoint", self, pl_module)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.saved_at = pl_module.env_steps
+        self.saved_at = pl_module.count
         self.folder = trainer.strategy.broadcast(self.folder)
-        if not pl_module.collector.stepper.can_be_saved:
+        if not pl_module.collector.can_be_saved:
             name = pl_module.collector.stepper.name
             pl_module.say(
                 f"{name} cannot be saved in the middle of an episode: a run that continues begins new ones (see README: own get_state)"
@@ -122,8 +147,8 @@ class SaveCheckpoints(Checkpoint):
         return self.folder / name
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        every = self.every_n_env_steps or max(1, pl_module.max_env_steps // 50)
-        if pl_module.env_steps // every > self.saved_at // every:
+        every = interval(self, pl_module, 50)
+        if pl_module.count // every > self.saved_at // every:
             self.save(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -131,11 +156,11 @@ class SaveCheckpoints(Checkpoint):
 
     def save(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """Save now, and forget copies beyond `keep`."""
-        self.saved_at = algorithm.env_steps
+        self.saved_at = algorithm.count
         algorithm.dataset.end_save(attempt(trainer, algorithm.dataset.begin_save) and save_checkpoint(trainer, self._place("last.ckpt")))
         if self.keep:
-            save_checkpoint(trainer, self._place(f"env_steps={algorithm.env_steps}.ckpt"))
-        copies = sorted(self._place("").glob("env_steps=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+            save_checkpoint(trainer, self._place(f"{algorithm.counter}={algorithm.count}.ckpt"))
+        copies = sorted(self._place("").glob(f"{algorithm.counter}=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
         for old in copies[: -self.keep] if self.keep > 0 and trainer.is_global_zero else []:
             trainer.strategy.checkpoint_io.remove_checkpoint(old)
 

@@ -16,16 +16,17 @@ from lightning_rl.saving.atomic import write_text
 
 
 class CSVLogger(Logger):
-    """Writes `metrics.csv`: `env_steps` first, a row flushed as it is written. A new metric adds a column to the whole file.
+    """Writes `metrics.csv`: what the run counts first, a row flushed as it is written. A new metric adds a column to the whole file.
 
     Args:
         folder: of the run.
-        env_steps: the environment steps done; Lightning's own rows, which come with the number of iterations, get these instead.
+        count: how far the run is; Lightning's own rows, which come with the number of iterations, get this instead.
+        counter: the name of what is counted.
     """
 
-    def __init__(self, folder: Path, env_steps: Callable[[], int] | None = None) -> None:
+    def __init__(self, folder: Path, count: Callable[[], int] | None = None, counter: str = "env_steps") -> None:
         super().__init__()
-        self.env_steps = env_steps
+        self.count, self.counter = count, counter
         self.folder = folder
         self.file = folder / "metrics.csv"
         self.columns: list[str] = []
@@ -55,7 +56,7 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        row = {"env_steps": step if self.env_steps is None else self.env_steps(), **metrics}
+        row = {self.counter: step if self.count is None else self.count(), **metrics}
         missing = [name for name in row if name not in self.columns]
         if missing:
             self.columns += missing
@@ -64,10 +65,10 @@ class CSVLogger(Logger):
             csv.DictWriter(stream, self.columns).writerow(row)
 
     @rank_zero_only
-    def cut_back(self, env_steps: int) -> None:
+    def cut_back(self, count: int) -> None:
         """Forget rows beyond a checkpoint from which the run continues."""
         if self.file.exists():
-            self._rewrite([row for row in read_rows(self.file) if int(row["env_steps"]) <= env_steps])
+            self._rewrite([row for row in read_rows(self.file) if int(row[self.counter]) <= count])
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         write_rows(self.file, self.columns, rows)

@@ -19,12 +19,12 @@ def going_on(algorithm: Any, what: str) -> Iterator[None]:
 
 
 def log_row(trainer: Any, algorithm: Any, metrics: Mapping[str, float]) -> None:
-    """A row of metrics at x = env_steps for all loggers, and for callbacks that monitor one."""
-    row = {"env_steps": algorithm.env_steps, **metrics}
+    """A row of metrics over what the run counts, for all loggers, and for callbacks that monitor one."""
+    row = {algorithm.counter: algorithm.count, **metrics}
     for logger in list(trainer.loggers):
         try:
             with going_on(algorithm, f"a row of {type(logger).__name__}"):
-                logger.log_metrics(row, step=algorithm.env_steps)
+                logger.log_metrics(row, step=algorithm.count)
         except Exception as error:  # TensorBoard says what its thread met in words of its own, and can write no more
             if not any(isinstance(cause, OSError) for cause in causes(error)):
                 raise

@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.disk import going_on, log_row
+from lightning_rl.callbacks.interval import check_interval, interval
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.envs.config import EnvConfig, one_of
@@ -37,6 +38,7 @@ class EvaluationConfig:
         num_envs: how many environments act together.
         deterministic: the middle of the policy (most likely choice, mean) instead of a draw.
         max_episode_steps: longest episode; the environment's own limit, or 10,000 where it has none, unless given.
+        every_n_updates: the same as `every_n_env_steps` for runs that count updates.
         stop_at: end the run when the mean return reaches this.
         patience: end the run after so many evaluations in a row without improvement.
     """
@@ -49,14 +51,15 @@ class EvaluationConfig:
     max_episode_steps: int | None = None
     stop_at: float | None = None
     patience: int | None = None
+    every_n_updates: int | None = None
 
 
 class RolloutEvaluator(pl.Callback):
-    """Plays episodes with fixed seeds every `every_n_env_steps` environment steps, and at the end of the run.
+    """Plays episodes with fixed seeds every `every_n_env_steps` environment steps (or updates), and at the end of the run.
 
-    Logs `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and, where the environment tells, `eval/success_rate`; other callbacks
-    hear of it through their `on_evaluation_end(trainer, algorithm, metrics)`. Learning is the same with and without it: networks keep their
-    mode and the global random generators their state.
+    Logs `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and, where the environment tells, `eval/success_rate`, beside what the
+    algorithm's `validate` finds; other callbacks hear of it through their `on_evaluation_end(trainer, algorithm, metrics)`. Learning is the
+    same with and without it: networks keep their mode and the global random generators their state.
 
     Args:
         every_n_env_steps: environment steps between evaluations; 5 % of the run unless given.
@@ -67,6 +70,7 @@ class RolloutEvaluator(pl.Callback):
         max_episode_steps: longest episode; the environment's own limit, or 10,000 where it has none, unless given.
         env: builds the environment, settings or a function; the algorithm's own unless given.
         file: a CSV file for one row an episode.
+        every_n_updates: the same as `every_n_env_steps` for runs that count updates.
     """
 
     def __init__(
@@ -79,12 +83,14 @@ class RolloutEvaluator(pl.Callback):
         max_episode_steps: int | None = None,
         env: EnvConfig | Callable[[], gym.Env] | None = None,
         file: Path | None = None,
+        every_n_updates: int | None = None,
     ) -> None:
-        for name in ("every_n_env_steps", "episodes", "num_envs", "max_episode_steps"):
+        for name in ("every_n_env_steps", "every_n_updates", "episodes", "num_envs", "max_episode_steps"):
             if locals()[name] is not None:
                 check_range(f"evaluation.{name}", locals()[name], 1, whole=True)
         check_range("evaluation.seed", seed, 0, whole=True)
-        self.every_n_env_steps, self.episodes, self.seed = every_n_env_steps, episodes, seed
+        self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
+        self.episodes, self.seed = episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
         self.env, self.file = env, file
         self.wrappers: list[Callable[[gym.Env], gym.Env]] = []
@@ -106,11 +112,12 @@ class RolloutEvaluator(pl.Callback):
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        check_interval("evaluation", self, pl_module)
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not self.continues:
-            self.evaluated_at = pl_module.env_steps
+            self.evaluated_at = pl_module.count
 
     def on_run_continued(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """Before a run that continues goes on: make the evaluation that was given up when it was stopped."""
@@ -122,12 +129,12 @@ class RolloutEvaluator(pl.Callback):
         self._evaluate_if_due(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if self.evaluated_at != pl_module.env_steps and not any_rank_asked(trainer):  # ended early: the final weights are judged too
+        if self.evaluated_at != pl_module.count and not any_rank_asked(trainer):  # ended early: the final weights are judged too
             self.evaluate(trainer, pl_module)
 
     def _evaluate_if_due(self, trainer: pl.Trainer, algorithm: Any) -> None:
-        every = self.every_n_env_steps or max(1, algorithm.max_env_steps // 20)
-        if algorithm.env_steps // every > self.evaluated_at // every or (algorithm.finished and self.evaluated_at != algorithm.env_steps):
+        every, count = interval(self, algorithm, 20), algorithm.count
+        if count // every > self.evaluated_at // every or (algorithm.finished and self.evaluated_at != count):
             self.evaluate(trainer, algorithm)
 
     def evaluate(self, trainer: pl.Trainer, algorithm: Any) -> None:
@@ -136,7 +143,7 @@ class RolloutEvaluator(pl.Callback):
         episodes = trainer.strategy.broadcast(episodes)
         if episodes is None:
             return
-        self.evaluated_at = algorithm.env_steps
+        self.evaluated_at = algorithm.count
         report(trainer, algorithm, episodes, self.file)
 
     def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> list[Episode] | None:
@@ -168,7 +175,8 @@ class MultiEvaluator(RolloutEvaluator):
     def __init__(self, evaluators: list[RolloutEvaluator], file: Path | None = None) -> None:
         if not evaluators:
             raise SettingError("MultiEvaluator needs at least one evaluator")
-        super().__init__(every_n_env_steps=evaluators[0].every_n_env_steps, file=file)
+        first = evaluators[0]
+        super().__init__(every_n_env_steps=first.every_n_env_steps, every_n_updates=first.every_n_updates, file=file)
         self.evaluators = evaluators
 
     def play(self, algorithm: Any, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
@@ -220,21 +228,22 @@ def report(trainer: Any, algorithm: Any, episodes: list[Episode], file: Path | N
     successes = [episode.success for episode in episodes if episode.success is not None]
     if successes:
         metrics["eval/success_rate"] = float(np.mean(successes))
+    metrics |= algorithm.validate()
     log_row(trainer, algorithm, metrics)
     if file is not None and trainer.is_global_zero:
         with going_on(algorithm, file.name):
-            write_episodes(file, algorithm.env_steps, episodes)
+            write_episodes(file, algorithm, episodes)
     for callback in trainer.callbacks:
         if hasattr(callback, "on_evaluation_end"):
             callback.on_evaluation_end(trainer, algorithm, metrics)
 
 
-def write_episodes(file: Path, env_steps: int, episodes: list[Episode]) -> None:
-    """Append one row an episode: env_steps, seed, return, length, success."""
+def write_episodes(file: Path, algorithm: Any, episodes: list[Episode]) -> None:
+    """Append one row an episode: what the run counts, seed, return, length, success."""
     new = not file.exists()
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", newline="") as stream:
         writer = csv.writer(stream)
         if new:
-            writer.writerow(["env_steps", "seed", "return", "length", "success"])
-        writer.writerows([env_steps, e.seed, e.return_, e.length, "" if e.success is None else e.success] for e in episodes)
+            writer.writerow([algorithm.counter, "seed", "return", "length", "success"])
+        writer.writerows([algorithm.count, e.seed, e.return_, e.length, "" if e.success is None else e.success] for e in episodes)

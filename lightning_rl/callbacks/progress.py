@@ -1,4 +1,4 @@
-"""A progress bar in environment steps."""
+"""A progress bar in what a run counts, environment steps or updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFRESH = 0.25
 
 
 class EnvStepsProgressBar(ProgressBar):
-    """Environment steps done of those planned, steps per second, mean return, and time left.
+    """Environment steps (or updates) done of those planned, their number per second, mean return, and time left.
 
     A terminal or notebook shows a bar; elsewhere (a log file) a line appears every tenth of the run. Evaluations are told as they come.
     """
@@ -52,37 +52,37 @@ class EnvStepsProgressBar(ProgressBar):
             self.console.print(*args, **kwargs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.started, self.first = time.monotonic(), pl_module.env_steps
+        self.started, self.first = time.monotonic(), pl_module.count
         self.shown_at, self.shown_tenth = 0.0, 0
         if self.enabled and self.live:
             columns = (BarColumn(bar_width=12, complete_style="green", finished_style="green"), StepsColumn())
             self.bar = Progress(*columns, console=self.console, auto_refresh=False, transient=False)
-            self.task = self.bar.add_task("", total=pl_module.max_env_steps, text="")
+            self.task = self.bar.add_task("", total=pl_module.length, text="")
             self.bar.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         now = time.monotonic()
         if self.bar is not None and (now - self.shown_at >= REFRESH or pl_module.finished):
             self.shown_at = now
-            done = min(pl_module.env_steps, pl_module.max_env_steps)
+            done = min(pl_module.count, pl_module.length)
             self.bar.update(self.task, completed=done, text=self.text(pl_module), refresh=True)
-        elif self.enabled and not self.live and 10 * pl_module.env_steps // pl_module.max_env_steps > self.shown_tenth:
-            self.shown_tenth = 10 * pl_module.env_steps // pl_module.max_env_steps
+        elif self.enabled and not self.live and 10 * pl_module.count // pl_module.length > self.shown_tenth:
+            self.shown_tenth = 10 * pl_module.count // pl_module.length
             self.console.print(self.text(pl_module))
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
         """Say what an evaluation found."""
         mean, deviation = metrics["eval/mean_reward"], metrics["eval/std_reward"]
-        self.print(f"evaluation at {pl_module.env_steps:,} steps: mean return {mean:.1f} ± {deviation:.1f}")
+        loss = f", validation loss {metrics['val/loss']:.4g}" if "val/loss" in metrics else ""
+        self.print(f"evaluation at {pl_module.count:,} {unit(pl_module)}: mean return {mean:.1f} ± {deviation:.1f}{loss}")
 
     def text(self, algorithm: Any) -> str:
-        """Steps done of planned, speed since the start, mean return, time left."""
+        """What is done of what is planned, speed since the start, how it goes, time left."""
         seconds = max(time.monotonic() - self.started, 1e-9)
-        speed = (algorithm.env_steps - self.first) / seconds
-        left = timedelta(seconds=round(max(0, algorithm.max_env_steps - algorithm.env_steps) / max(speed, 1e-9)))
-        returns = algorithm.collector.statistics.metrics().get("rollout/ep_rew_mean")
-        shown = "–" if returns is None else f"{returns:.1f}"
-        return f"{algorithm.env_steps:,}/{algorithm.max_env_steps:,} steps · {speed:,.0f} steps/s · return {shown} · ETA {left}"
+        speed = (algorithm.count - self.first) / seconds
+        left = timedelta(seconds=round(max(0, algorithm.length - algorithm.count) / max(speed, 1e-9)))
+        done, name = f"{algorithm.count:,}/{algorithm.length:,}", unit(algorithm)
+        return f"{done} {name} · {speed:,.0f} {name}/s · {algorithm.in_short()} · ETA {left}"
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.bar is not None:
@@ -91,6 +91,11 @@ class EnvStepsProgressBar(ProgressBar):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")
+
+
+def unit(algorithm: Any) -> str:
+    """What is counted, in one word."""
+    return str(algorithm.counter).removeprefix("env_")
 
 
 class StepsColumn(ProgressColumn):

@@ -1,4 +1,4 @@
-"""Ending a run before its environment steps are used up."""
+"""Ending a run before its length is used up."""
 
 from __future__ import annotations
 

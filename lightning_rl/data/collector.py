@@ -147,6 +147,11 @@ class Collector:
             self._generator = Generator(next(self.network.parameters()).device).manual_seed(self.seed)
         return self._generator
 
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether the environments can, in the middle of their episodes."""
+        return self.stepper.can_be_saved
+
     def reset(self) -> None:
         """Start an episode in all environments."""
         obs, self._mask = self.stepper.reset(self.seed)

@@ -21,6 +21,9 @@ class ExperienceDataset(IterableDataset[Any]):
         iterations: the planned number.
     """
 
+    anew = "environments start new episodes"
+    """What happens where a run cannot go on exactly as it stood."""
+
     def __init__(self, collector: Collector, iterations: int) -> None:
         self.collector, self.iterations = collector, iterations
         self.batch: Any = ()
@@ -32,7 +35,7 @@ class ExperienceDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
 
-    def begin_iteration(self, env_steps: int, progress: float) -> None:
+    def begin_iteration(self, count: int, progress: float) -> None:
         """Before learning from an iteration: how far the run is, all ranks together."""
 
     def end_iteration(self) -> None:
@@ -53,7 +56,7 @@ class ExperienceDataset(IterableDataset[Any]):
         return {"collector": self.collector.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        """The inverse, before the first iteration; one line if the environments start new episodes instead."""
+        """The inverse, before the first iteration; why it is done `anew`, if it is."""
         return self.collector.set_state(state["collector"])
 
     def state_dict(self) -> dict[str, Any]:

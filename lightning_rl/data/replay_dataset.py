@@ -103,9 +103,9 @@ class ReplayDataset(ExperienceDataset):
         while True:
             yield self._iteration()
 
-    def begin_iteration(self, env_steps: int, progress: float) -> None:
+    def begin_iteration(self, count: int, progress: float) -> None:
         """Before an iteration: how far the run is, all ranks together."""
-        self.steps, self.progress = env_steps / self.ranks, progress
+        self.steps, self.progress = count / self.ranks, progress
         if self.learning_starts is None:
             wanted = self.settings.learning_starts / self.ranks
             begin = 0.0 if self.resumed and len(self.buffer) else self.steps

@@ -18,6 +18,8 @@ class Distribution(nn.Module):
     num_inputs: int
     num_parts: int
     mask_width = 0
+    sizes: Sequence[int] = ()
+    """Of the branches of an elementary distribution, how many choices each has; none where actions are continuous."""
     names: Sequence[str] = ()
     """Of the leaves of a Dict or Tuple: their paths in the action space, keys and places joined by dots."""
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3
+from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, BehavioralCloning
 from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.data.layouts import DerivedNext, StoredNext
 from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
+from tests.demonstrations import at_random
 from tests.environments import Scripted, ScriptedBox
 from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, weights
 
@@ -132,12 +133,28 @@ OWN = {
         "target_policy_noise": [Option(0.0)],
         "target_noise_clip": [Option(0.1)],
     },
+    BehavioralCloning: {
+        "dataset": [Option(at_random("tests.environments:Scripted-v0", "{}", episodes=7))],
+        "batch_size": [Option(16)],
+        "updates_per_iteration": [Option(8, given={"learning_rate": {"schedule": "linear", "start": 0.01}})],
+        "loss": [Option("mse", "ScriptedBox-v0")],
+        "label_smoothing": [Option(0.1)],
+        "ent_coef": [Option(0.1), Option({"schedule": "linear", "start": 0.1}, given={"ent_coef": 0.1})],
+        "validation_fraction": [Option(0.5)],
+        "split_seed": [Option(1)],
+        "normalize_obs": [Option("running"), Option("frozen")],
+        "share_encoder": [Option(False, "Image-v0")],
+        "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
+        "log_std_init": [Option(-1.0, "ScriptedBox-v0")],
+    },
 }
-OTHERS = {"env", "spaces", "max_env_steps", "log_interval", "on_nan"}
-"""Those below that are not about weights."""
+OTHERS = {"env", "spaces", "log_interval", "on_nan"}
+"""Those below that are not about weights, beside the length of the run."""
 OTHER_REPLAY = {"optimize_memory_usage", "directory"}
 """The same of the replay buffer."""
 
+EVERYONE = [*ALL, BehavioralCloning]
+everyone = pytest.mark.parametrize("algorithm", EVERYONE)
 every_algorithm = pytest.mark.parametrize("algorithm", ALL)
 every_replaying_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
 
@@ -145,7 +162,7 @@ every_replaying_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
 def train(algorithm: type, env_id: str, settings: dict[str, Any]) -> Any:
     """A model after three iterations."""
     env_id = BOX.get(env_id, env_id) if algorithm is TD3 else env_id
-    model = tiny(algorithm, f"tests.environments:{env_id}", **({"max_env_steps": 48, "encoder_features": 8} | settings))
+    model = tiny(algorithm, f"tests.environments:{env_id}", **({f"max_{algorithm.counter}": 48, "encoder_features": 8} | settings))
     fit(model)
     return model
 
@@ -164,9 +181,15 @@ def trained_once(algorithm: type, env_id: str, settings: str) -> Tensor:
     return trained(algorithm, env_id, eval(settings, {"LSTM": LSTM, "GRU": GRU}))
 
 
-@every_algorithm
+def options(algorithm: type) -> dict[str, list[Option]]:
+    """Those of an algorithm; it may have some of the common ones in its own way, and others not at all."""
+    return {name: rows for name, rows in COMMON.items() if name not in algorithm.without} | OWN[algorithm]
+
+
+@everyone
 def test_every_option_is_tested(algorithm):
-    assert settings_of(algorithm).keys() == COMMON.keys() | OWN[algorithm].keys() | OTHERS
+    assert settings_of(algorithm).keys() == options(algorithm).keys() | OTHERS | {f"max_{algorithm.counter}"}
+    assert {*algorithm.without} <= COMMON.keys() | {"max_env_steps"}
 
 
 def test_every_option_of_the_replay_buffer_is_tested():
@@ -177,10 +200,10 @@ def test_every_option_of_the_replay_buffer_is_tested():
 @pytest.mark.parametrize(
     "algorithm, name, option",
     [
-        pytest.param(algorithm, name, option, id=f"{algorithm.__name__}-{name}-{option.value}")
-        for algorithm in ALL
-        for name, options in (COMMON | OWN[algorithm]).items()
-        for option in options
+        pytest.param(algorithm, name, option, id=f"{algorithm.__name__}-{name}-{str(option.value)[:40]}")
+        for algorithm in EVERYONE
+        for name, rows in options(algorithm).items()
+        for option in rows
     ],
 )
 def test_an_option_changes_what_is_learned(algorithm, name, option):
@@ -189,7 +212,7 @@ def test_an_option_changes_what_is_learned(algorithm, name, option):
     assert not torch.equal(trained(algorithm, option.env_id, option.given | {name: option.value}), plain)
 
 
-@every_algorithm
+@everyone
 @pytest.mark.parametrize("env_id", ["Scripted-v0", "ScriptedBox-v0", "Image-v0"])
 def test_without_a_change_the_same_is_learned(algorithm, env_id):
     if algorithm is DQN and env_id == "ScriptedBox-v0":
@@ -197,12 +220,12 @@ def test_without_a_change_the_same_is_learned(algorithm, env_id):
     assert torch.equal(trained(algorithm, env_id, {}), trained_once(algorithm, env_id, "{}"))
 
 
-@every_algorithm
+@everyone
 def test_the_seed_changes_what_is_learned(algorithm):
     assert not torch.equal(trained(algorithm, "Scripted-v0", {"seed": 1}), trained(algorithm, "Scripted-v0", {"seed": 2}))
 
 
-@every_algorithm
+@everyone
 def test_the_environment_is_what_is_trained(algorithm):
     three, two = ({"env": {"kwargs": {"period": period}}} for period in (3, 2))
     assert not torch.equal(trained(algorithm, "Scripted-v0", three), trained(algorithm, "Scripted-v0", two))
@@ -227,7 +250,7 @@ def test_a_run_has_the_fewest_iterations_that_reach_its_environment_steps(algori
     assert fit(model).global_step == iterations and model.env_steps == 16 * iterations
 
 
-@every_algorithm
+@everyone
 @pytest.mark.parametrize(
     "log_interval, steps", [(1, [16, 32, 48, 64, 80, 96]), (40, [48, 96]), (1_000, [96]), (None, [16, 32, 48, 64, 80, 96])]
 )
@@ -255,7 +278,7 @@ def test_statistics_are_frozen_after_random_steps_that_count(algorithm):
     assert progress == pytest.approx([(20 + 16 * k) / 96 for k in range(5)])
 
 
-@every_algorithm
+@everyone
 def test_learning_rates_of_zero_leave_the_weights(algorithm):
     model = tiny(algorithm, learning_rate=0.0)
     before = weights(model)

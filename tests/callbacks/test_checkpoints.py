@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl import PPO, BestModel, SaveCheckpoints
+from lightning_rl import PPO, BestModel, RolloutEvaluator, SaveCheckpoints
 from lightning_rl.errors import SettingError
 from tests.callbacks.evaluations import Scores
 from tests.fitting import fit, tiny, weights
@@ -48,6 +48,27 @@ def test_a_run_that_continues_keeps_a_better_model_from_before(tmp_path):
     assert stored(tmp_path / "best.ckpt")[0] == 32
     fit(tiny(PPO, max_env_steps=96), tmp_path / "a.ckpt", enable_checkpointing=True, callbacks=[Scores([3, 4, 1]), BestModel(tmp_path)])
     assert stored(tmp_path / "best.ckpt")[0] == 80
+
+
+def test_best_is_what_one_says_it_is(tmp_path):
+    watch, lowest = Watch(tmp_path), BestModel(tmp_path, mode="min")
+    fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([3, 1, 2, 1, 0]), lowest, watch])
+    assert [env_steps for env_steps, _ in watch.best] == [16, 32, 32, 32, 80]
+    assert [BestModel(monitor=name).mode for name in ("val/loss", "val/accuracy")] == ["min", "max"]
+    highest = BestModel(tmp_path)
+    highest.setup(None, None, "fit")
+    highest.load_state_dict(lowest.state_dict())  # a run that goes on with another goal has no best yet
+    assert highest.best == -float("inf")
+    with pytest.raises(SettingError, match=r"checkpoint.monitor 'eval/mean_rewad' is not .* did you mean eval/mean_reward"):
+        fit(tiny(PPO), enable_checkpointing=True, callbacks=[Scores([1]), BestModel(tmp_path, "eval/mean_rewad")])
+
+
+@pytest.mark.parametrize("section, callback", [("checkpoint", SaveCheckpoints), ("evaluation", RolloutEvaluator)])
+def test_an_interval_is_told_in_what_the_run_counts(section, callback):
+    with pytest.raises(
+        SettingError, match=f"{section}.every_n_updates: a run of PPO counts environment steps; use {section}.every_n_env_steps"
+    ):
+        fit(tiny(PPO), enable_checkpointing=True, callbacks=[callback(every_n_updates=5)])
 
 
 def test_last_is_saved_on_the_way_and_at_the_end(tmp_path):
