@@ -53,8 +53,10 @@ class BehavioralCloning(Algorithm):
 
     dataset: DemonstrationDataset
     counter = "updates"
-    without = ("max_env_steps", "gamma", "normalize_obs_steps", "normalize_reward", "clip_reward", "reward_scale")
-    without += ("reward_signals", "reward_signal_steps_per_update")
+    without = (
+        *("max_env_steps", "gamma", "normalize_obs_steps", "normalize_reward", "clip_reward", "reward_scale"),
+        *("reward_signals", "reward_signal_steps_per_update"),
+    )
 
     def __init__(
         self,
