@@ -192,7 +192,7 @@ OPTIONS = [
 ]
 
 COMMANDS = [
-    ("foo", "there is no subcommand 'foo'", "choose from evaluate, fit, list"),
+    ("foo", "there is no subcommand 'foo'", "choose from collect, evaluate, fit, list"),
     ("fitt --model PPO", "there is no subcommand 'fitt'", "did you mean fit?"),
     ("--config ppo/cartpole", "a subcommand is missing", "fit, evaluate, collect, list"),
     ("list ppo", "list takes no options", "'ppo'"),

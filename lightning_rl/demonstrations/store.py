@@ -40,7 +40,8 @@ def dataset_id(name: str) -> str:
         require_minari().dataset.minari_dataset.parse_dataset_id(given)
     except (ValueError, TypeError) as error:  # TypeError: no version
         raise SettingError(
-            f"dataset {shown(name)} is no name that Minari takes: letters, digits, - and _, such as cartpole-v0 or cartpole/expert-v0"
+            f"dataset {shown(name)} is no name that Minari takes: letters, digits, - and _ (two or more before a /), "
+            "such as cartpole-v0 or cartpole/expert-v0"
         ) from error
     return given
 

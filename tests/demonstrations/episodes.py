@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import gymnasium as gym
+import minari
 import numpy as np
+from minari.data_collector import EpisodeBuffer
 
 from lightning_rl.demonstrations.dataset import Demonstration
 from lightning_rl.demonstrations.recorder import RecordEpisodes
-from lightning_rl.spaces import MASK, Spaces, as_spaces
+from lightning_rl.spaces import Spaces, as_spaces
 from lightning_rl.types import tree_map, tree_stack
 
 
@@ -78,11 +81,6 @@ def differences(a: Any, b: Any, place: str = "") -> list[str]:
 
 def minari_dataset(name: str, observation: Any, action: Any, spaces: tuple[gym.Space, gym.Space], **settings: Any) -> Any:
     """A dataset that Minari writes, of one episode: T + 1 observations, T actions; its last step terminates it unless told otherwise."""
-    import warnings
-
-    import minari
-    from minari.data_collector import EpisodeBuffer
-
     steps = len(action) if not isinstance(action, dict | tuple) else settings.pop("steps")
     last = [False] * (steps - 1) + [settings.pop("terminated", True)]
     episode = EpisodeBuffer(
@@ -95,6 +93,3 @@ def minari_dataset(name: str, observation: Any, action: Any, spaces: tuple[gym.S
     )
     with warnings.catch_warnings(action="ignore"):
         return minari.create_dataset_from_buffers(name, [episode], observation_space=spaces[0], action_space=spaces[1], **settings)
-
-
-__all__ = ["MASK", "Drawn", "differences", "minari_dataset", "recorded", "spaces_of"]
