@@ -27,6 +27,9 @@ def explain(message: str) -> str:
     values = re.findall(r"(?:Got value: |Given value: (?:NestedArg\(key='[^']*', val=)?)(.+?)\)?$", message, re.M)
     value = values[0].strip("'") if values else ""
     if problem:
+        missing = re.match("the following arguments are required: (.+)", problem[2])
+        if missing:
+            return f"{key}.{missing[1]} is missing: {problem[1].rpartition('.')[2]} needs it"
         option = re.match(r"Option '(.+)' is not accepted", problem[2])
         names = settings_of(locate(problem[1])) if option else ()  # type: ignore[arg-type]
         return f"{key}: {problem[1].rpartition('.')[2]}: {problem[2]}{closest(option[1], names) if option else ''}"

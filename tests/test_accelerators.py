@@ -58,7 +58,7 @@ def test_two_ranks_see_different_experience_and_keep_equal_weights(tmp_path):
 REPLAYING_RANKS = """
 import sys, torch
 from tests.fitting import fit, tiny
-from lightning_rl import DQN, SAC, TD3
+from lightning_rl import DQN, SAC, TD3, BehavioralCloning
 
 for algorithm, env_id in ((SAC, "CartPole-v1"), (DQN, "CartPole-v1"), (TD3, "Pendulum-v1")):
     model = tiny(algorithm, env_id, normalize_obs="running", normalize_reward=True, max_env_steps=192, learning_starts=32,
@@ -81,6 +81,19 @@ env = {"num_envs": 1, "autoreset": "NEXT_STEP"}
 model = tiny(DQN, "CartPole-v1", env=env, max_env_steps=100, learning_starts=20, steps_per_iteration=2)
 fit(model, devices=2, strategy="ddp")
 print("RESETTING", model.env_steps >= 100)
+
+# demonstrations: each rank learns from its share of a pass
+model = tiny(BehavioralCloning, "CartPole-v1", normalize_obs="running", updates_per_iteration=4, max_updates=8)
+
+def share():
+    mine = torch.cat([value.flatten().double() for value in model.state_dict().values()])
+    difference = (model.all_gather(mine)[0] - model.all_gather(mine)[1]).abs().max().item()
+    rows = model.all_gather(model.dataset.batch.obs)
+    apart = (rows[0].unsqueeze(1) - rows[1]).abs().sum(-1).gt(0).all().item()
+    print("SHARED", difference, apart, model.updates, model.trainer.global_step)
+
+model.on_train_end = share
+fit(model, devices=2, strategy="ddp")
 """
 
 
@@ -103,6 +116,7 @@ def test_two_ranks_replay_memories_of_their_own_and_keep_equal_weights(tmp_path)
         assert float(apart) > 0.9
         # each rank makes half the steps, and after half of 32 of them an update for each 4 of its own
         assert counts == ["192", "96", "96", "20", "6"]
+    assert "SHARED 0.0 True 8 2" in out
 
 
 class Pixels(gym.Env):

@@ -279,7 +279,7 @@ CONFIGS = [
     (MODEL + "evaluation: {stop_at: high}", "evaluation.stop_at must be a number", "high"),
     (MODEL + "trainer: {logger: {class_path: NoLogger}}", "trainer.logger: there is no class NoLogger", "full path"),
     (MODEL + "trainer: {callbacks: [{class_path: NoCallback}]}", "trainer.callbacks: there is no class NoCallback", "full path"),
-    (MODEL + "trainer: {callbacks: [{class_path: EarlyStopping}]}", "trainer.callbacks", "EarlyStopping", "required: monitor"),
+    (MODEL + "trainer: {callbacks: [{class_path: EarlyStopping}]}", "trainer.callbacks.monitor is missing", "EarlyStopping"),
     # ---- schedules
     (MODEL + "    learning_rate: {schedule: cosine, start: 1}", "learning_rate.schedule must be one of constant, linear", "'cosine'"),
     (MODEL + "    learning_rate: {start: 1}", "learning_rate.schedule must be one of constant, linear, piecewise", "None"),

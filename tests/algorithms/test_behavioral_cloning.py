@@ -34,7 +34,7 @@ from tests.test_mixed_actions import SEEDS, drawn
 CARTPOLE = played(gym.make("CartPole-v1", max_episode_steps=150), 5, balance)
 
 
-def cloned(folder: Path, checkpoint: Any = None, ckpt_path: str | None = None, **settings: Any) -> tuple[Any, Any]:
+def cloned(folder: Path, checkpoint: Any = None, ckpt_path: Any = None, **settings: Any) -> tuple[Any, Any]:
     """A short run as a user makes it, on CartPole: the model and its Trainer."""
     evaluation = {"every_n_updates": 16, "episodes": 2, "num_envs": 2, "max_episode_steps": 20}
     model = tiny(BehavioralCloning, "CartPole-v1", **({"max_updates": 40, "log_interval": 16} | settings))
@@ -238,12 +238,12 @@ def test_other_demonstrations_are_learned_from_after_a_word(tmp_path, capsys):
 
 @pytest.mark.parametrize("part", [{"began": torch.zeros(3, dtype=torch.uint8)}, {"position": "x"}, {"past": math.nan}, {"num": None}])
 def test_a_checkpoint_with_another_thing_for_an_order_is_refused(part, tmp_path):
-    fit(tiny(BehavioralCloning), max_steps=2).save_checkpoint(tmp_path / "a.ckpt")
-    checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    _, trainer = cloned(tmp_path)
+    checkpoint = torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)
     checkpoint["lightning_rl"]["ranks"][0]["data"]["order"].update(part)
     torch.save(checkpoint, tmp_path / "b.ckpt")
     with pytest.raises(SettingError, match="the checkpoint's run cannot be continued"):
-        fit(tiny(BehavioralCloning), tmp_path / "b.ckpt")
+        cloned(tmp_path, ckpt_path=tmp_path / "b.ckpt", max_updates=50)
 
 
 def test_the_best_model_is_that_of_the_lowest_validation_loss_on_request(tmp_path):
@@ -289,6 +289,8 @@ def test_settings_that_mean_nothing_here_are_none(folder, capfd):
     assert status == 2 and "--model.gamma is not a setting" in err
     status, _, err = run(fit_bc + "--evaluation.every_n_env_steps 10", capfd)
     assert status == 2 and "evaluation.every_n_env_steps: a run of BehavioralCloning counts updates; use evaluation.every_n_updates" in err
+    status, _, err = run("fit --model BehavioralCloning --model.env.id CartPole-v1", capfd)
+    assert status == 2 and err == "error: model.dataset is missing: BehavioralCloning needs it\n"
     status, out, _ = run(fit_bc + "--print_config", capfd)
     assert status == 0 and "max_updates: 10000" in out and "max_env_steps" not in out and "reward_scale" not in out
 
