@@ -164,7 +164,7 @@ def read_arguments(arguments: list[str]) -> list[str]:
         else:
             check_option(option.removeprefix("--"), algorithm)
             env_id = value if option == "--model.env.id" else env_id
-            if option.startswith("--model.memory.") and not remembers:
+            if option.startswith("--model.memory.") and option != "--model.memory.help" and not remembers:
                 raise SettingError(f"{option} comes before the kind of memory: {MEMORY_KIND}")
             value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
             result.append(f"{option}={value}" if value else option)

@@ -29,6 +29,7 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.errors import Interrupted, SettingError, check_range
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
+from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
 
 OURS = {
@@ -223,9 +224,9 @@ class Trainer(pl.Trainer):
         for logger in self.loggers:
             introduce(logger, self.config, model.counter)
 
-    def _program(self, subcommand: str) -> str:
-        """The command line that begins like this for this run's algorithm and environment."""
-        return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in self.imports)
+    def _program(self, subcommand: str, modules: Iterable[str] = ()) -> str:
+        """The command line that begins like this for this run's algorithm and environment, and modules that a file names."""
+        return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys([*self.imports, *modules]))
 
     def _continuing(self, model: Algorithm) -> str | None:
         """The command that continues this run; None where nothing is saved, or no file can name its environment."""
@@ -241,7 +242,8 @@ class Trainer(pl.Trainer):
         if command is not None and not model.finished and self.stop.received is None:
             self.say(f"continue it: {command}")
         if best is not None and best.path.exists() and model.hparams["env"] is not None:
-            self.say(f"evaluate it: {self._program('evaluate')} --ckpt_path {best.path} --episodes 100")
+            program = self._program("evaluate", foreign_modules(model.hparams, best.path))
+            self.say(f"evaluate it: {program} --ckpt_path {best.path} --episodes 100")
 
     def _leave(self, model: Algorithm) -> NoReturn:
         """After a signal: how to go on, and its exit status."""

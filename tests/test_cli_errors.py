@@ -99,7 +99,7 @@ OPTIONS = [
     ("--model.encoder natur_cnn", "encoder must be one of auto, mlp", "'natur_cnn'", "did you mean nature_cnn?"),
     ("--model.activation rleu", "activation must be one of tanh", "'rleu'", "did you mean relu?"),
     ("--model.normalize_obs on", "normalize_obs must be one of off, running, frozen", "'on'"),
-    ("--model.ratio joined", "model.ratio must be one of joint, per_dim", "joined", "did you mean joint?"),
+    ("--model.ratio joined", "model.ratio must be one of joint, per_part, per_dim", "joined", "did you mean joint?"),
     ("--model.action_dist tanh", "model.action_dist must be one of clipped_normal, tanh_normal", "got tanh", "did you mean tanh_normal?"),
     ("--model.env.vectorization asink", "model.env.vectorization must be one of sync, async", "asink", "did you mean async?"),
     ("--model.env.autoreset SAMESTEP", "model.env.autoreset must be one of", "SAMESTEP", "did you mean SAME_STEP?"),

@@ -147,7 +147,7 @@ def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_leng
     """Raise `SettingError` unless minibatches of whole sequences fill a rollout evenly, naming the two nearest sizes that do."""
     check_range("batch_size", batch_size, 1, whole=True)
     if sequence_length > batch_size:
-        raise SettingError(f"memory.sequence_length {sequence_length} is longer than batch_size {batch_size}")
+        raise SettingError(f"memory.sequence_length {sequence_length} is longer than batch_size {batch_size}; lower it")
     sequence_length = min(sequence_length, n_steps)
     sequences = -(-n_steps // sequence_length) * num_envs
     sizes = [number * sequence_length for number in range(1, sequences + 1) if sequences % number == 0]

@@ -46,7 +46,7 @@ class ReplaySettings:
         check_choice("warmup", self.warmup, ("random", "policy"))
         length = 1 if self.memory is None else self.memory.sequence_length
         if length > self.batch_size:
-            raise SettingError(f"memory.sequence_length {length} is longer than batch_size {self.batch_size}")
+            raise SettingError(f"memory.sequence_length {length} is longer than batch_size {self.batch_size}; lower it")
         if rest := self.batch_size % length:
             sizes = f"{self.batch_size - rest} or {self.batch_size - rest + length}"
             raise SettingError(f"batch_size {self.batch_size} is no multiple of memory.sequence_length {length}; use {sizes}")

@@ -58,6 +58,10 @@ def check_content(checkpoint: Any, path: str | Path) -> None:
             raise _wrong(path, f"the setting {name!r}")
 
 
+TRUSTED = ("gymnasium", "lightning_rl")
+"""Packages that a file may name."""
+
+
 def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = True) -> None:
     """Refuse modules that a file names and the user did not: a checkpoint must not choose what is imported.
 
@@ -73,8 +77,13 @@ def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = 
             raise SettingError(f"{shown(path)} names {said} as a module of an environment or wrapper, which it is not: do not trust it")
         if name in WRITERS:
             raise SettingError(f"{shown(path)} names the wrapper {name}, which writes files where the checkpoint says; pass env yourself")
-        if imported and package not in ("gymnasium", "lightning_rl") and module not in sys.modules:
+        if imported and package not in TRUSTED and module not in sys.modules:
             raise SettingError(f"{shown(path)} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
+
+
+def foreign_modules(settings: Mapping[str, Any], path: str | Path) -> list[str]:
+    """The modules of others that the settings in a file name, which are not imported for its sake."""
+    return [module for module, _ in _named(settings, path) if module.partition(".")[0] not in TRUSTED]
 
 
 def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path) -> None:

@@ -185,7 +185,7 @@ def test_sac_puts_the_discrete_golden_numbers_together():
     model = Known([0.2, 0.5, 0.3], [[1.0, 2.0, 0.0], [1.5, 1.0, 0.5]], ent_coef=0.1, target_entropy_scale=0.98)
     batch = transition(reward=1.0, discount=0.99)
     model.noise = None
-    policy = model.policy(batch.obs, ())
+    policy = model.policy(batch.obs, (), batch)
     loss = model.critic_loss(batch, batch.obs, policy)
     assert model.errors.tolist() == pytest.approx([1, 1.79493565])  # the critics answer 0; at the end of an episode y is the reward
     assert loss.item() == pytest.approx((1 + 1.79493565**2) / 2)  # ½ of both critics, the mean of both rows
@@ -199,7 +199,7 @@ def test_sac_with_a_value_network_puts_the_golden_numbers_of_ml_agents_together(
     model = Known([0.75, 0.25], [[2.0]], ent_coef=0.1, target_entropy_scale=0.2, value_network=True)
     batch = transition(reward=1.0, discount=0.99)
     model.noise = None
-    policy = model.policy(batch.obs, ())
+    policy = model.policy(batch.obs, (), batch)
     for parameter in model.value.parameters():
         torch.nn.init.zeros_(parameter)
     model.critic_loss(batch, batch.obs, policy)
