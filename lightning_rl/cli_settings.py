@@ -67,6 +67,8 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
     memory = arguments.get("memory")
     if memory is not None and not isinstance(memory, str) and not (isinstance(memory, Mapping) and "class_path" in memory):
         raise SettingError(f"model.memory{where} does not say which: {MEMORY_KIND}")
+    if isinstance(memory, Mapping):
+        check_names("model.memory.", memory, ("class_path", "init_args"), where)
     for part, names in NESTED.items():
         if part in arguments and arguments[part] is None:
             raise SettingError(f"model.{part}{where} must be a mapping of settings, got nothing")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_rl import A2C, DQN, PPO, SAC, TD3, BehavioralCloning
 from lightning_rl.algorithms.algorithm import Algorithm
-from tests.demonstrations import at_random
+from tests.experts import at_random
 
 ON_POLICY = [PPO, A2C]
 OFF_POLICY = [SAC, DQN, TD3]

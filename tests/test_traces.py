@@ -22,7 +22,7 @@ import pytorch_lightning as pl
 import torch
 
 import lightning_rl as lrl
-from tests.demonstrations import at_random
+from tests.experts import at_random
 from tests.fitting import Rows, fit
 
 FILE = Path(__file__).with_name("traces.json")

@@ -31,7 +31,7 @@ class BehavioralCloning(Algorithm):
     Args:
         dataset: demonstrations by their name, such as `cartpole/expert-v0`; from Python also a list of them.
         max_updates: length of the run in gradient steps; schedules, rows, evaluations and checkpoints go by them.
-        batch_size: rows of a minibatch, with a memory in sequences of its sequence_length.
+        batch_size: rows of a minibatch, with a memory in sequences of its sequence_length; all where there are fewer.
         updates_per_iteration: gradient steps between two looks at whether to log, evaluate, save or stop.
         learning_rate: step size of the optimizer, a number or a schedule.
         max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
@@ -78,7 +78,7 @@ class BehavioralCloning(Algorithm):
         log_std_init: float = 0.0,
         **common: Any,
     ) -> None:
-        check_range("max_updates", max_updates, 1, whole=True)
+        check_range("max_updates", max_updates, 1, 2**53, whole=True)
         super().__init__(
             env,
             max_env_steps=max_updates,

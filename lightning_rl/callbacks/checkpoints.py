@@ -52,6 +52,8 @@ class BestModel(Checkpoint):
 
     def __init__(self, folder: Path | None = None, monitor: str = "eval/mean_reward", mode: Literal["max", "min"] | None = None) -> None:
         check_choice("checkpoint.mode", mode or "max", ("max", "min"))
+        if not isinstance(monitor, str):
+            raise SettingError(f"checkpoint.monitor must be the name of a metric such as eval/mean_reward, got {monitor!r}")
         self.folder, self.monitor = folder, monitor
         self.mode = mode or ("min" if monitor.endswith("loss") else "max")
 

@@ -86,7 +86,7 @@ class RolloutEvaluator(pl.Callback):
         every_n_updates: int | None = None,
     ) -> None:
         for name in ("every_n_env_steps", "every_n_updates", "episodes", "num_envs", "max_episode_steps"):
-            if locals()[name] is not None:
+            if locals()[name] is not None or name in ("episodes", "num_envs"):
                 check_range(f"evaluation.{name}", locals()[name], 1, whole=True)
         check_range("evaluation.seed", seed, 0, whole=True)
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates

@@ -32,7 +32,7 @@ class DemonstrationSettings:
     sequence_length: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "updates_per_iteration", "max_updates"):
+        for name in ("batch_size", "updates_per_iteration"):
             check_range(name, getattr(self, name), 1, whole=True)
         check_range("validation_fraction", self.validation_fraction, 0, 1)
         check_range("split_seed", self.split_seed, 0, whole=True)
@@ -68,7 +68,7 @@ class DemonstrationDataset(ExperienceDataset):
     ) -> None:
         super().__init__(collector, -(-settings.max_updates // settings.updates_per_iteration))
         self.learned, self.held, self.settings, self.device = learned, held, settings, device
-        self.num_sequences = settings.batch_size // learned.length
+        self.num_sequences = min(settings.batch_size // learned.length, max(1, len(learned) // ranks))
         self.order = ShuffledOrder(len(learned), seed)
         self.rank, self.ranks, self.updates = rank, ranks, 0
 

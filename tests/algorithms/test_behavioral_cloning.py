@@ -26,8 +26,8 @@ from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
 from lightning_rl.types import tree_leaves, tree_map
 from tests.command_line import run
-from tests.demonstrations import at_random, balance, played
 from tests.environments import Anything
+from tests.experts import at_random, balance, played
 from tests.fitting import Rows, fit, tiny, weights
 from tests.test_mixed_actions import SEEDS, drawn
 
@@ -299,6 +299,7 @@ def test_settings_that_mean_nothing_here_are_none(folder, capfd):
     ("settings", "words"),
     [
         ({"max_updates": 0}, "max_updates must be >= 1"),
+        ({"max_updates": 2**70}, "max_updates must be >= 1"),
         ({"loss": "mae"}, "loss must be one of nll, mse"),
         ({"validation_fraction": 1.5}, "validation_fraction must be >= 0 and <= 1"),
         ({"label_smoothing": -0.1}, "label_smoothing must be"),

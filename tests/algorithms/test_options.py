@@ -17,8 +17,8 @@ from lightning_rl.data.layouts import DerivedNext, StoredNext
 from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
-from tests.demonstrations import at_random
 from tests.environments import Scripted, ScriptedBox
+from tests.experts import at_random
 from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, weights
 
 

@@ -59,6 +59,8 @@ def test_best_is_what_one_says_it_is(tmp_path):
     highest.setup(None, None, "fit")
     highest.load_state_dict(lowest.state_dict())  # a run that goes on with another goal has no best yet
     assert highest.best == -float("inf")
+    with pytest.raises(SettingError, match=r"checkpoint\.monitor must be the name of a metric"):
+        BestModel(monitor=None)
     with pytest.raises(SettingError, match=r"checkpoint.monitor 'eval/mean_rewad' is not .* did you mean eval/mean_reward"):
         fit(tiny(PPO), enable_checkpointing=True, callbacks=[Scores([1]), BestModel(tmp_path, "eval/mean_rewad")])
 

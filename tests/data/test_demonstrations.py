@@ -13,8 +13,8 @@ from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import tree_leaves
-from tests.demonstrations import played
 from tests.environments import Choosy, legal
+from tests.experts import played
 
 SEEN = Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -85,6 +85,7 @@ def test_masks_are_read_in_all_their_forms_and_rule_over_the_actions(action, for
     spaces = Spaces(env.observation_space, env.action_space, masked=True)
     distribution = make_distribution(spaces.action)
     rows = read_episode("it", episode.obs, episode.action, form(episode.action_mask), spaces, distribution)
+    assert len(episode.action_mask) == 4  # with that of the last observation, where nothing is done
     assert rows.action_mask.tolist() == [legal([0, t], Choosy.sizes[action]).tolist() for t in range(3)]
     with pytest.raises(SettingError, match="it takes an action in step 0 that its environment does not allow"):
         read_episode("it", episode.obs, episode.action, ~episode.action_mask, spaces, distribution)

@@ -26,7 +26,7 @@ def episode(env: gym.Env, rule: Callable[[Any], Any] | None, seed: int) -> Demon
     seen, info = env.reset(seed=seed)
     masks, over = masks_of(env, info, "environment {}"), False
     obs, mask = masks.one(seen, info)
-    rows: list[tuple[Tree, Tree, float, bool, bool]] = []
+    rows: list[tuple[Tree, float, bool, bool]] = []
     observations, legal = [obs], [mask]
     while not over:
         action = rule(obs) if rule else env.action_space.sample() if isinstance(mask, tuple) else legal_sample(env.action_space, mask)
@@ -38,7 +38,7 @@ def episode(env: gym.Env, rule: Callable[[Any], Any] | None, seed: int) -> Demon
         legal.append(mask)
     actions, *flags = zip(*rows, strict=True)
     reward, terminated, truncated = map(np.array, flags)
-    said = () if isinstance(legal[0], tuple) else np.stack(legal[:-1])
+    said = () if isinstance(legal[0], tuple) else np.stack(legal)
     return Demonstration(tree_stack(list(map(as_arrays, observations))), tree_stack(actions), reward, terminated, truncated, said)
 
 
