@@ -40,7 +40,7 @@ def after(model: Any, look: Any) -> Any:
 def at_updates(model: Any, look: Any, **arguments: Any) -> list[Any]:
     """What a function sees of the model after each update, the targets moved."""
     seen, end_update = [], model.end_update
-    model.end_update = lambda: (end_update(), seen.append(look(model)))
+    model.end_update = lambda batch: (end_update(batch), seen.append(look(model)))
     fit(model, **arguments)
     return seen
 
@@ -225,7 +225,7 @@ def test_every_step_is_made_with_the_newest_weights(algorithm, monkeypatch):
         return result
 
     monkeypatch.setattr(Collector, "step", watched)
-    model.end_update = lambda: (seen.append("update"), end_update())
+    model.end_update = lambda batch: (seen.append("update"), end_update(batch))
     before = weights(model)
     fit(model)
     assert seen == ["step"] * 8 + ["step", "update"] * 88 and not torch.equal(weights(model), before)

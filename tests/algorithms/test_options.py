@@ -47,6 +47,14 @@ COMMON = {
     "normalize_reward": [Option(True)],
     "clip_reward": [Option(1.0)],
     "reward_scale": [Option(0.1)],
+    "reward_signals": [
+        Option({"extrinsic": {"strength": 0.5}}),
+        Option({"rnd": {}}),
+        Option({"rnd": {"strength": 0.0}}, given={"reward_signals": {"rnd": {}}}),
+        Option({"curiosity": {}}, given={"reward_signals": {"rnd": {}}}),
+        Option({"extrinsic": None, "rnd": {}}, given={"reward_signals": {"rnd": {}}}),
+    ],
+    "reward_signal_steps_per_update": [Option(40.0, given={"reward_signals": {"rnd": {}}})],
     "memory": [Option(LSTM(4, 4)), Option(GRU(4, 4), given={"memory": LSTM(8, 4)})],
 }
 ON = {
@@ -319,7 +327,7 @@ def test_steps_per_iteration_only_groups(algorithm):
     def run(steps_per_iteration: int) -> tuple[int, int, list[int]]:
         model = tiny(algorithm, steps_per_iteration=steps_per_iteration, gradient_steps=2)
         seen, end_update = [], model.end_update
-        model.end_update = lambda: (seen.append(model.collector.env_steps), end_update())
+        model.end_update = lambda batch: (seen.append(model.collector.env_steps), end_update(batch))
         return fit(model).global_step, model.env_steps, seen
 
     # two updates at 20 steps, two at 24, …, whatever an iteration is; rates, ε and statistics are those of the iteration's beginning
