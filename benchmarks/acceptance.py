@@ -26,6 +26,7 @@ import argparse
 import logging
 import math
 import multiprocessing
+import os
 import sys
 import tempfile
 import warnings
@@ -37,6 +38,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 
 import lightning_rl as lrl
+from lightning_rl.demonstrations.simple import record_1d
 
 
 class Row(NamedTuple):
@@ -49,6 +51,8 @@ class Row(NamedTuple):
     settings: dict[str, Any]
     budget: int
     threshold: float = 0.9
+    demonstrations: int = 0
+    """How many steps of the best policy are recorded before, as the dataset `EXPERT`."""
 
     @property
     def limit(self) -> int:
@@ -85,6 +89,8 @@ SAC = {
     "steps_per_iteration": 10,
 }
 LSTM = {"memory": {"class_path": "LSTM", "init_args": {"memory_size": 16, "sequence_length": 16}}}
+
+EXPERT = "simple1d/expert-v0"
 
 
 def rows() -> Iterator[Row]:
@@ -142,6 +148,27 @@ def rows() -> Iterator[Row]:
     yield Row("PPO hybrid LSTM", "PPO", "Memory1D", far, PPO | LSTM | slow, 5000)
     slow = {"learning_rate": 3e-4, "batch_size": 256, "learning_starts": 1000, "train_freq": 2}
     yield Row("SAC hybrid LSTM", "SAC", "Memory1D", far, SAC | LSTM | slow, 4000)
+    yield from imitation()
+
+
+def imitation() -> Iterator[Row]:
+    """The rows that learn from demonstrations alone, without the environment's reward."""
+    gail = {"demo_path": EXPERT, "encoding_size": 32, "use_actions": True, "ignore_done": True}
+    cloning = {"demo_path": EXPERT, "steps": 1000}
+    alone = {"reward_signals": {"extrinsic": None, "gail": gail}, "behavioral_cloning": cloning}
+    for kind, action in KINDS.items():
+        one = {"action": action}
+        yield Row(f"PPO GAIL and cloning, {kind}", "PPO", "Simple1D", one, PPO | alone, 500, demonstrations=100)
+        yield Row(f"SAC GAIL and cloning, {kind}", "SAC", "Simple1D", one, SAC | alone, 500, demonstrations=100)
+        short = {
+            "reward_signals": {"extrinsic": None, "gail": gail | {"gamma": 0.8}},
+            "behavioral_cloning": cloning | {"steps": 1500},
+            "learning_rate": 1e-3,
+        }
+        images = one | IMAGES | {"step_size": 0.3}
+        yield Row(f"PPO GAIL and cloning, image, {kind}", "PPO", "Simple1D", images, PPO | short, 1000, demonstrations=100)
+        slow = alone | {"batch_size": 16, "learning_rate": 3e-4}
+        yield Row(f"SAC GAIL and cloning, image, {kind}", "SAC", "Simple1D", one | IMAGES, SAC | slow, 500, demonstrations=100)
 
 
 class Reached(pl.Callback):
@@ -155,7 +182,7 @@ class Reached(pl.Callback):
         """Look at the last hundred episodes: one environment plays one after the other."""
         statistics = model.collector.statistics
         returns, lengths = list(statistics.returns), list(statistics.lengths)
-        self.last = sum(returns) / max(1, len(returns))
+        self.last = sum(returns[-20:]) / max(1, len(returns[-20:]))
         first = model.env_steps - int(statistics.running_length[0]) - sum(lengths)
         bounds = [first, *(first + steps for steps in accumulate(lengths))]
         for k in range(5, len(bounds)) if self.step is None else ():
@@ -168,7 +195,7 @@ class Reached(pl.Callback):
 
 
 def run(row: Row, seed: int, to_the_limit: bool) -> tuple[int | None, float]:
-    """The environment step at which a seed reaches the row's threshold, or None; and the mean return of its last hundred episodes."""
+    """The environment step at which a seed reaches the row's threshold, or None; and the mean return of its last twenty episodes."""
     warnings.filterwarnings("ignore", module="pytorch_lightning")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     pl.seed_everything(seed, verbose=False)
@@ -177,6 +204,9 @@ def run(row: Row, seed: int, to_the_limit: bool) -> tuple[int | None, float]:
     reached = Reached(row, to_the_limit)
     off = {"evaluation": None, "checkpoint": None, "logger": False, "enable_progress_bar": False}
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(None):
+        if row.demonstrations:
+            os.environ["MINARI_DATASETS_PATH"] = folder
+            record_1d(row.demonstrations, seed, **row.kwargs).save(EXPERT)
         trainer = lrl.Trainer(default_root_dir=folder, callbacks=[reached], accelerator="cpu", torch_threads=1, **off)
         trainer.fit(model)
     return reached.step, reached.last
@@ -188,7 +218,7 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", default=[""], help="parts of the names of rows")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--to_the_limit", action="store_true", help="train on, and add the mean return of the last hundred episodes")
+    parser.add_argument("--to_the_limit", action="store_true", help="train on, and add the mean return of the last twenty episodes")
     options = parser.parse_args()
     chosen = [row for row in rows() if any(part in row.name for part in options.rows)]
     jobs = [(row, seed, options.to_the_limit) for row in chosen for seed in options.seeds]

@@ -16,6 +16,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.cloning import CloningConfig
 from lightning_rl.algorithms.loading import algorithm_class
 from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
@@ -28,7 +29,8 @@ from lightning_rl.trainer import Trainer
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only", "init_from", "force")
 OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
-NESTED = {part: [field.name for field in fields(config)] for part, config in (("env", EnvConfig), ("replay", ReplayConfig))}
+PARTS = {"env": EnvConfig, "replay": ReplayConfig, "behavioral_cloning": CloningConfig}
+NESTED = {part: [field.name for field in fields(config)] for part, config in PARTS.items()}
 """The names inside an algorithm's settings that are mappings themselves."""
 MEMORY_KIND = "name it first, --model.memory LSTM or GRU, or memory: {class_path: LSTM, init_args: {…}} in a config"
 CLASSES = ("logger", "callbacks", "strategy", "plugins", "profiler", "accelerator")
@@ -70,7 +72,7 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
     if isinstance(memory, Mapping):
         check_names("model.memory.", memory, ("class_path", "init_args"), where)
     for part, names in NESTED.items():
-        if part in arguments and arguments[part] is None:
+        if part in arguments and arguments[part] is None and part != "behavioral_cloning":
             raise SettingError(f"model.{part}{where} must be a mapping of settings, got nothing")
         check_names(f"model.{part}.", mapping(f"model.{part}", arguments.get(part), where), names, where)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+Settings = TypeVar("Settings")
 
 
 class SettingError(Exception):
@@ -52,6 +55,22 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{closest(str(value), choices)}")
+
+
+def as_settings(name: str, kind: type[Settings], setting: Any) -> Settings:
+    """Settings of a dataclass, which from Python may be a mapping.
+
+    Raises:
+        SettingError: something else, or an unknown name.
+    """
+    if isinstance(setting, kind):
+        return setting
+    if not isinstance(setting, Mapping):
+        raise SettingError(f"{name} must be a {kind.__name__} or a mapping of its settings, got {setting!r}")
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    for key in setting.keys() - names:
+        raise SettingError(f"{name}.{key} is not a setting{nearest(str(key), names)}")
+    return kind(**setting)
 
 
 def missing_extra(package: str, extra: str, needed_by: str) -> SettingError:

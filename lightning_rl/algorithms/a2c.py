@@ -105,5 +105,5 @@ class A2C(Algorithm):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         if self.use_rms_prop:
-            return self.with_signals(torch.optim.RMSprop([FlatParameters(self.network)], alpha=0.99, eps=self.rms_prop_eps))
-        return self.with_signals(FlatAdam(self.network, eps=1e-5))
+            return self.with_side_learners(torch.optim.RMSprop([FlatParameters(self.network)], alpha=0.99, eps=self.rms_prop_eps))
+        return self.with_side_learners(FlatAdam(self.network, eps=1e-5))

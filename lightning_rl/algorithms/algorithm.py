@@ -13,12 +13,14 @@ from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.experience import replay, rollouts, show_demonstrations
+from lightning_rl.algorithms.cloning import CloningConfig, make_cloning
+from lightning_rl.algorithms.experience import replay, rollouts
 from lightning_rl.algorithms.loading import load, stored_name
 from lightning_rl.algorithms.optimization import best_matmul, gradient_step, matmul_precision
 from lightning_rl.algorithms.run_log import Metric, RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
+from lightning_rl.algorithms.side_learner import SignalLearner
 from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate
@@ -69,6 +71,7 @@ class Algorithm(pl.LightningModule):
         reward_signals: what the policy is paid for, a name → settings each: extrinsic (the environment's reward), curiosity, rnd, gail; see
             `rewards/`. `extrinsic: null` leaves the environment's reward out.
         reward_signal_steps_per_update: environment steps for one update of the signals that learn; one beside each update unless given.
+        behavioral_cloning: gradient steps of the policy towards demonstrations beside all that, see `algorithms/cloning.py`.
         memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.
         log_interval: environment steps between two rows in the loggers; 1 % of the run unless given.
         on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
@@ -99,6 +102,7 @@ class Algorithm(pl.LightningModule):
         reward_scale: float = 1.0,
         reward_signals: dict[str, Any] | None = None,
         reward_signal_steps_per_update: float | None = None,
+        behavioral_cloning: CloningConfig | None = None,
         memory: Memory | None = None,
         log_interval: int | None = None,
         on_nan: Literal["raise", "skip_update", "restore_last"] = "raise",
@@ -136,7 +140,6 @@ class Algorithm(pl.LightningModule):
         }
         if reward_signal_steps_per_update is not None:
             check_range("reward_signal_steps_per_update", reward_signal_steps_per_update, 0, open_low=True)
-        self.signal_steps = reward_signal_steps_per_update
         extrinsic = {"gamma": gamma, "scale": reward_scale, "clip": clip_reward, "normalize": normalize_reward}
         signals = make_signals(reward_signals, extrinsic, self.spaces, lambda: self.network.distribution)
         self.reward_signals = torch.nn.ModuleDict(signals)
@@ -145,8 +148,10 @@ class Algorithm(pl.LightningModule):
         self.register_buffer("gamma", torch.tensor([signal.gamma for signal in signals.values()]), persistent=False)
         self.register_buffer("ignore_done", torch.tensor([signal.ignore_done for signal in signals.values()]), persistent=False)
         self.save_hyperparameters(plain({**complete_settings(self), "env": self.env, "memory": self.memory}))
-        self.learning_signals = {name: signal for name, signal in signals.items() if hasattr(signal, "learning_rate")}
-        self.env_steps = self.updates = self.episodes = self.signal_updates = 0
+        self.signal_learner = SignalLearner(signals, reward_signal_steps_per_update)
+        self.side_learners = [self.signal_learner, make_cloning(behavioral_cloning)]
+        self.num_optimizers: int | None = None
+        self.env_steps = self.updates = self.episodes = 0
         self.progress = 0.0
         self.dataset: ExperienceDataset | None = None
         self.demonstrations: list[Any] = []
@@ -225,20 +230,16 @@ class Algorithm(pl.LightningModule):
         over = rollout.terminated.unsqueeze(-1) & ~self.ignore_done
         return rollout._replace(reward=reward), self.gamma * ~over
 
-    def with_signals(self, *optimizers: Optimizer) -> list[Optimizer]:
-        """The optimizers of an algorithm, and behind them those of its reward signals that learn."""
-        signals: Any = self.reward_signals.values()
-        own = [signal.configure_optimizer() for signal in signals]
-        for signal, optimizer in zip(signals, own, strict=True):
-            for group in [] if optimizer is None else optimizer.param_groups:
-                group["lr"] = signal.learning_rate
-        return [*optimizers, *(optimizer for optimizer in own if optimizer is not None)]
+    def with_side_learners(self, *optimizers: Optimizer) -> list[Optimizer]:
+        """The optimizers of an algorithm, and behind them those of what learns beside it."""
+        self.num_optimizers = len(optimizers)
+        return [*optimizers, *(each for learner in self.side_learners for each in learner.optimizers(self, list(optimizers)))]
 
     def raw_optimizers(self) -> list[Optimizer]:
         """The algorithm's optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
         optimizers: Any = self.optimizers(use_pl_optimizer=False)
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        return optimizers[: len(optimizers) - len(self.learning_signals)]
+        return optimizers[: self.num_optimizers]
 
     def step(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """One gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping.
@@ -264,29 +265,12 @@ class Algorithm(pl.LightningModule):
         return "return –" if mean is None else f"return {mean:.1f}"
 
     def end_update(self, batch: Any) -> None:
-        """Once per joint learning step: count it, let reward signals learn from the batch, tell the callbacks that follow updates."""
+        """Once per joint learning step: count it, let others learn beside it, tell the callbacks that follow updates."""
         self.updates += 1
-        if self.learning_signals:
-            self._learn_signals(batch.experience)
+        for learner in self.side_learners:
+            learner.end_update(self, batch)
         for callback in self._followers:
             callback.on_update_end(self.trainer, self)
-
-    def _learn_signals(self, experience: Experience) -> None:
-        """Updates of reward signals that are due: one, or as `reward_signal_steps_per_update` says, off-policy on more batches."""
-        assert self.collector is not None and self.dataset is not None
-        due = 1
-        if self.signal_steps is not None:
-            due = int(self.collector.env_steps * self.trainer.world_size / self.signal_steps) - self.signal_updates
-        optimizers: Any = self.optimizers(use_pl_optimizer=False)
-        own = optimizers[len(optimizers) - len(self.learning_signals) :]
-        replays = isinstance(self.dataset, ReplayDataset)
-        for k in range(due if replays else min(due, 1)):
-            steps = self.dataset.sample().experience if k and replays else experience  # type: ignore[attr-defined]
-            for (name, signal), optimizer in zip(self.learning_signals.items(), own, strict=True):
-                loss, metrics = signal.loss(steps)
-                self.step(self.finite(f"{name} loss", loss), optimizer)
-                self.record(**{f"{name}/{metric}": value for metric, value in metrics.items()})
-            self.signal_updates += 1
 
     def record(self, **values: Metric) -> None:
         """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
@@ -344,7 +328,8 @@ class Algorithm(pl.LightningModule):
 
     def train_dataloader(self) -> ExperienceDataset:
         self.dataset = self.experience()
-        show_demonstrations(self)
+        for learner in self.side_learners:
+            learner.begin(self)
         return self.dataset
 
     def on_train_start(self) -> None:
@@ -394,6 +379,8 @@ class Algorithm(pl.LightningModule):
     def end_iteration(self) -> None:
         """After learning and before any callback: from here on logging, acting, judging and saving see the same counts and statistics."""
         assert self.dataset is not None
+        for learner in self.side_learners:
+            learner.end_iteration(self)
         self._count()
         collector = self.dataset.collector
         rollout = collector.rollout()
@@ -441,7 +428,7 @@ class Algorithm(pl.LightningModule):
             "env_steps": self.env_steps,
             "updates": self.updates,
             "episodes": self.episodes,
-            "signal_updates": self.signal_updates,
+            "signal_updates": self.signal_learner.updates,
             "ranks": run_states(self) if self.saves_run and self.dataset is not None else [],
         }
 
@@ -454,7 +441,7 @@ class Algorithm(pl.LightningModule):
         """Count on where the checkpoint stood; a Trainer that continues its run gets everything else too, when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
-        self.signal_updates = state.get("signal_updates", 0)
+        self.signal_learner.updates = state.get("signal_updates", 0)
         self.ranks = [] if self._trainer is None else state.get("ranks", [])
 
     @property

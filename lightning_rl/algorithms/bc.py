@@ -55,7 +55,7 @@ class BehavioralCloning(Algorithm):
     counter = "updates"
     without = (
         *("max_env_steps", "gamma", "normalize_obs_steps", "normalize_reward", "clip_reward", "reward_scale"),
-        *("reward_signals", "reward_signal_steps_per_update"),
+        *("reward_signals", "reward_signal_steps_per_update", "behavioral_cloning"),
     )
 
     def __init__(

@@ -172,4 +172,4 @@ class DQN(Algorithm):
         return self.finite("loss", mean(loss, batch.weight))
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_signals(FlatAdam(self.network, self.adam_eps))
+        return self.with_side_learners(FlatAdam(self.network, self.adam_eps))

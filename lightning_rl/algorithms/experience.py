@@ -9,8 +9,8 @@ import torch
 from torch import Generator
 
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings, NoCollector
-from lightning_rl.data.demonstrations import EpisodeRows, read_episode, split_by_episode
+from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationDraws, DemonstrationSettings, NoCollector
+from lightning_rl.data.demonstrations import EpisodeRows, Rows, read_episode, split_by_episode
 from lightning_rl.data.memory import memory_in_words
 from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
@@ -113,15 +113,7 @@ def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings)
     if source is None:
         raise SettingError("this algorithm was loaded without its demonstrations; pass dataset= to train it")
     seed_draws(algorithm)
-    spaces, distribution = algorithm.spaces, algorithm.network.distribution
-    episodes = load_demonstrations(source, spaces) if isinstance(source, str) else list(source)
-    masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
-    rows = [
-        read_episode(f"demonstration {k}", each.obs, each.action, mask, spaces, distribution)
-        for k, (each, mask) in enumerate(zip(episodes, masks, strict=True))
-    ]
-    if not any(mask is not None for mask in masks):
-        rows = [each._replace(action_mask=()) for each in rows]
+    rows = demonstrated_rows(algorithm, source)
     lengths = [len(next(tree_leaves(each.action))) for each in rows]
     parts = split_by_episode(lengths, settings.validation_fraction, settings.split_seed)
     learned, held = (EpisodeRows([rows[episode] for episode in part], settings.sequence_length) for part in parts)
@@ -131,9 +123,34 @@ def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings)
         f"demonstrations: {learned.num_rows:,} steps of {learned.num_episodes:,} episodes to learn from, "
         f"{held.num_rows:,} of {held.num_episodes:,} to validate"
     )
+    return DemonstrationDataset(
+        NoCollector(algorithm.spaces.observation),
+        demonstration_draws(algorithm, learned, settings.batch_size),
+        held,
+        settings,
+    )
+
+
+def demonstration_draws(algorithm: Any, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
+    """Minibatches of demonstrations, this rank's share of them."""
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
-    collector, ranks = NoCollector(spaces.observation), (algorithm.global_rank, algorithm.trainer.world_size)
-    return DemonstrationDataset(collector, learned, held, settings, seed, algorithm.device, *ranks)
+    return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.trainer.world_size)
+
+
+def demonstrated_rows(algorithm: Any, source: Any) -> list[Rows]:
+    """The episodes of a dataset by its name, or given ones, as they are learned from.
+
+    Raises:
+        SettingError: there are none, or they do not fit the environment.
+    """
+    spaces, distribution = algorithm.spaces, algorithm.network.distribution
+    episodes = load_demonstrations(source, spaces) if isinstance(source, str) else list(source)
+    masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
+    rows = [
+        read_episode(f"demonstration {k}", each.obs, each.action, mask, spaces, distribution)
+        for k, (each, mask) in enumerate(zip(episodes, masks, strict=True))
+    ]
+    return rows if any(mask is not None for mask in masks) else [each._replace(action_mask=()) for each in rows]
 
 
 def planned_iterations(algorithm: Any, collector: Collector) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import split_mask
@@ -16,13 +17,26 @@ from lightning_rl.types import Tree
 TOP = ((5, 10), (10, 20))
 """k of the top-k accuracies that are told of branches with more than so many choices."""
 
+BOX_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Generator | None], Tensor]] = {
+    "nll": lambda leaf, x, action, generator: -leaf.evaluate(x, action)[0],
+    "mse": lambda leaf, x, action, generator: losses.squared_error(leaf.mode(x), action),
+    "drawn": lambda leaf, x, action, generator: leaf.drawn_error(x, action, generator),
+}
+
 
 def imitate(
-    distribution: Distribution, x: Tensor, action: Tree, mask: Tree, box_loss: str, label_smoothing: float
+    distribution: Distribution,
+    x: Tensor,
+    action: Tree,
+    mask: Tree,
+    box_loss: str,
+    label_smoothing: float = 0.0,
+    generator: Generator | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of each dimension or branch `[B, D]`, and how near the policy is to the actions, by name, `[B]` each.
 
-    Choices and bits have cross-entropy, continuous dimensions −log π(a|s), or the squared error of the mean with `box_loss` mse.
+    Choices and bits have cross-entropy, continuous dimensions what `box_loss` says: `nll`, −log π(a|s); `mse`, the squared error of the
+    mean; or `drawn`, that of a drawn action, with the bounds at -1 and 1, which σ follows as well.
     Of choices there is their accuracy and rank (0 is the most likely one), the mean over branches; of dimensions the mean absolute
     deviation of the mean, in the environment's units.
 
@@ -31,8 +45,9 @@ def imitate(
         x: its input, `[B, num_inputs]`.
         action: demonstrated ones, as sampled.
         mask: which choices are legal.
-        box_loss: `nll` or `mse`.
+        box_loss: of continuous dimensions.
         label_smoothing: ε of the cross-entropy.
+        generator: of the draws.
     """
     costs, told = [], defaultdict(list)
     leaves = distribution.leaves()
@@ -49,9 +64,8 @@ def imitate(
                 if large:
                     told[f"top_{k}_accuracy"].append(losses.top_k_accuracy(rank[:, large], k))
         else:
-            mean = leaf.mode(part)
-            costs.append(losses.squared_error(mean, done) if box_loss == "mse" else -leaf.evaluate(part, done)[0])
-            told["mean_abs_deviation"].append(deviation(leaf, mean, done))
+            costs.append(BOX_LOSSES[box_loss](leaf, part, done, generator))
+            told["mean_abs_deviation"].append(deviation(leaf, leaf.mode(part), done))
     return torch.cat(costs, -1), {name: torch.cat(parts, -1).mean(-1) for name, parts in told.items()}
 
 

@@ -70,6 +70,13 @@ def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
     return norm
 
 
+def moved(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Tensor]:
+    """What optimizers move that belongs to a module: parameters, or the vectors that hold them."""
+    own = {id(parameter) for parameter in module.parameters()}
+    parameters = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for parameter in parameters if own & {id(part) for part in (parameter, *getattr(parameter, "parts", ()))}]
+
+
 @contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
     """A way for torch to multiply float32 matrices, and then the way before."""

@@ -140,7 +140,7 @@ class PPO(Algorithm):
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss), kl
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_signals(FlatAdam(self.network, eps=1e-5))
+        return self.with_side_learners(FlatAdam(self.network, eps=1e-5))
 
 
 def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_length: int = 1) -> None:

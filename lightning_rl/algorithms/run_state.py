@@ -28,13 +28,13 @@ def run_states(algorithm: Any) -> list[Any]:
 
 
 def run_state(algorithm: Any) -> dict[str, Any]:
-    """Of this rank: its experience, its place in the log, its reward signals, what was done about bad values, and all random generators."""
+    """Of this rank: experience, the place in the log, what learns beside, what was done about bad values, and all random generators."""
     return {
         "num_envs": algorithm.collector.num_envs,
         "data": algorithm.dataset.get_state(),
         "log": algorithm.log_rows.get_state(),
         "guard": algorithm.guard.get_state(),
-        "signals": {name: signal.get_state() for name, signal in algorithm.reward_signals.items()},
+        "beside": [learner.get_state() for learner in algorithm.side_learners],
         "learning": algorithm.generator.get_state(),
         "noise": algorithm.noise.get_state(),
         "random": random_state(),
@@ -73,8 +73,9 @@ def set_run_state(algorithm: Any, state: dict[str, Any]) -> str | None:
         algorithm.dataset.load_buffer(manifest, folder)
     new_episodes = algorithm.dataset.set_state(state["data"])
     algorithm.log_rows.set_state(state["log"])
-    for name, signal in algorithm.reward_signals.items():
-        signal.set_state(state["signals"][name])
+    for learner, own in zip(algorithm.side_learners, state["beside"], strict=True):
+        if (anew := learner.set_state(own)) is not None:
+            algorithm.say(anew)
     algorithm.guard.set_state(state["guard"])
     algorithm.generator.set_state(torch.from_numpy(state["learning"]))
     algorithm.noise.set_state(torch.from_numpy(state["noise"]))

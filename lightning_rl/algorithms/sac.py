@@ -201,7 +201,7 @@ class SAC(Algorithm):
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
         networks = [critics, self.network, *([self.temperature] if self.temperature.learned else [])]
-        return self.with_signals(*map(FlatAdam, networks))
+        return self.with_side_learners(*map(FlatAdam, networks))
 
 
 def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:

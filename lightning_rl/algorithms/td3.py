@@ -148,4 +148,4 @@ class TD3(Algorithm):
         return self.finite("actor_loss", loss)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_signals(FlatAdam(self.critic), FlatAdam(self.network))
+        return self.with_side_learners(FlatAdam(self.critic), FlatAdam(self.network))

@@ -41,36 +41,25 @@ class DemonstrationSettings:
 
 
 class DemonstrationDataset(ExperienceDataset):
-    """Endless iterations; each is an iterator over minibatches. All sequences come once, in random order, and then again in another.
+    """Endless iterations; each is an iterator over minibatches.
 
     Args:
         collector: a `NoCollector`.
-        learned: what to learn from.
+        draws: of what to learn from.
         held: what is held back for validation.
-        settings: how many minibatches there are, and of what size; the last iteration has what is left of the run.
-        seed: of the order, the same on all ranks: each takes its share of it.
-        device: where minibatches go.
-        rank, ranks: which of how many this is.
+        settings: how many minibatches there are; the last iteration has what is left of the run.
     """
 
     anew = "demonstrations are shuffled anew"
 
-    def __init__(
-        self,
-        collector: Any,
-        learned: EpisodeRows,
-        held: EpisodeRows,
-        settings: DemonstrationSettings,
-        seed: int,
-        device: torch.device,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
+    def __init__(self, collector: Any, draws: DemonstrationDraws, held: EpisodeRows, settings: DemonstrationSettings) -> None:
         super().__init__(collector, -(-settings.max_updates // settings.updates_per_iteration))
-        self.learned, self.held, self.settings, self.device = learned, held, settings, device
-        self.num_sequences = min(settings.batch_size // learned.length, max(1, len(learned) // ranks))
-        self.order = ShuffledOrder(len(learned), seed)
-        self.rank, self.ranks, self.updates = rank, ranks, 0
+        self.draws, self.held, self.settings, self.updates = draws, held, settings, 0
+
+    @property
+    def learned(self) -> EpisodeRows:
+        """What to learn from."""
+        return self.draws.rows
 
     def __iter__(self) -> Iterator[Iterator[DemonstrationBatch]]:
         while True:
@@ -81,8 +70,7 @@ class DemonstrationDataset(ExperienceDataset):
 
     def _iteration(self) -> Iterator[DemonstrationBatch]:
         for _ in range(self.updates):
-            taken = self.order.take(self.num_sequences * self.ranks)[self.rank :: self.ranks]
-            self.batch = self._on_device(self.learned.batch(taken))
+            self.batch = self.draws.draw()
             yield self.batch
 
     def validation(self) -> Iterator[tuple[int, DemonstrationBatch]]:
@@ -90,21 +78,43 @@ class DemonstrationDataset(ExperienceDataset):
         size = max(1, 4096 // self.held.length)
         for at in range(0, len(self.held), size):
             sequences = np.arange(at, min(at + size, len(self.held)))
-            yield int(self.held.size[sequences].sum()), self._on_device(self.held.batch(sequences))
-
-    def _on_device(self, batch: DemonstrationBatch) -> DemonstrationBatch:
-        return tree_map(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
+            yield int(self.held.size[sequences].sum()), self.draws.on_device(self.held.batch(sequences))
 
     def metrics(self) -> dict[str, float]:
         """How many times all demonstrations were learned from."""
-        return {"train/epochs": self.order.epochs}
+        return {"train/epochs": self.draws.order.epochs}
 
     def get_state(self) -> dict[str, Any]:
-        return {**super().get_state(), "order": self.order.get_state()}
+        return {**super().get_state(), "order": self.draws.order.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         super().set_state(state)
-        return self.order.set_state(state["order"])
+        return self.draws.order.set_state(state["order"])
+
+
+class DemonstrationDraws:
+    """Minibatches of demonstrations: all sequences come once, in random order, and then again in another.
+
+    Args:
+        rows: what to draw from.
+        batch_size: rows of a minibatch, in whole sequences; all where there are fewer.
+        seed: of the order, the same on all ranks: each takes its share of it.
+        device: where minibatches go.
+        rank, ranks: which of how many this is.
+    """
+
+    def __init__(self, rows: EpisodeRows, batch_size: int, seed: int, device: torch.device, rank: int = 0, ranks: int = 1) -> None:
+        self.rows, self.device, self.rank, self.ranks = rows, device, rank, ranks
+        self.num_sequences = min(batch_size // rows.length, max(1, len(rows) // ranks))
+        self.order = ShuffledOrder(len(rows), seed)
+
+    def draw(self) -> DemonstrationBatch:
+        """The next minibatch."""
+        return self.on_device(self.rows.batch(self.order.take(self.num_sequences * self.ranks)[self.rank :: self.ranks]))
+
+    def on_device(self, batch: DemonstrationBatch) -> DemonstrationBatch:
+        """A minibatch where it is learned from."""
+        return tree_map(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
 
 
 class ShuffledOrder:

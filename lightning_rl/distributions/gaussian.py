@@ -24,8 +24,16 @@ class Continuous(Distribution):
     def num_features(self) -> int:
         return self.num_parts
 
-    def features(self, action: Tensor) -> Tensor:
+    def unit(self, action: Tensor) -> Tensor:
+        """A sampled action on the scale on which the environment's bounds are -1 and 1."""
         return action
+
+    def features(self, action: Tensor) -> Tensor:
+        return self.unit(action)
+
+    def drawn_error(self, x: Tensor, action: Tensor, generator: Generator | None = None) -> Tensor:
+        """(ã − a)² of a drawn action ã, both as `unit`, `[..., D]`: its expectation is (μ − a)² + σ² where nothing is squashed."""
+        return (self.unit(self.sample(x, (), generator)) - self.unit(action)).square()
 
     def prediction_loss(self, x: Tensor, action: Tensor) -> Tensor:
         return (x - self.features(action)).square().sum(-1)
@@ -72,11 +80,14 @@ class DiagonalGaussian(Continuous):
         log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
         return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
 
-    def features(self, action: Tensor) -> Tensor:
+    def unit(self, action: Tensor) -> Tensor:
         if not self.bounded:
             return action
         low, high = self._bounds(action)
-        return 2 * (action.clamp(low, high) - low) / (high - low).clamp(min=1e-12) - 1
+        return 2 * (action - low) / (high - low).clamp(min=1e-12) - 1
+
+    def features(self, action: Tensor) -> Tensor:
+        return self.unit(action).clamp(-1, 1) if self.bounded else action
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return np.clip(action.reshape(-1, *self.shape), self.low_bound, self.high_bound)
@@ -111,7 +122,7 @@ class TanhGaussian(DiagonalGaussian):
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return torch.empty_like(x).uniform_(-INSIDE, INSIDE, generator=generator).atanh()
 
-    def features(self, action: Tensor) -> Tensor:
+    def unit(self, action: Tensor) -> Tensor:
         return action.tanh()
 
     def to_env(self, action: np.ndarray) -> np.ndarray:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings, NoCollector, ShuffledOrder
+from lightning_rl.data.demonstration_dataset import (
+    DemonstrationDataset,
+    DemonstrationDraws,
+    DemonstrationSettings,
+    NoCollector,
+    ShuffledOrder,
+)
 from lightning_rl.data.demonstrations import EpisodeRows
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.normalization import ObservationNormalizer
@@ -22,7 +28,8 @@ def dataset(rows: int = 10, length: int = 1, seed: int = 0, rank: int = 0, ranks
     given = {"batch_size": 4, "updates_per_iteration": 5, "max_updates": 12, "validation_fraction": 0.2, "split_seed": 0} | settings
     learned, held = (EpisodeRows(counted(number), length) for number in (rows, 3))
     config = DemonstrationSettings(**given, sequence_length=length)
-    return DemonstrationDataset(NoCollector(SEEN), learned, held, config, seed, torch.device("cpu"), rank, ranks)
+    draws = DemonstrationDraws(learned, config.batch_size, seed, torch.device("cpu"), rank, ranks)
+    return DemonstrationDataset(NoCollector(SEEN), draws, held, config)
 
 
 def iterations(data: DemonstrationDataset) -> list[list[list[float]]]:
