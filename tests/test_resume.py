@@ -14,6 +14,7 @@ import torch
 
 from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
+from tests.experts import at_random
 from tests.fitting import tiny
 
 STEPS = 192
@@ -67,6 +68,15 @@ CASES = [
         id="SAC masks async",
     ),
     pytest.param(TD3, {"id": "Pendulum-v1", "vectorization": "async"}, {"normalize_obs": "frozen", "normalize_obs_steps": 32}, id="TD3"),
+    pytest.param(PPO, {"id": "CartPole-v1"}, {"reward_signals": {"rnd": {}, "curiosity": {"gamma": 0.9}}}, id="PPO rnd and curiosity"),
+    pytest.param(
+        SAC,
+        {"id": "Pendulum-v1", "max_episode_steps": 30},
+        {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3, "n_steps": 2},
+        id="SAC rnd",
+    ),
+    pytest.param(PPO, {"id": "CartPole-v1"}, {"behavioral_cloning": {"steps": 160}}, id="PPO cloning"),
+    pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"behavioral_cloning": {}, "memory": GRU(8, 4)}, id="SAC cloning"),
     pytest.param(BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole"),
     pytest.param(BehavioralCloning, {"id": "Pendulum-v1"}, {"memory": LSTM(8, 4), "ent_coef": 0.1}, id="BC Pendulum LSTM"),
 ]
@@ -108,6 +118,8 @@ def run(
     """Train as a user would, six or more iterations; the model and the run's folder."""
     pl.seed_everything(seed, verbose=False)
     settings = {"log_interval": 16, f"max_{algorithm.counter}": steps} | settings
+    if "behavioral_cloning" in settings:
+        settings["behavioral_cloning"] = settings["behavioral_cloning"] | {"demo_path": at_random(env["id"], "{}")}
     model = tiny(algorithm, env=env, env_id=env["id"], seed=seed, **settings)
     every = f"every_n_{algorithm.counter}"
     trainer = Trainer(

@@ -89,6 +89,9 @@ class BehavioralCloning(Algorithm):
             normalize_reward=False,
             clip_reward=None,
             reward_scale=1.0,
+            reward_signals=None,
+            reward_signal_steps_per_update=None,
+            behavioral_cloning=None,
             **common,
         )
         check_choice("loss", loss, ("nll", "mse"))

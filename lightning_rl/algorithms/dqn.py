@@ -68,6 +68,8 @@ class DQN(Algorithm):
     than a drawn one, in the last batch).
     """
 
+    without = ("behavioral_cloning",)
+
     def __init__(
         self,
         env: EnvConfig,
@@ -102,7 +104,15 @@ class DQN(Algorithm):
         adam_eps: float = 1e-8,
         **common: Any,
     ) -> None:
-        super().__init__(env, learning_rate=learning_rate, max_grad_norm=max_grad_norm, net_arch=net_arch, activation=activation, **common)
+        super().__init__(
+            env,
+            learning_rate=learning_rate,
+            max_grad_norm=max_grad_norm,
+            net_arch=net_arch,
+            activation=activation,
+            behavioral_cloning=None,
+            **common,
+        )
         check_range("exploration_fraction", exploration_fraction, 0, 1)
         check_range("exploration_initial_eps", exploration_initial_eps, 0, 1)
         check_range("exploration_final_eps", exploration_final_eps, 0, 1)

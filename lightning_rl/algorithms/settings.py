@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
 
 
@@ -39,6 +40,8 @@ def remember_arguments(init: Callable[..., None]) -> Callable[..., None]:
     def remembering(self: Any, *args: Any, **kwargs: Any) -> None:
         kwargs = {name: as_integer(value) if name in integers else value for name, value in kwargs.items()}
         if "given_arguments" not in vars(self):
+            for name in kwargs.keys() & set(type(self).without):
+                raise SettingError(f"{name} is not a setting of {type(self).__name__}")
             object.__setattr__(self, "given_arguments", (args, kwargs))
         init(self, *args, **kwargs)
 

@@ -149,9 +149,9 @@ def _wrong_in_rank(rank: Any) -> Iterator[str]:
         yield "log"
     if not _is_guard(_get(rank, "guard")):
         yield "guard"
-    signals = _get(rank, "signals")
-    if not isinstance(signals, dict) or not all(isinstance(state, dict) for state in signals.values()):
-        yield "reward signals"
+    beside = _get(rank, "beside")
+    if not isinstance(beside, list) or not all(isinstance(state, dict) for state in beside):
+        yield "state of what learns beside"
     yield from _wrong_in_data(rank["data"])
     generators = [_get(collector, "generator"), _get(rank, "learning"), _get(rank, "noise"), _get(rank, "random", "torch")]
     if not all(_is_vector(state, torch.uint8) for state in (*generators, *_list(_get(rank, "random", "cuda")))):

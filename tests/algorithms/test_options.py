@@ -55,6 +55,13 @@ COMMON = {
         Option({"extrinsic": None, "rnd": {}}, given={"reward_signals": {"rnd": {}}}),
     ],
     "reward_signal_steps_per_update": [Option(40.0, given={"reward_signals": {"rnd": {}}})],
+    "behavioral_cloning": [
+        Option({}),
+        *(
+            Option(setting, given={"behavioral_cloning": {}})
+            for setting in ({"strength": 0.1}, {"steps": 40}, {"batch_size": 4}, {"n_epochs": 2}, {"samples_per_update": 16, "n_epochs": 1})
+        ),
+    ],
     "memory": [Option(LSTM(4, 4)), Option(GRU(4, 4), given={"memory": LSTM(8, 4)})],
 }
 ON = {
@@ -170,6 +177,9 @@ every_replaying_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
 def train(algorithm: type, env_id: str, settings: dict[str, Any]) -> Any:
     """A model after three iterations."""
     env_id = BOX.get(env_id, env_id) if algorithm is TD3 else env_id
+    if "behavioral_cloning" in settings:
+        shown = {"demo_path": at_random(f"tests.environments:{env_id}", "{}")}
+        settings = settings | {"behavioral_cloning": settings["behavioral_cloning"] | shown}
     model = tiny(algorithm, f"tests.environments:{env_id}", **({f"max_{algorithm.counter}": 48, "encoder_features": 8} | settings))
     fit(model)
     return model

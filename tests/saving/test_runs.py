@@ -181,7 +181,7 @@ CASES = [
     *[((*RANK, "log", name), value) for name in ("logged_env_steps", "elapsed") for value in ("x", nan, None, GONE)],
     *[((*RANK, "guard", "bad_updates"), value) for value in (3, {"loss": "x"}, {3: 3}, GONE)],
     *[((*RANK, "guard", "bad_steps"), value) for value in ("x", -1, nan, GONE)],
-    *[((*RANK, "signals"), value) for value in (3, {"extrinsic": 3}, GONE)],
+    *[((*RANK, "beside"), value) for value in (3, [3], {}, GONE)],
     *[((*RANK, name), value) for name in ("data", "log", "guard", "random", "learning", "noise") for value in (3, {}, GONE)],
     *[((*RANK, "random", "python"), value) for value in ((3, (1 << 70,) * 625, None), (3, (1, 2), None), (2, (1,) * 625, None), 3, GONE)],
 ]
