@@ -147,7 +147,7 @@ class Algorithm(pl.LightningModule):
         self.save_hyperparameters(plain({**complete_settings(self), "env": self.env, "memory": self.memory}))
         self.learning_signals = {name: signal for name, signal in signals.items() if hasattr(signal, "learning_rate")}
         self.env_steps = self.updates = self.episodes = self.signal_updates = 0
-        self.progress = 0.0
+        self.progress, self.began_at = 0.0, 0
         self.dataset: ExperienceDataset | None = None
         self.demonstrations: list[Any] = []
         self.ranks: list[dict[str, Any]] = []
@@ -383,7 +383,8 @@ class Algorithm(pl.LightningModule):
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
         progress.increment_completed()  # global_step counts iterations
-        self.progress = min(1.0, self.count / self.length)
+        self.began_at = self.count
+        self.progress = min(1.0, self.began_at / self.length)
         self._count()
         rate = self.learning_rate(self.progress)
         for optimizer in self.raw_optimizers():
