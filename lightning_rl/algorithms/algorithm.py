@@ -368,8 +368,8 @@ class Algorithm(pl.LightningModule):
         trainer.should_stop = self.finished or any_rank_asked(trainer)
 
     def look_around(self) -> None:
-        """Before a run's first iteration: the statistics that `normalize_obs: frozen` keeps."""
-        if self.normalize_obs == "frozen":
+        """Before a run's first iteration: the statistics that `normalize_obs: frozen` keeps, unless another run's came with its weights."""
+        if self.normalize_obs == "frozen" and self.network.normalizer.is_new:
             assert self.collector is not None
             steps = self.normalize_obs_steps // self.trainer.world_size
             stop = partial(stop_asked, self.trainer) if self.trainer.world_size == 1 else lambda: False
