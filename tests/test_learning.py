@@ -11,17 +11,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+COMMAND = [sys.executable, "-m", "lightning_rl"]
 
 
 def best_return(config, seed, folder):
-    command = [sys.executable, "-m", "lightning_rl"]
-    fit = [*command, "fit", "--config", str(CONFIGS / f"{config}.yaml"), "--seed_everything", str(seed)]
+    fit = [*COMMAND, "fit", "--config", str(CONFIGS / f"{config}.yaml"), "--seed_everything", str(seed)]
     subprocess.run([*fit, "--trainer.default_root_dir", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    (best,) = folder.rglob("best.ckpt")
-    judge = [*command, "evaluate", "--ckpt_path", str(best), "--episodes", "100", "--seed", "50000", "--json"]
+    judge = [*COMMAND, "evaluate", "--ckpt_path", str(best_of(folder)), "--episodes", "100", "--seed", "50000", "--json"]
     return json.loads(subprocess.run(judge, check=True, capture_output=True, text=True).stdout)["return_mean"]
+
+
+def best_of(folder):
+    (best,) = folder.rglob("best.ckpt")
+    return best
 
 
 @pytest.mark.slow
@@ -43,3 +48,15 @@ def best_return(config, seed, folder):
 def test_a_config_reaches_its_return(config, seeds, threshold, needed, tmp_path):
     returns = [best_return(config, seed, tmp_path / str(seed)) for seed in seeds]
     assert sum(value >= threshold for value in returns) >= needed, returns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "teacher", "within"), [("bc/cartpole", "ppo/cartpole", 50), ("bc/lunarlander", "ppo/lunarlander", 60)])
+def test_clones_of_twenty_episodes_come_near_their_teacher(config, teacher, within, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    dataset = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())["model"]["init_args"]["dataset"]
+    threshold = best_return(teacher, 1, tmp_path / "teacher") - within
+    collect = [*COMMAND, "collect", "--ckpt_path", str(best_of(tmp_path / "teacher")), "--dataset", dataset, "--episodes", "20"]
+    subprocess.run(collect, check=True, stdout=subprocess.DEVNULL)
+    returns = [best_return(config, seed, tmp_path / str(seed)) for seed in (1, 2, 3)]
+    assert min(returns) >= threshold, (threshold, returns)

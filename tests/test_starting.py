@@ -39,6 +39,15 @@ def test_a_run_begins_with_the_weights_of_another_and_counts_from_zero(tmp_path,
     assert [name for name, value in model.state_dict().items() if not torch.equal(value, theirs[name])] == []
 
 
+def test_statistics_that_are_frozen_are_those_of_the_run_a_run_begins_with(tmp_path):
+    _, run_folder = fit(tmp_path, tiny(PPO, "CartPole-v1", normalize_obs="running"))
+    settings = {"normalize_obs": "frozen", "normalize_obs_steps": 20, "seed": 1}
+    model, _ = fit(tmp_path, tiny(Still, "CartPole-v1", **settings), init_from=run_folder)
+    theirs = weights_of(run_folder / "checkpoints" / "last.ckpt")
+    assert theirs["network.normalizer.statistics.0.count"] > 90 and model.env_steps == 96  # no random steps
+    assert [name for name, value in model.state_dict().items() if not torch.equal(value, theirs[name])] == []
+
+
 def test_layers_that_do_not_fit_start_anew_and_are_named(tmp_path, capsys):
     _, run_folder = fit(tmp_path)
     first = tiny(Still, "Acrobot-v1", seed=1).state_dict()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.burn_in import end_burn_in
 from lightning_rl.data.minibatch import Batch, make_batch, normalize
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig
@@ -32,7 +33,8 @@ class A2C(Algorithm):
         vf_coef: weight of the value loss.
         use_rms_prop: RMSprop as in the paper, else Adam.
         rms_prop_eps: ε of RMSprop, added outside its square root.
-        critic_burn_in_steps: environment steps at the start during which only the value function learns (and an encoder it shares).
+        critic_burn_in_steps: environment steps at the start, in whole rollouts, of which only the value function learns (and an encoder it
+            shares).
         share_encoder: one encoder and memory for policy and value, or one each.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
@@ -90,6 +92,7 @@ class A2C(Algorithm):
         loss = self.loss(batch)
         self.record(loss=loss, grad_norm=self.step(loss, optimizer))
         self.end_update(batch)
+        end_burn_in(self, optimizer)
 
     def loss(self, batch: Batch) -> Tensor:
         """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step)."""
@@ -100,7 +103,7 @@ class A2C(Algorithm):
         self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
         self.record_parts(batch.weight, entropy=entropy, log_prob=log_prob)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = float(self.env_steps > self.critic_burn_in_steps)
+        actor_learns = float(self.began_at >= self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -152,7 +152,7 @@ class Algorithm(pl.LightningModule):
         self.side_learners = [self.signal_learner, make_cloning(behavioral_cloning)]
         self.num_optimizers: int | None = None
         self.env_steps = self.updates = self.episodes = 0
-        self.progress = 0.0
+        self.progress, self.began_at = 0.0, 0
         self.dataset: ExperienceDataset | None = None
         self.demonstrations: list[Any] = []
         self.ranks: list[dict[str, Any]] = []
@@ -353,8 +353,8 @@ class Algorithm(pl.LightningModule):
         trainer.should_stop = self.finished or any_rank_asked(trainer)
 
     def look_around(self) -> None:
-        """Before a run's first iteration: the statistics that `normalize_obs: frozen` keeps."""
-        if self.normalize_obs == "frozen":
+        """Before a run's first iteration: the statistics that `normalize_obs: frozen` keeps, unless another run's came with its weights."""
+        if self.normalize_obs == "frozen" and self.network.normalizer.is_new:
             assert self.collector is not None
             steps = self.normalize_obs_steps // self.trainer.world_size
             stop = partial(stop_asked, self.trainer) if self.trainer.world_size == 1 else lambda: False
@@ -368,7 +368,8 @@ class Algorithm(pl.LightningModule):
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
         progress.increment_completed()  # global_step counts iterations
-        self.progress = min(1.0, self.count / self.length)
+        self.began_at = self.count
+        self.progress = min(1.0, self.began_at / self.length)
         self._count()
         rate = self.learning_rate(self.progress)
         for optimizer in self.raw_optimizers():

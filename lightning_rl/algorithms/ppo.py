@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.burn_in import end_burn_in
 from lightning_rl.data.minibatch import Batch, make_batch, minibatches
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig
@@ -36,7 +37,8 @@ class PPO(Algorithm):
         target_kl: stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does.
         ratio: clip the `joint` probability ratio of an action, that of each part of a Dict or Tuple (`per_part`), or that of each dimension
             or branch (`per_dim`).
-        critic_burn_in_steps: environment steps at the start during which only the value function learns (and an encoder it shares).
+        critic_burn_in_steps: environment steps at the start, in whole rollouts, of which only the value function learns (and an encoder it
+            shares).
         share_encoder: one encoder and memory for policy and value, or one each.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
@@ -106,6 +108,7 @@ class PPO(Algorithm):
                     return
                 self.record(loss=loss, grad_norm=self.step(loss, optimizer))
                 self.end_update(minibatch)
+        end_burn_in(self, optimizer)
 
     def loss(self, minibatch: Batch) -> tuple[Tensor, Tensor]:
         """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and the approximate KL divergence."""
@@ -136,7 +139,7 @@ class PPO(Algorithm):
         )
         self.record_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = float(self.env_steps > self.critic_burn_in_steps)
+        actor_learns = float(self.began_at >= self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss), kl
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -87,6 +87,11 @@ class ObservationNormalizer(nn.Module):
         """The mean and the inverse deviation, in float32."""
         return statistics.mean.float(), (statistics.var + self.epsilon).rsqrt().float()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no row is counted yet."""
+        return all(each.count < 1 for each in self.statistics if isinstance(each, RunningMeanStd))
+
     def gather(self, obs: Tree, valid: Tensor) -> None:
         """After learning from a rollout `[T, N, ...]`: merge its valid rows, each counted once."""
         self.update(tree_index(flatten_time(obs), valid.flatten()))

@@ -16,7 +16,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import lightning_rl as lrl
-from lightning_rl import GRU, LSTM, PPO, BehavioralCloning, Trainer, load_policy
+from lightning_rl import GRU, LSTM, PPO, BehavioralCloning, RecordEpisodes, Trainer, load_policy
 from lightning_rl.algorithms import experience
 from lightning_rl.algorithms.imitation import imitate
 from lightning_rl.algorithms.warm_start import take_weights
@@ -327,20 +327,43 @@ def test_given_demonstrations_are_not_stored_and_a_name_is(tmp_path):
 
 
 def test_a_clone_is_trained_and_judged_from_the_command_line(folder, capfd, monkeypatch):
-    asked = []
-    monkeypatch.setattr(experience, "load_demonstrations", lambda *arguments: asked.append(arguments) or CARTPOLE)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
+    recorder = RecordEpisodes(gym.make("CartPole-v1", max_episode_steps=150))
+    played(recorder, 5, balance)
+    recorder.save("cartpole/expert-v0")
     status, out, err = run(
         "fit --model BehavioralCloning --model.env.id CartPole-v1 --model.dataset cartpole/expert-v0 --model.max_updates 100 "
         "--evaluation.every_n_updates 50 --evaluation.episodes 2 --evaluation.max_episode_steps 20 --trainer.accelerator cpu",
         capfd,
     )
-    assert (status, err) == (0, "") and asked[0][0] == "cartpole/expert-v0"
+    assert (status, err) == (0, "") and "600 steps of 4 episodes to learn from, 150 of 1 to validate" in out
     best = folder / "runs/BehavioralCloning/CartPole-v1/version_0/checkpoints/best.ckpt"
     judge = f"evaluate --ckpt_path {best} --episodes 3 --max_episode_steps 20"
     status, out, err = run(judge, capfd)
     assert (status, err) == (0, "") and re.search("trained for (50|100) updates", out)
     result = json.loads(run(judge + " --json", capfd)[1])
     assert result["env_steps"] == 0 and result["updates"] in (50, 100) and result["return_mean"] <= 20
+
+
+def test_a_policy_is_collected_cloned_and_trained_on_from_the_command_line(folder, capfd, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
+    quick = "--evaluation.episodes 2 --evaluation.max_episode_steps 20 --trainer.accelerator cpu"
+    ppo = f"fit --config ppo/cartpole --model.max_env_steps 512 {quick}"  # two rollouts
+    runs, clone = folder / "runs/PPO/CartPole-v1", folder / "runs/BehavioralCloning/CartPole-v1/version_0"
+    commands = [
+        ppo,
+        f"collect --ckpt_path {runs}/version_0/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 5",
+        f"fit --config bc/cartpole --model.max_updates 200 {quick}",
+        f"{ppo} --init_from {clone} --model.critic_burn_in_steps 512",
+    ]
+    for command in commands:
+        status, _, err = run(command, capfd)
+        assert (status, err) == (0, "")
+    policies = []
+    for path in (clone, runs / "version_1", runs / "version_0"):
+        weights = torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        policies.append(torch.cat([weight.flatten() for name, weight in weights.items() if name.startswith("network.actor.")]))
+    assert torch.equal(policies[0], policies[1]) and not torch.equal(policies[0], policies[2])  # the burn-in keeps the clone's policy
 
 
 def test_a_dataset_that_is_not_there_is_one_line(folder, capfd):

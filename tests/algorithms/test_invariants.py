@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from lightning_rl import A2C, DQN, PPO, SAC, TD3, EnvConfig, SettingError
 from lightning_rl.data.collector import Collector
@@ -280,13 +281,32 @@ def test_a_function_that_builds_an_environment_trains_and_is_not_stored(algorith
 
 
 @every_on_policy_algorithm
-@pytest.mark.parametrize("steps, actor_moves", [(16, False), (15, True)])
+@pytest.mark.parametrize("steps, actor_moves", [(17, False), (16, True)])
 def test_the_critic_alone_learns_while_it_is_burnt_in(algorithm, steps, actor_moves):
-    model = tiny(algorithm, critic_burn_in_steps=steps, max_env_steps=16)
+    model = tiny(algorithm, critic_burn_in_steps=steps, max_env_steps=32)  # two rollouts
     actor, critic = ([p.detach().clone() for p in part.parameters()] for part in (model.network.actor, model.network.critic))
     fit(model)
     assert all(map(torch.equal, actor, model.network.actor.parameters())) != actor_moves
     assert not all(map(torch.equal, critic, model.network.critic.parameters()))
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), [(PPO, {"n_epochs": 50}), (A2C, {"n_steps": 1, "use_rms_prop": False})])
+def test_the_first_step_after_a_burn_in_is_no_longer_than_the_learning_rate(algorithm, settings):
+    """A hundred steps of Adam with gradients of 0 would make it 0.99 times as long, a thousand 2.5 times, its tenth 5."""
+    longest: list[float] = []
+
+    class Watched(algorithm):
+        def step(self, loss, optimizer):
+            before = parameters_to_vector(self.network.actor.parameters()).detach()
+            norm = super().step(loss, optimizer)
+            longest.append(float((parameters_to_vector(self.network.actor.parameters()).detach() - before).abs().max()))
+            return norm
+
+    per_rollout = 2 * settings.get("n_steps", 8)
+    model = tiny(Watched, critic_burn_in_steps=10 * per_rollout, max_env_steps=11 * per_rollout, learning_rate=0.001, **settings)
+    fit(model)
+    first = next(k for k, length in enumerate(longest) if length > 0)
+    assert first == len(longest) // 11 * 10 and 0.0005 < longest[first] <= 0.001 * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])

@@ -1,0 +1,42 @@
+"""Every packaged config of an algorithm trains, with demonstrations that are recorded here where it learns from some."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import pytest
+import torch
+import yaml
+
+from lightning_rl import RecordEpisodes
+from lightning_rl.__main__ import config_folder
+from lightning_rl.cli_configs import Loader
+from tests.command_line import run
+from tests.experts import played
+
+SLOW = ("dqn/pong", "ppo/lunarlander", "ppo/pong")
+"""Seconds for an iteration."""
+
+
+def configs():
+    """The names of all that name an algorithm."""
+    for path in sorted(config_folder().rglob("*.yaml")):
+        name = path.relative_to(config_folder()).with_suffix("").as_posix()
+        if "model" in yaml.load(path.read_text(encoding="utf-8"), Loader):
+            yield pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+
+
+@pytest.mark.parametrize("name", configs())
+def test_a_packaged_config_trains_for_an_iteration(name, folder, monkeypatch, capfd):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
+    settings = yaml.load((config_folder() / f"{name}.yaml").read_text(encoding="utf-8"), Loader)["model"]["init_args"]
+    if "dataset" in settings:
+        recorder = RecordEpisodes(gym.make(settings["env"], max_episode_steps=40))
+        played(recorder, 6)
+        recorder.save(settings["dataset"])
+    quick = "--evaluation.episodes 1 --evaluation.max_episode_steps 10 --trainer.enable_progress_bar false"
+    status, out, err = run(f"fit --config {name} --trainer.max_steps 1 --trainer.devices 1 --trainer.accelerator cpu {quick}", capfd)
+    assert (status, err) == (0, "") and "evaluate it: " in out
+    (last,) = (folder / "runs").rglob("last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 1
+    if "dataset" in settings:
+        assert " of 5 episodes to learn from" in out
