@@ -14,6 +14,7 @@ import torch
 
 from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
+from tests.experts import at_random
 from tests.fitting import tiny
 
 STEPS = 192
@@ -41,6 +42,12 @@ CASES = [
         {"id": "CartPole-v1", "frame_stack": 2},
         {"noisy": True, "distribution": "c51", "n_steps": 3, "replay": {"prioritized": True, "optimize_memory_usage": True}},
         id="DQN CartPole rainbow",
+    ),
+    pytest.param(
+        DQN,
+        {"id": "CartPole-v1"},
+        {"n_steps": 3, "replay": {"demonstrations": at_random("CartPole-v1", "{}"), "demonstration_share": 0.25, "prioritized": True}},
+        id="DQN CartPole demonstrations",
     ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO CartPole LSTM"),
     pytest.param(A2C, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {"memory": GRU(4, 8)}, id="A2C GRU"),

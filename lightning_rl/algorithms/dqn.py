@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
-from lightning_rl.data.replay import ReplayConfig, as_replay_config
+from lightning_rl.data.replay_config import ReplayConfig, as_replay_config
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import check_range

@@ -8,23 +8,21 @@ import numpy as np
 import torch
 from torch import Generator
 
+from lightning_rl.algorithms.replay_buffer import make_replay_buffer
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings, NoCollector
 from lightning_rl.data.demonstrations import EpisodeRows, read_episode, split_by_episode
-from lightning_rl.data.memory import memory_in_words
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.data.sequences import Sequences
 from lightning_rl.demonstrations.dataset import load_demonstrations, steps_of
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.make import make_vector_env, stacked_frames
-from lightning_rl.envs.masks import make_masks
+from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.rewards.gail import GAIL
 from lightning_rl.spaces import single_spaces
-from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy, tree_to_torch
+from lightning_rl.types import tree_leaves, tree_to_torch
 
 
 def rollouts(algorithm: Any, n_steps: int, log_probs: bool) -> RolloutDataset:
@@ -35,36 +33,16 @@ def rollouts(algorithm: Any, n_steps: int, log_probs: bool) -> RolloutDataset:
 
 def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> ReplayDataset:
     """Experience kept in a buffer of this rank."""
-    ranks, spaces = algorithm.trainer.world_size, algorithm.spaces
-    distribution = algorithm.network.distribution
-    x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
-    action = tree_index(tree_to_numpy(distribution.random(x)), 0)
-    frames = stacked_frames(algorithm.env)
-    memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
-    sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
-    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks // algorithm.trainer.num_nodes, frames, memory)
-    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    buffer = ReplayBuffer(
-        spaces.observation,
-        action,
-        settings.buffer_size,
-        algorithm.num_envs,
-        n_steps=settings.n_steps,
-        config=config,
-        frames=frames,
-        seed=torch.initial_seed() + algorithm.global_rank,
-        sequences=sequences,
-        action_mask=spaces.masks(),
-    )
+    ranks = algorithm.trainer.world_size
     saved = algorithm.own_state is not None and algorithm.own_state["data"].get("replay") is not None
-    if not saved:
-        buffer.extend(algorithm.demonstrations, distribution.from_env, make_masks(spaces, "demonstration {}"))
-    algorithm.say(notice)
+    buffer = make_replay_buffer(algorithm, settings, config, saved)
     if settings.learning_starts >= algorithm.max_env_steps:
         algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
     resumed = algorithm.env_steps > 0
-    if resumed and not saved and not len(buffer):
-        algorithm.say(f"the checkpoint holds no replay buffer: learning goes on after {settings.learning_starts:,} steps")
+    if resumed and not saved:
+        goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
+        algorithm.say(f"the checkpoint holds no replay buffer: learning goes on {goes_on}")
+    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     collector = make_collector(algorithm, steps, log_probs=False)
     signals = list(algorithm.reward_signals.values())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)

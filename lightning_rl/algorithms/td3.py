@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
-from lightning_rl.data.replay import ReplayConfig, as_replay_config
+from lightning_rl.data.replay_config import ReplayConfig, as_replay_config
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.distributions import check_box_actions
 from lightning_rl.envs.config import EnvConfig

@@ -16,7 +16,8 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl.data import layouts
 from lightning_rl.data.layouts import DerivedNext, StoredNext
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig, as_replay_config, row_template
+from lightning_rl.data.replay import ReplayBuffer, row_template
+from lightning_rl.data.replay_config import ReplayConfig, as_replay_config
 from lightning_rl.distributions import make_distribution
 from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError

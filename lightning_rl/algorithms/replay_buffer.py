@@ -1,0 +1,124 @@
+"""The replay buffer of a run, and the demonstrations in it or beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_rl.data.demonstrations import read_episode
+from lightning_rl.data.memory import memory_in_words
+from lightning_rl.data.mixed_replay import MixedReplay
+from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.data.replay_dataset import ReplaySettings
+from lightning_rl.data.sequences import Sequences
+from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, summarize, transitions
+from lightning_rl.envs.make import stacked_frames
+from lightning_rl.envs.masks import make_masks
+from lightning_rl.errors import SettingError
+from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy
+
+
+def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
+    """The buffer of this rank, empty, or with demonstrations in it or beside it; what it takes and holds is said in a line each.
+
+    Args:
+        algorithm: whose experience it will hold.
+        settings: its size, and what a batch is.
+        config: how it keeps rows and draws them.
+        saved: whether a checkpoint brings its rows.
+
+    Raises:
+        SettingError: it is too large or too small, or the demonstrations cannot be used.
+    """
+    spaces, distribution = algorithm.spaces, algorithm.network.distribution
+    x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
+    action = tree_index(tree_to_numpy(distribution.random(x)), 0)
+    frames = stacked_frames(algorithm.env)
+    memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
+    sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
+    node = algorithm.trainer.world_size // algorithm.trainer.num_nodes
+    algorithm.say(memory_in_words(spaces, action, settings.buffer_size, config, node, frames, memory))
+    rows = {"n_steps": settings.n_steps, "frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
+    seed = torch.initial_seed() + algorithm.global_rank
+    own = {"capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed, **rows}
+    if config.demonstration_share is None:
+        buffer = ReplayBuffer(spaces.observation, action, **own)
+        if not saved:
+            fill_first(algorithm, buffer, read_demonstrations(algorithm, config.demonstrations))
+        return buffer
+    episodes = read_demonstrations(algorithm, config.demonstrations)
+    if not episodes:
+        raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} is a share of nothing: name replay.demonstrations")
+    least = settings.n_steps + 1 if sequences is None else sequences.slots(settings.n_steps)
+    capacity = max(least, sum(len(each.reward) for each in episodes))
+    draws = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
+    shown = ReplayBuffer(spaces.observation, action, capacity, config=replace(config, prioritized=False), seed=draws, **rows)
+    write(algorithm, shown, episodes)
+    mixed = MixedReplay(spaces.observation, action, shown=shown, share=config.demonstration_share, **own)
+    say_shared(algorithm, mixed, settings.batch_size, config.replace, summarize(episodes))
+    return mixed
+
+
+def fill_first(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+    """Demonstrations before anything else, said in a line.
+
+    Raises:
+        SettingError: they do not all fit.
+    """
+    if not episodes:
+        return
+    write(algorithm, buffer, episodes)
+    if buffer.added > len(buffer):
+        rings = f"{len(buffer.envs)} x {buffer.length:,} rows (env.num_envs x …)"
+        raise SettingError(f"replay.demonstrations: {summarize(episodes)}; they do not fit into {rings}, raise buffer_size")
+    algorithm.say(f"demonstrations: {summarize(episodes)}; they fill the replay buffer first")
+
+
+def say_shared(algorithm: Any, buffer: MixedReplay, batch_size: int, replace: bool, summary: str) -> None:
+    """What each batch holds of the demonstrations, in a line.
+
+    Raises:
+        SettingError: nothing, or nothing else, or more than there is.
+    """
+    drawn = buffer.shown_rows(batch_size)
+    length = 1 if buffer.sequences is None else buffer.sequences.length
+    needed = 1 if replace else drawn // length
+    if buffer.shown.ready < needed:
+        what = "row" if buffer.sequences is None else "sequence"
+        raise SettingError(f"replay.demonstrations: {summary}; a batch needs {needed} {what}(s), there are {buffer.shown.ready} to draw")
+    algorithm.say(f"demonstrations: {summary}; {drawn} of {batch_size} rows of each batch")
+
+
+def write(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+    """Keep all their steps, actions as the policy samples them."""
+    buffer.extend(
+        transitions(episodes), algorithm.network.distribution.from_env, make_masks(algorithm.spaces, "step {} of the demonstrations")
+    )
+
+
+def read_demonstrations(algorithm: Any, source: Any) -> list[Demonstration]:
+    """Those of a dataset by its name, or given ones; none where none are wanted.
+
+    Raises:
+        SettingError: there is no such dataset, or they do not fit the environment.
+    """
+    if isinstance(source, str):
+        return load_demonstrations(source, algorithm.spaces)
+    for k, each in enumerate(source or ()):
+        check_demonstration(f"demonstration {k}", each, algorithm)
+    return list(source or ())
+
+
+def check_demonstration(who: str, given: Any, algorithm: Any) -> None:
+    """Raise `SettingError` for what is no episode of an algorithm's environment."""
+    if not isinstance(given, Demonstration):
+        raise SettingError(f"{who} of replay.demonstrations is a {type(given).__name__}, no lightning_rl.Demonstration")
+    read_episode(who, given.obs, given.action, None, algorithm.spaces, algorithm.network.distribution)
+    steps = {len(np.atleast_1d(each)) for each in (given.reward, given.terminated, given.truncated)}
+    rows = len(next(tree_leaves(given.action)))
+    if steps != {rows} or not np.isfinite(given.reward).all():
+        raise SettingError(f"{who} must have a reward that is a number, terminated and truncated for each of its {rows} actions")
