@@ -42,25 +42,16 @@ def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayC
     sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
     node = algorithm.trainer.world_size // algorithm.trainer.num_nodes
     algorithm.say(memory_in_words(spaces, action, settings.buffer_size, config, node, frames, memory))
-    rows = {"n_steps": settings.n_steps, "frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
+    rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps}
+    rows |= {"frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
     seed = torch.initial_seed() + algorithm.global_rank
-    own = {"capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed, **rows}
-    if config.demonstration_share is None:
-        buffer = ReplayBuffer(spaces.observation, action, **own)
-        if not saved:
-            fill_first(algorithm, buffer, read_demonstrations(algorithm, config.demonstrations))
-        return buffer
-    episodes = read_demonstrations(algorithm, config.demonstrations)
-    if not episodes:
-        raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} is a share of nothing: name replay.demonstrations")
-    least = settings.n_steps + 1 if sequences is None else sequences.slots(settings.n_steps)
-    capacity = max(least, sum(len(each.reward) for each in episodes))
-    draws = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
-    shown = ReplayBuffer(spaces.observation, action, capacity, config=replace(config, prioritized=False), seed=draws, **rows)
-    write(algorithm, shown, episodes)
-    mixed = MixedReplay(spaces.observation, action, shown=shown, share=config.demonstration_share, **own)
-    say_shared(algorithm, mixed, settings.batch_size, config.replace, summarize(episodes))
-    return mixed
+    own = {**rows, "capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed}
+    if config.demonstration_share is not None:
+        return buffer_beside(algorithm, settings.batch_size, config, rows, own)
+    buffer = ReplayBuffer(**own)
+    if not saved:
+        fill_first(algorithm, buffer, read_demonstrations(algorithm, config.demonstrations))
+    return buffer
 
 
 def fill_first(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
@@ -78,26 +69,44 @@ def fill_first(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstratio
     algorithm.say(f"demonstrations: {summarize(episodes)}; they fill the replay buffer first")
 
 
-def say_shared(algorithm: Any, buffer: MixedReplay, batch_size: int, replace: bool, summary: str) -> None:
-    """What each batch holds of the demonstrations, in a line.
+def buffer_beside(algorithm: Any, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> MixedReplay:
+    """A buffer beside demonstrations that are kept for good, said in a line.
+
+    Args:
+        algorithm: whose experience it will hold.
+        batch_size: rows of a batch.
+        config: how it keeps rows and draws them.
+        rows: what both have in common, arguments of `ReplayBuffer`.
+        own: those of its own.
 
     Raises:
-        SettingError: nothing, or nothing else, or more than there is.
+        SettingError: there are no demonstrations, or a batch takes none of them, nothing else, or more than there are.
     """
+    assert config.demonstration_share is not None
+    episodes = read_demonstrations(algorithm, config.demonstrations)
+    if not episodes:
+        raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} is a share of nothing: name replay.demonstrations")
+    sequences, n_steps = rows["sequences"], rows["n_steps"]
+    least = n_steps + 1 if sequences is None else sequences.slots(n_steps)
+    capacity = max(least, sum(len(each.reward) for each in episodes))
+    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
+    shown = ReplayBuffer(**rows, capacity=capacity, config=replace(config, prioritized=False), seed=seed)
+    write(algorithm, shown, episodes)
+    buffer = MixedReplay(**own, shown=shown, share=config.demonstration_share)
     drawn = buffer.shown_rows(batch_size)
-    length = 1 if buffer.sequences is None else buffer.sequences.length
-    needed = 1 if replace else drawn // length
-    if buffer.shown.ready < needed:
-        what = "row" if buffer.sequences is None else "sequence"
-        raise SettingError(f"replay.demonstrations: {summary}; a batch needs {needed} {what}(s), there are {buffer.shown.ready} to draw")
-    algorithm.say(f"demonstrations: {summary}; {drawn} of {batch_size} rows of each batch")
+    what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
+    needed = 1 if config.replace else drawn // length
+    if shown.ready < needed:
+        found = f"{summarize(episodes)}, of which {shown.ready} {what} can be drawn"
+        raise SettingError(f"replay.demonstrations: {found}; a batch needs {needed}")
+    algorithm.say(f"demonstrations: {summarize(episodes)}; {drawn} of {batch_size} rows of each batch")
+    return buffer
 
 
 def write(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
-    """Keep all their steps, actions as the policy samples them."""
-    buffer.extend(
-        transitions(episodes), algorithm.network.distribution.from_env, make_masks(algorithm.spaces, "step {} of the demonstrations")
-    )
+    """Keep all their steps, actions as the policy samples them, converted an episode at a time."""
+    sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
+    buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
 
 
 def read_demonstrations(algorithm: Any, source: Any) -> list[Demonstration]:

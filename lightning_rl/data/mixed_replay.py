@@ -36,7 +36,7 @@ class MixedReplay(ReplayBuffer):
         """How many rows of a batch are demonstrations.
 
         Raises:
-            SettingError: none or all of them, or more than there are to draw.
+            SettingError: none or all of them.
         """
         length = 1 if self.sequences is None else self.sequences.length
         drawn = round(self.share * (batch_size // length))
