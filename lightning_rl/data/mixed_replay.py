@@ -1,4 +1,4 @@
-"""Batches of which a fixed share are demonstrations, as in R2D3 (Paine et al. 2020, https://arxiv.org/abs/1909.01387, sect. 3)."""
+"""Batches of which a fixed share are demonstrations (Ball et al. 2023, https://arxiv.org/abs/2302.02948, where it is a half)."""
 
 from __future__ import annotations
 
