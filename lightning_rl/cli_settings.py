@@ -22,7 +22,7 @@ from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.evaluation import EvaluationConfig
 from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, spell_out
-from lightning_rl.data.replay import ReplayConfig
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.trainer import Trainer
@@ -171,7 +171,11 @@ def read_arguments(arguments: list[str]) -> list[str]:
             if option.startswith("--model.memory.") and option != "--model.memory.help" and not remembers:
                 raise SettingError(f"{option} comes before the kind of memory: {MEMORY_KIND}")
             value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
-            result.append(f"{option}={value}" if value else option)
+            part, _, name = option.removeprefix("--model.").partition(".")
+            if value == "null" and name in NESTED.get(part, ()):  # as an option, jsonargparse takes it for the word None
+                result.append(f"--config={json.dumps({'model': {'init_args': {part: {name: None}}}})}")
+            else:
+                result.append(f"{option}={value}" if value else option)
     if signals:
         result.append(f"--config={json.dumps({'model': {'init_args': {'reward_signals': signals}}})}")
     if not env_id:

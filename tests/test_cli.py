@@ -120,6 +120,13 @@ def test_later_configs_win_and_options_win_over_those_before(folder, capfd):
     assert turned["n_steps"] == 32 and turned["env"]["num_envs"] == 4
 
 
+def test_null_takes_back_what_was_said_of_memories(folder, capfd):
+    named = "--model.replay.demonstrations a/b-v0 --model.replay.demonstration_share 0.5 --model.replay.directory rows"
+    taken_back = named.replace("a/b-v0", "null").replace("0.5", "null").replace("rows", "null")
+    replay = printed(f"fit --model SAC --model.env.id Pendulum-v1 {named} {taken_back}", capfd)["model"]["init_args"]["replay"]
+    assert (replay["demonstrations"], replay["demonstration_share"], replay["directory"]) == (None, None, None)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -113,6 +113,13 @@ OPTIONS = [
     ("--model SAC --model.replay 3", "model.replay must be a mapping", "3"),
     ("--model SAC --model.replay.alpha 3", "replay.alpha must be >= 0 and <= 1, got 3"),
     ("--model SAC --model.replay.beta -1", "replay.beta must be >= 0 and <= 1, got -1"),
+    ("--model SAC --model.replay.demonstration a/b-v0", "--model.replay.demonstration is not a setting; did you mean demonstrations?"),
+    ("--model SAC --model.replay.demonstrations no/such-v0", "dataset 'no/such-v0' is neither in"),
+    ("--model SAC --model.replay.demonstration_share 0.5", "demonstration_share 0.5 is a share of nothing: name replay.demonstrations"),
+    (
+        "--model SAC --model.replay.demonstrations a/b-v0 --model.replay.demonstration_share 1",
+        "replay.demonstration_share must be a number > 0 and < 1, got 1",
+    ),
     ("--model SAC --model.buffer_sise 3", "--model.buffer_sise", "did you mean buffer_size?"),
     ("--model SAC --model.buffer_size 15", "buffer_size must be at least num_envs * (n_steps + 1) = 8 * 2 = 16, got 15"),
     (

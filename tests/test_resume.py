@@ -43,6 +43,12 @@ CASES = [
         {"noisy": True, "distribution": "c51", "n_steps": 3, "replay": {"prioritized": True, "optimize_memory_usage": True}},
         id="DQN CartPole rainbow",
     ),
+    pytest.param(
+        DQN,
+        {"id": "CartPole-v1"},
+        {"n_steps": 3, "replay": {"demonstrations": at_random("CartPole-v1", "{}"), "demonstration_share": 0.25, "prioritized": True}},
+        id="DQN CartPole demonstrations",
+    ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO CartPole LSTM"),
     pytest.param(A2C, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {"memory": GRU(4, 8)}, id="A2C GRU"),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": GRU(8, 3), "batch_size": 9, "share_encoder": False}, id="PPO two memories"),

@@ -27,7 +27,7 @@ from lightning_rl.callbacks.target_update import TargetNetworkUpdate
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.priorities import sequence_errors
-from lightning_rl.data.replay import ReplayConfig
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.distributions import Distribution
@@ -154,7 +154,6 @@ class Algorithm(pl.LightningModule):
         self.env_steps = self.updates = self.episodes = 0
         self.progress, self.began_at = 0.0, 0
         self.dataset: ExperienceDataset | None = None
-        self.demonstrations: list[Any] = []
         self.ranks: list[dict[str, Any]] = []
         self.saves_run = True
         """Whether checkpoints hold the run too, and not only what was learned."""
@@ -304,7 +303,7 @@ class Algorithm(pl.LightningModule):
             numbers = errors().nan_to_num(0.0, 0.0, 0.0)
             return sequence_errors(numbers, batch.weight, len(batch.rows)) if len(batch.successor) else numbers
 
-        self.dataset.buffer.sampler.update(batch.rows, finite)
+        self.dataset.buffer.update(batch.rows, finite)
 
     def _unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
         """The callback, unless the Trainer has one of its kind."""

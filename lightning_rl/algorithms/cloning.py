@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Adam, Optimizer
 
-from lightning_rl.algorithms.experience import demonstrated_rows, demonstration_draws
+from lightning_rl.algorithms.demonstrations import demonstrated_rows, demonstration_draws
 from lightning_rl.algorithms.imitation import imitate
 from lightning_rl.algorithms.optimization import moved
 from lightning_rl.algorithms.side_learner import SideLearner
@@ -80,7 +80,7 @@ class Cloning(SideLearner):
         length = algorithm.network.memory.sequence_length
         if length > batch_size:
             raise SettingError(f"memory.sequence_length {length} is longer than behavioral_cloning.batch_size {batch_size}")
-        rows = EpisodeRows(demonstrated_rows(algorithm, config.demo_path), length)
+        rows = EpisodeRows(demonstrated_rows(algorithm, "behavioral_cloning.demo_path", config.demo_path), length)
         self.draws = demonstration_draws(algorithm, rows, batch_size)
         default = batch_size if self.replays else 0
         wanted = default if config.samples_per_update is None else config.samples_per_update

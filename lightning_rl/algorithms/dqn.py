@@ -14,10 +14,10 @@ from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
-from lightning_rl.data.replay import ReplayConfig, as_replay_config
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import check_range
+from lightning_rl.errors import as_settings, check_range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.flat import FlatAdam
@@ -119,7 +119,7 @@ class DQN(Algorithm):
         check_range("v_min", v_min, -1e9, 1e9)
         check_range("v_max", v_max, -1e9, 1e9)
         check_range("adam_eps", adam_eps, 0, open_low=True)
-        self.replay_config = as_replay_config(replay)
+        self.replay_config = as_settings("replay", ReplayConfig, replay)
         self.replay_settings = ReplaySettings(
             buffer_size=buffer_size,
             batch_size=batch_size,

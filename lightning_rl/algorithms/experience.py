@@ -8,23 +8,20 @@ import numpy as np
 import torch
 from torch import Generator
 
+from lightning_rl.algorithms.demonstrations import demonstrated_rows, demonstration_draws
+from lightning_rl.algorithms.replay_buffer import make_replay_buffer
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationDraws, DemonstrationSettings, NoCollector
-from lightning_rl.data.demonstrations import EpisodeRows, Rows, read_episode, split_by_episode
-from lightning_rl.data.memory import memory_in_words
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
+from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings, NoCollector
+from lightning_rl.data.demonstrations import EpisodeRows, split_by_episode
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.data.sequences import Sequences
-from lightning_rl.demonstrations.dataset import load_demonstrations, steps_of
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.make import make_vector_env, stacked_frames
-from lightning_rl.envs.masks import make_masks
+from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
-from lightning_rl.rewards.gail import GAIL
 from lightning_rl.spaces import single_spaces
-from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy, tree_to_torch
+from lightning_rl.types import tree_leaves
 
 
 def rollouts(algorithm: Any, n_steps: int, log_probs: bool) -> RolloutDataset:
@@ -35,48 +32,19 @@ def rollouts(algorithm: Any, n_steps: int, log_probs: bool) -> RolloutDataset:
 
 def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> ReplayDataset:
     """Experience kept in a buffer of this rank."""
-    ranks, spaces = algorithm.trainer.world_size, algorithm.spaces
-    distribution = algorithm.network.distribution
-    x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
-    action = tree_index(tree_to_numpy(distribution.random(x)), 0)
-    frames = stacked_frames(algorithm.env)
-    memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
-    sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
-    notice = memory_in_words(spaces, action, settings.buffer_size, config, ranks // algorithm.trainer.num_nodes, frames, memory)
-    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    buffer = ReplayBuffer(
-        spaces.observation,
-        action,
-        settings.buffer_size,
-        algorithm.num_envs,
-        n_steps=settings.n_steps,
-        config=config,
-        frames=frames,
-        seed=torch.initial_seed() + algorithm.global_rank,
-        sequences=sequences,
-        action_mask=spaces.masks(),
-    )
+    ranks = algorithm.trainer.world_size
     saved = algorithm.own_state is not None and algorithm.own_state["data"].get("replay") is not None
-    if not saved:
-        buffer.extend(algorithm.demonstrations, distribution.from_env, make_masks(spaces, "demonstration {}"))
-    algorithm.say(notice)
+    buffer = make_replay_buffer(algorithm, settings, config, saved)
     if settings.learning_starts >= algorithm.max_env_steps:
         algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
     resumed = algorithm.env_steps > 0
-    if resumed and not saved and not len(buffer):
-        algorithm.say(f"the checkpoint holds no replay buffer: learning goes on after {settings.learning_starts:,} steps")
+    if resumed and not saved:
+        goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
+        algorithm.say(f"the checkpoint holds no replay buffer: learning goes on {goes_on}")
+    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     collector = make_collector(algorithm, steps, log_probs=False)
     signals = list(algorithm.reward_signals.values())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
-
-
-def show_demonstrations(algorithm: Any) -> None:
-    """Give each reward signal that imitates what its demonstrations saw and did."""
-    for signal in algorithm.reward_signals.values():
-        if isinstance(signal, GAIL):
-            shown = load_demonstrations(signal.demo_path, algorithm.spaces)
-            obs, action, terminated = tree_to_torch(steps_of(shown, algorithm.network.distribution.from_env))
-            signal.show(obs, action, terminated, algorithm.seed)
 
 
 def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
@@ -113,7 +81,7 @@ def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings)
     if source is None:
         raise SettingError("this algorithm was loaded without its demonstrations; pass dataset= to train it")
     seed_draws(algorithm)
-    rows = demonstrated_rows(algorithm, source)
+    rows = demonstrated_rows(algorithm, "dataset", source)
     lengths = [len(next(tree_leaves(each.action))) for each in rows]
     parts = split_by_episode(lengths, settings.validation_fraction, settings.split_seed)
     learned, held = (EpisodeRows([rows[episode] for episode in part], settings.sequence_length) for part in parts)
@@ -129,28 +97,6 @@ def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings)
         held,
         settings,
     )
-
-
-def demonstration_draws(algorithm: Any, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
-    """Minibatches of demonstrations, this rank's share of them."""
-    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
-    return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.trainer.world_size)
-
-
-def demonstrated_rows(algorithm: Any, source: Any) -> list[Rows]:
-    """The episodes of a dataset by its name, or given ones, as they are learned from.
-
-    Raises:
-        SettingError: there are none, or they do not fit the environment.
-    """
-    spaces, distribution = algorithm.spaces, algorithm.network.distribution
-    episodes = load_demonstrations(source, spaces) if isinstance(source, str) else list(source)
-    masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
-    rows = [
-        read_episode(f"demonstration {k}", each.obs, each.action, mask, spaces, distribution)
-        for k, (each, mask) in enumerate(zip(episodes, masks, strict=True))
-    ]
-    return rows if any(mask is not None for mask in masks) else [each._replace(action_mask=()) for each in rows]
 
 
 def planned_iterations(algorithm: Any, collector: Collector) -> int:

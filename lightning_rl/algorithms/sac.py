@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
-from lightning_rl.data.replay import ReplayConfig, as_replay_config
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.distributions import SoftActions, SoftSample
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.actor import Actor
@@ -95,7 +95,7 @@ class SAC(Algorithm):
         check_range("n_critics", n_critics, 1, whole=True)
         check_range("target_entropy_multiplier", target_entropy_multiplier, 0)
         check_range("target_entropy_scale", target_entropy_scale, 0, 1)
-        self.replay_config = as_replay_config(replay)
+        self.replay_config = as_settings("replay", ReplayConfig, replay)
         self.replay_settings = ReplaySettings(
             buffer_size=buffer_size,
             batch_size=batch_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any
 
@@ -72,7 +72,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Memory):
         return value.settings
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
         if any(hasattr(child, "_fields") for child in value):
             return None

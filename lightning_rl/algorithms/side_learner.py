@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.experience import show_demonstrations
+from lightning_rl.algorithms.demonstrations import show_demonstrations
 from lightning_rl.data.replay_dataset import ReplayDataset
 from lightning_rl.types import Experience
 

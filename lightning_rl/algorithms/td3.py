@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
-from lightning_rl.data.replay import ReplayConfig, as_replay_config
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.distributions import check_box_actions
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import check_range
+from lightning_rl.errors import as_settings, check_range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.soft_actor_critic import critic_loss
 from lightning_rl.networks.actor import Actor
@@ -91,7 +91,7 @@ class TD3(Algorithm):
         check_range("target_noise_clip", target_noise_clip, 0)
         self.policy_delay = policy_delay
         self.target_policy_noise, self.target_noise_clip = target_policy_noise, target_noise_clip
-        self.replay_config = as_replay_config(replay)
+        self.replay_config = as_settings("replay", ReplayConfig, replay)
         self.replay_settings = ReplaySettings(
             buffer_size=buffer_size,
             batch_size=batch_size,

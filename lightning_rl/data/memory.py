@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lightning_rl.data.replay import ReplayConfig, row_template
+from lightning_rl.data.replay import row_template
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Tree

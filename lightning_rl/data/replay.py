@@ -3,78 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
+from torch import Tensor
 
-from lightning_rl.data.layouts import DerivedNext, Row, Seen, StoredNext, check_counts
+from lightning_rl.data.layouts import Row, Seen, check_counts
 from lightning_rl.data.priorities import Prioritized, Uniform
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.sequences import Sequences, Window
 from lightning_rl.envs.masks import Masks, NoMasks
 from lightning_rl.envs.stepping import EnvStep
-from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
 NO_MASKS = NoMasks("demonstration {}")
-
-
-@dataclass(frozen=True)
-class ReplayConfig:
-    """How a replay buffer keeps its rows and draws them.
-
-    Args:
-        prioritized: draw rows in proportion to their errors instead of all alike.
-        alpha: exponent of the priorities; 0 is uniform.
-        beta: first exponent of the importance weights; it grows to 1 over the run.
-        replace: whether a row may be drawn twice for one batch.
-        optimize_memory_usage: store each observation once instead of beside the row before it too, and each of stacked frames; nothing is
-            gained where episodes take few steps.
-        directory: keep the rows in files there instead of in memory, while the run lasts.
-    """
-
-    prioritized: bool = False
-    alpha: float = 0.6
-    beta: float = 0.4
-    replace: bool = True
-    optimize_memory_usage: bool = False
-    directory: str | None = None
-
-    def __post_init__(self) -> None:
-        check_range("replay.alpha", self.alpha, 0, 1)
-        check_range("replay.beta", self.beta, 0, 1)
-        for name in ("prioritized", "replace", "optimize_memory_usage"):
-            if not isinstance(getattr(self, name), bool):
-                raise SettingError(f"replay.{name} must be true or false, got {getattr(self, name)!r}")
-        if self.directory is not None and not isinstance(self.directory, str | Path):
-            raise SettingError(f"replay.directory must be the name of a folder, got {self.directory!r}")
-        if self.prioritized and not self.replace:
-            raise SettingError("replay.replace false does not go with replay.prioritized: rows drawn by their errors may come twice")
-
-    @property
-    def layout(self) -> type[StoredNext] | type[DerivedNext]:
-        """How rows are kept."""
-        return DerivedNext if self.optimize_memory_usage else StoredNext
-
-
-def as_replay_config(setting: ReplayConfig | Mapping[str, Any]) -> ReplayConfig:
-    """Settings from Python may be a mapping.
-
-    Raises:
-        SettingError: an unknown name.
-    """
-    if isinstance(setting, ReplayConfig):
-        return setting
-    if not isinstance(setting, Mapping):
-        raise SettingError(f"replay must be a ReplayConfig or a mapping of its settings, got {setting!r}")
-    names = {field.name for field in fields(ReplayConfig)}
-    for name in setting.keys() - names:
-        raise SettingError(f"replay.{name} is not a setting of the replay buffer{nearest(name, names)}")
-    return ReplayConfig(**setting)
 
 
 class ReplayBuffer:
@@ -259,6 +206,10 @@ class ReplayBuffer:
         return Window(
             seen.obs, row.action, reward, steps, next_seen.obs, weight, rows, action_mask=seen.mask, next_action_mask=next_seen.mask
         )
+
+    def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
+        """What the errors of drawn rows were when they were learned from, `[B]`, which is asked only where they matter."""
+        self.sampler.update(rows, errors)
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """The rows of a window of so many steps from each row of its ring, `[B, steps]`."""

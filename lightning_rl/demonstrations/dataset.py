@@ -83,7 +83,7 @@ def steps_of(demonstrations: Iterable[Demonstration], from_env: Callable[[Tree],
 
 
 def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Any]]:
-    """All steps, in the form that `ReplayBuffer.extend` takes."""
+    """All steps, in the form that `ReplayBuffer.extend` takes; the last one of each truncates it unless it terminated."""
     return [step for demonstration in demonstrations for step in _steps(demonstration)]
 
 
@@ -96,7 +96,7 @@ def _steps(demonstration: Demonstration) -> list[dict[str, Any]]:
             "reward": float(reward[t]),
             "next_obs": tree_index(obs, t + 1),
             "terminated": bool(terminated[t]),
-            "truncated": bool(truncated[t]),
+            "truncated": bool(truncated[t] or (t == len(reward) - 1 and not terminated[t])),
             **({MASK: mask[t], f"next_{MASK}": mask[t + 1]} if len(mask) else {}),
         }
         for t in range(len(reward))

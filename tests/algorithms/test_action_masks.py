@@ -23,6 +23,7 @@ from lightning_rl.spaces import Spaces, choice_sizes
 from lightning_rl.types import Transition, tree_leaves, tree_map, tree_to_torch
 from tests.command_line import run
 from tests.environments import Choosy, Scripted, ScriptedBox, legal
+from tests.experts import played
 from tests.fitting import Rows, fit, tiny, weights
 
 RAINBOW = {
@@ -173,19 +174,8 @@ def test_sequences_hold_the_masks_of_all_their_slots(layout):
 
 @pytest.mark.parametrize("way", ["info", "key"])
 def test_demonstrations_bring_their_masks(way):
-    env, rows = Choosy(way), []
-    obs, info = env.reset()
-    while len(rows) < 6:
-        said = obs["action_mask"] if way == "key" else info["action_mask"]
-        action = 1 + int(said.argmax())
-        next_obs, reward, terminated, truncated, next_info = env.step(action)
-        row = {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs, "terminated": terminated, "truncated": truncated}
-        if way == "info":
-            row |= {"action_mask": said} | ({} if terminated else {"next_action_mask": next_info["action_mask"]})
-        rows.append(row)
-        obs, info = env.reset() if terminated or truncated else (next_obs, next_info)
-    model = tiny_choosy(DQN, choosy("discrete", way), max_env_steps=16)
-    model.demonstrations = rows
+    shown = played(Choosy(way), 2)
+    model = tiny_choosy(DQN, choosy("discrete", way), max_env_steps=16, replay={"demonstrations": shown})
 
     class Look(pl.Callback):
         def on_train_batch_start(self, trainer, model, *_):
@@ -196,10 +186,9 @@ def test_demonstrations_bring_their_masks(way):
     assert torch.equal(look.drawn.action_mask, expected_masks(look.drawn.obs, "discrete"))
     over = look.drawn.steps.unsqueeze(1) == 0
     assert over.any() and torch.equal(look.drawn.next_action_mask, expected_masks(look.drawn.next_obs, "discrete") | over)
-    model.demonstrations = [{key: value for key, value in rows[0].items() if key != "action_mask"}]
-    if way == "info":
-        with pytest.raises(SettingError, match=r"^demonstration 0 has no action_mask"):
-            fit(model)
+    model = tiny_choosy(DQN, choosy("discrete", way), replay={"demonstrations": [each._replace(action_mask=()) for each in shown]})
+    with pytest.raises(SettingError, match=r"^step 0 of the demonstrations has no action_mask"):
+        fit(model)
 
 
 # ---------------------------------------------------------------- networks

@@ -9,7 +9,7 @@ import torch
 
 from lightning_rl import A2C, PPO, SAC, Algorithm, SettingError, Trainer, load_policy
 from lightning_rl.callbacks.evaluation import make_player
-from lightning_rl.data.replay import ReplayConfig
+from lightning_rl.data.replay_config import ReplayConfig
 from tests.fitting import fit, tiny
 
 

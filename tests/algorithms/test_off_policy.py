@@ -422,37 +422,6 @@ def test_each_kind_of_action_has_a_temperature_of_its_own():
 
 
 @every_algorithm
-def test_demonstrations_fill_the_memory_before_the_first_step(algorithm, monkeypatch):
-    model = tiny(algorithm, "tests.environments:Anything-v0", env={"kwargs": {"action": "box" if algorithm is TD3 else "discrete"}})
-    action = np.float32([1, 5]) if algorithm is TD3 else 2  # in the environment's own form
-    model.demonstrations = [
-        {
-            "obs": np.full(3, t, np.float32),
-            "action": action,
-            "reward": t + 0.5,
-            "next_obs": np.full(3, t + 1, np.float32),
-            "terminated": t == 4,
-            "truncated": False,
-        }
-        for t in range(5)
-    ]
-    found, step = [], Collector.step
-
-    def watched(collector, t, actor):
-        if not found:
-            found.append(rows_of(model))
-        return step(collector, t, actor)
-
-    monkeypatch.setattr(Collector, "step", watched)
-    size = after(model, lambda model: len(model.dataset.buffer))
-    obs, actions, reward, next_obs, discount = found[0]
-    assert obs[:, 0].tolist() == [0, 1, 2, 3, 4] and next_obs[:, 0].tolist() == [1, 2, 3, 4, 5]
-    assert actions.tolist() == ([[1.0, 0.0]] * 5 if algorithm is TD3 else [1] * 5)  # in [-1, 1], or counted from 0
-    assert reward.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5] and discount.tolist() == pytest.approx([0.99] * 4 + [0.0])
-    assert size == 96 + 5 and model.env_steps == 96 and model.updates == 20
-
-
-@every_algorithm
 def test_two_streams_of_reward_are_learned_side_by_side(algorithm):
     settings = {"gamma": 0.9, "learning_rate": 0.02, "batch_size": 32, "max_env_steps": 1_200, "buffer_size": 2_000, "net_arch": [16]}
     soft = {"ent_coef": 1e-4} if algorithm is SAC else {}

@@ -14,7 +14,8 @@ from torch import Tensor
 from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, BehavioralCloning
 from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.data.layouts import DerivedNext, StoredNext
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
+from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
 from tests.environments import Scripted, ScriptedBox
@@ -74,8 +75,35 @@ ON = {
     "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
     "log_std_init": [Option(-1.0, "ScriptedBox-v0")],
 }
-MIXED = {"env": {"kwargs": {"action": "hybrid"}}}
 PRIORITIZED = {"replay": {"prioritized": True}}
+
+
+class Shown(list[Any]):
+    """Random episodes of an environment, by whose name they are written down."""
+
+    def __init__(self, env_id: str) -> None:
+        super().__init__(at_random(f"tests.environments:{env_id}", "{}"))
+        self.env_id = env_id
+
+    def __repr__(self) -> str:
+        return f"Shown({self.env_id!r})"
+
+
+def replaying(env_id: str) -> list[Option]:
+    """How rows are kept and drawn, for who can learn in an environment."""
+    half = {"demonstrations": Shown(env_id), "demonstration_share": 0.5}
+    return [
+        Option({"prioritized": True}),
+        Option({"prioritized": True, "alpha": 0.1}, given=PRIORITIZED),
+        Option({"prioritized": True, "beta": 1.0}, given=PRIORITIZED),
+        Option({"replace": False}),
+        Option({"demonstrations": Shown(env_id)}),
+        Option({"demonstrations": Shown(env_id)}, given={"replay": half}),
+        Option({**half, "demonstration_share": 0.25}, given={"replay": half}),
+    ]
+
+
+MIXED = {"env": {"kwargs": {"action": "hybrid"}}}
 OFF = {
     "buffer_size": [Option(20)],
     "batch_size": [Option(16)],
@@ -85,12 +113,7 @@ OFF = {
     "steps_per_iteration": [Option(32)],
     "n_steps": [Option(3)],
     "warmup": [Option("policy")],
-    "replay": [
-        Option({"prioritized": True}),
-        Option({"prioritized": True, "alpha": 0.1}, given=PRIORITIZED),
-        Option({"prioritized": True, "beta": 1.0}, given=PRIORITIZED),
-        Option({"replace": False}),
-    ],
+    "replay": replaying("Scripted-v0"),
     "tau": [Option(0.5)],
 }
 OWN = {
@@ -142,6 +165,7 @@ OWN = {
     },
     TD3: OFF
     | {
+        "replay": replaying("ScriptedBox-v0"),
         "policy_delay": [Option(1)],
         "n_critics": [Option(1), Option(3)],
         "action_noise": [Option(0.5)],
@@ -196,7 +220,7 @@ def trained(algorithm: type, env_id: str, settings: dict[str, Any]) -> Tensor:
 @cache
 def trained_once(algorithm: type, env_id: str, settings: str) -> Tensor:
     """The same, for settings that many options start from."""
-    return trained(algorithm, env_id, eval(settings, {"LSTM": LSTM, "GRU": GRU}))
+    return trained(algorithm, env_id, eval(settings, {"LSTM": LSTM, "GRU": GRU, "Shown": Shown}))
 
 
 def options(algorithm: type) -> dict[str, list[Option]]:

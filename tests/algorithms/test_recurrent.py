@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, RolloutEvaluator, SettingError, Trainer, load_policy
+from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, Demonstration, RolloutEvaluator, SettingError, Trainer, load_policy
 from lightning_rl.networks.acting import forgotten
 from lightning_rl.types import tree_index, tree_leaves, tree_map, tree_stack
 from tests.fitting import ALL, OFF_POLICY, fit, tiny, weights
@@ -253,9 +253,9 @@ def test_a_batch_to_replay_that_is_no_number_of_sequences_is_refused(algorithm):
 
 
 def test_demonstrations_are_remembered_with_an_empty_memory():
-    model = tiny(DQN, memory=LSTM(4, 4))
-    step = {"obs": np.zeros(2, np.float32), "action": 1, "reward": 1.0, "terminated": False, "truncated": False}
-    model.demonstrations = [{**step, "next_obs": np.zeros(2, np.float32)} for _ in range(12)]
+    over = np.zeros(12, bool)
+    shown = Demonstration(np.zeros((13, 2), np.float32), np.ones(12, int), np.ones(12), over, over)
+    model = tiny(DQN, memory=LSTM(4, 4), replay={"demonstrations": [shown]})
     kept = []
     model.on_train_end = lambda: kept.append(model.dataset.buffer)
     fit(model)

@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
+from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.envs.stepping import EnvStep, make_stepper
 from lightning_rl.types import Tree, tree_leaves, tree_map
 

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box
 
 from lightning_rl.data import memory
 from lightning_rl.data.memory import in_words, memory_in_words, physical_memory
-from lightning_rl.data.replay import ReplayConfig
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
 

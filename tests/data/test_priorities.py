@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lightning_rl.data.priorities import Prioritized, SumTree
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
+from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.data.replay_config import ReplayConfig
 from tests.data.recordings import LAYOUTS, MODES, check_contents, diary, environments, experience, line_buffer, some_actions, walk
 from tests.environments import Scripted
 

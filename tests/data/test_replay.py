@@ -16,10 +16,11 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl.data import layouts
 from lightning_rl.data.layouts import DerivedNext, StoredNext
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig, as_replay_config, row_template
+from lightning_rl.data.replay import ReplayBuffer, row_template
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.distributions import make_distribution
 from lightning_rl.envs.stepping import EnvStep
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.saving.segments import SegmentStore
 from lightning_rl.types import tree_leaves
 from tests.data.recordings import (
@@ -567,9 +568,9 @@ def test_a_buffer_too_small_for_a_window_of_each_environment_is_refused(num_envs
 
 
 def test_settings_may_be_a_mapping_of_known_names():
-    assert as_replay_config({"replace": False}) == ReplayConfig(replace=False)
-    with pytest.raises(SettingError, match=r"replay\.prioritised is not a setting of the replay buffer; did you mean prioritized"):
-        as_replay_config({"prioritised": True})
+    assert as_settings("replay", ReplayConfig, {"replace": False}) == ReplayConfig(replace=False)
+    with pytest.raises(SettingError, match=r"replay\.prioritised is not a setting; did you mean prioritized"):
+        as_settings("replay", ReplayConfig, {"prioritised": True})
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 1.1}, {"alpha": -0.1}, {"beta": 2}, {"beta": "x"}])

@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
+from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.distributions import Categorical
 from lightning_rl.envs.stepping import make_stepper

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, SAC, Algorithm, SettingError, Trainer, load_policy
-from lightning_rl.data.replay import ReplayConfig
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.saving.plain import to_arrays
 from lightning_rl.saving.segments import SegmentStore
 from tests.command_line import run, run_apart

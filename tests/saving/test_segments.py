@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.data.replay import ReplayBuffer, ReplayConfig
+from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.saving.atomic import SaveFailed
 from lightning_rl.saving.plain import to_arrays
