@@ -348,26 +348,26 @@ def test_signals_learn_beside_the_policy_and_come_back_from_a_file(algorithm, na
     before = torch.nn.utils.parameters_to_vector(signal.parameters()).clone()
     trainer = fit(model)
     after = torch.nn.utils.parameters_to_vector(signal.parameters())
-    assert model.signal_updates == model.updates and not torch.equal(before, after)
+    assert model.signal_learner.updates == model.updates and not torch.equal(before, after)
     trainer.save_checkpoint(tmp_path / "model.ckpt")
     loaded = algorithm.load_from_checkpoint(tmp_path / "model.ckpt")
     assert torch.equal(torch.nn.utils.parameters_to_vector(loaded.reward_signals[name].parameters()), after)
-    assert loaded.signal_updates == model.signal_updates
+    assert loaded.signal_learner.updates == model.signal_learner.updates
 
 
 @every_algorithm
 def test_signals_may_learn_at_their_own_pace(algorithm):
     model = tiny(algorithm, reward_signals={"rnd": {}}, reward_signal_steps_per_update=8)
     fit(model)
-    assert model.updates > model.signal_updates or algorithm is A2C
-    assert model.signal_updates in (96 // 8, 96 // 8 - 1) or algorithm in ON_POLICY  # these have one for each update at most
+    assert model.updates > model.signal_learner.updates or algorithm is A2C
+    assert model.signal_learner.updates in (96 // 8, 96 // 8 - 1) or algorithm in ON_POLICY  # these have one for each update at most
 
 
 @pytest.mark.parametrize("algorithm", OFF_POLICY)
 def test_signals_may_learn_more_often_than_the_policy(algorithm):
     model = tiny(algorithm, reward_signals={"rnd": {}}, reward_signal_steps_per_update=0.5)
     fit(model)
-    assert model.signal_updates == 96 / 0.5 > model.updates
+    assert model.signal_learner.updates == 96 / 0.5 > model.updates
 
 
 @every_algorithm
