@@ -282,7 +282,7 @@ def test_parts_of_an_action_are_told_by_their_names():
 
 
 def test_settings_that_mean_nothing_here_are_none(folder, capfd):
-    with pytest.raises(TypeError, match="gamma"):
+    with pytest.raises(SettingError, match="gamma is not a setting of BehavioralCloning"):
         BehavioralCloning("CartPole-v1", dataset=CARTPOLE, gamma=0.9)
     fit_bc = "fit --model BehavioralCloning --model.env.id CartPole-v1 --model.dataset a/b-v0 "
     status, _, err = run(fit_bc + "--model.gamma 0.9", capfd)
