@@ -65,6 +65,8 @@ class Cloning(SideLearner):
     Metrics: `behavioral_cloning/loss`, `behavioral_cloning/learning_rate`, and how near the policy is, as for `BehavioralCloning`.
     """
 
+    learns = True
+
     def __init__(self, config: CloningConfig) -> None:
         self.config = config
 

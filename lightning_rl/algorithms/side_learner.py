@@ -14,6 +14,8 @@ from lightning_rl.types import Experience
 class SideLearner:
     """Learns nothing; those that do have optimizers of their own and take their turn after updates or iterations."""
 
+    learns = False
+
     def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
         """Its optimizers, beside the algorithm's own ones."""
         return []
@@ -47,7 +49,7 @@ class SignalLearner(SideLearner):
     def __init__(self, signals: dict[str, Any], steps_per_update: float | None) -> None:
         self.all, self.steps_per_update = signals, steps_per_update
         self.learning = {name: signal for name, signal in signals.items() if hasattr(signal, "learning_rate")}
-        self.updates = 0
+        self.learns, self.updates = bool(self.learning), 0
 
     def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
         self.own = [signal.configure_optimizer() for signal in self.learning.values()]
@@ -60,7 +62,7 @@ class SignalLearner(SideLearner):
         show_demonstrations(algorithm)
 
     def end_update(self, algorithm: Any, batch: Any) -> None:
-        if not self.learning:
+        if not self.learns:
             return
         due, dataset = 1, algorithm.dataset
         if self.steps_per_update is not None:

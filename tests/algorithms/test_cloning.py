@@ -129,3 +129,33 @@ def test_sequences_longer_than_minibatches_are_told():
 def test_values_of_actions_cannot_follow_demonstrations():
     with pytest.raises(SettingError, match="behavioral_cloning is not a setting of DQN"):
         tiny(DQN, behavioral_cloning=CloningConfig("a/b-v0"))
+
+
+class Forgetful(PPO):
+    """Its optimizer is one alone."""
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.network.parameters())
+
+
+@pytest.mark.parametrize("beside", [{"reward_signals": {"rnd": {}}}, {"behavioral_cloning": {"demo_path": "a/b-v0"}}])
+def test_an_algorithm_whose_optimizers_leave_no_room_for_others_is_told(beside):
+    fit(tiny(Forgetful))
+    with pytest.raises(SettingError, match=r"Forgetful.configure_optimizers must return self.with_side_learners\("):
+        fit(tiny(Forgetful, **beside))
+
+
+class OfItsOwn(PPO):
+    """An optimizer over parameters as they are."""
+
+    def configure_optimizers(self):
+        return self.with_side_learners(torch.optim.SGD(self.network.parameters()))
+
+
+def test_cloning_follows_any_optimizer():
+    before = weights(tiny(OfItsOwn))
+    model = tiny(OfItsOwn, reward_signals={"extrinsic": {"strength": 0.0}}, behavioral_cloning={"demo_path": shown(PPO)})
+    fit(model)
+    moved = model.side_learners[1].optimizer.state
+    assert {id(each) for each in moved} <= {id(each) for each in model.network.parameters()}
+    assert not torch.equal(weights(model), before)

@@ -1,0 +1,276 @@
+"""What a run is to Lightning: its hooks in their order, what it counts, and what is saved of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Generator, Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from lightning_rl.algorithms.loading import stored_name
+from lightning_rl.algorithms.optimization import best_matmul
+from lightning_rl.algorithms.run_log import RunLog
+from lightning_rl.algorithms.run_state import continue_run, run_states
+from lightning_rl.algorithms.side_learner import SideLearner, SignalLearner
+from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
+from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
+from lightning_rl.callbacks.target_update import TargetNetworkUpdate
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.dataset import ExperienceDataset
+from lightning_rl.errors import SettingError
+from lightning_rl.guards import Guard
+from lightning_rl.schedules import Schedule
+from lightning_rl.spaces import Spaces
+from lightning_rl.spaces import to_plain as space_to_plain
+from lightning_rl.types import Tree, tree_map
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
+class Run(pl.LightningModule):
+    """A run of an algorithm, which is what `Algorithm` adds: networks, settings, and what learning needs.
+
+    One batch is one iteration; `global_step` counts iterations.
+    """
+
+    network: Any
+    target_update: TargetNetworkUpdate | None = None
+    """How target networks follow, if there are any."""
+    counter = "env_steps"
+    """What a run goes by, up to `max_<counter>`: its schedules, rows, evaluations and checkpoints."""
+    env: Any
+    spaces: Spaces
+    guard: Guard
+    on_nan: Any
+    generator: Generator
+    """Of the rank's draws while it learns."""
+    seed: int
+    learning_rate: Schedule
+    log_rows: RunLog
+    normalize_obs: str
+    normalize_obs_steps: int
+    side_learners: list[SideLearner]
+    signal_learner: SignalLearner
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.env_steps = self.updates = self.episodes = 0
+        self.progress, self.began_at = 0.0, 0
+        """How far the run was when the iteration under way began, as a share of its length and as a count."""
+        self.dataset: ExperienceDataset | None = None
+        self.num_optimizers: int | None = None
+        self.ranks: list[dict[str, Any]] = []
+        self.saves_run = True
+        """Whether checkpoints hold the run too, and not only what was learned."""
+
+    def experience(self) -> ExperienceDataset:
+        """Which experience: the dataset whose items are iterations."""
+        raise NotImplementedError
+
+    @property
+    def count(self) -> int:
+        """How far the run is, all ranks together."""
+        return int(getattr(self, self.counter))
+
+    @property
+    def length(self) -> int:
+        """How far it goes."""
+        return int(getattr(self, f"max_{self.counter}"))
+
+    @property
+    def counted(self) -> str:
+        """What is counted, in words."""
+        return self.counter.replace("env_", "environment ")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has its length."""
+        return self.count >= self.length
+
+    @property
+    def collector(self) -> Collector | None:
+        """What steps the environments of a run."""
+        return None if self.dataset is None else self.dataset.collector
+
+    @property
+    def num_envs(self) -> int:
+        """How many environments step at once."""
+        return getattr(self.env, "num_envs", 8)
+
+    def validate(self) -> dict[str, float]:
+        """What else to judge with an evaluation, by data that is not learned from; the same on all ranks."""
+        return {}
+
+    def in_short(self) -> str:
+        """How it goes, for the progress bar."""
+        assert self.collector is not None
+        mean = self.collector.statistics.metrics().get("rollout/ep_rew_mean")
+        return "return –" if mean is None else f"return {mean:.1f}"
+
+    def say(self, text: str) -> None:
+        """One line for the user, from one rank."""
+        if self.global_rank == 0:
+            getattr(self.trainer, "say", print)(text)
+
+    def raw_optimizers(self) -> list[Optimizer]:
+        """The algorithm's optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
+        optimizers: Any = self.optimizers(use_pl_optimizer=False)
+        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        return optimizers[: self.num_optimizers]
+
+    def _unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
+        """The callback, unless the Trainer has one of its kind."""
+        trainer: Any = self.trainer
+        return [] if any(isinstance(each, type(callback)) for each in trainer.callbacks) else [callback]
+
+    # ---------------------------------------------------------------- Lightning's hooks, in their order
+
+    def train_dataloader(self) -> ExperienceDataset:
+        self.dataset = self.experience()
+        for learner in self.side_learners:
+            if learner.learns and self.num_optimizers is None:
+                raise SettingError(f"{type(self).__name__}.configure_optimizers must return self.with_side_learners(optimizer, …)")
+            learner.begin(self)
+        return self.dataset
+
+    def on_train_start(self) -> None:
+        assert self.collector is not None
+        self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
+        trainer: Any = self.trainer
+        self.guard = self.collector.guard = Guard(self.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
+        self.guard.begin(self, self.raw_optimizers())
+        self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
+        self._matmul = best_matmul(self.modules(), self.device)
+        self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
+        self.log_rows.start(self.count)
+        if self.count:
+            continue_run(self)
+        self._counted_rows = self.collector.rows
+        if not self.count:
+            self.look_around()
+        for callback in trainer.callbacks if self.count else []:
+            if hasattr(callback, "on_run_continued"):
+                callback.on_run_continued(trainer, self)
+        trainer.should_stop = self.finished or any_rank_asked(trainer)
+
+    def look_around(self) -> None:
+        """Before a run's first iteration: the statistics that `normalize_obs: frozen` keeps, unless another run's came with its weights."""
+        if self.normalize_obs == "frozen" and self.network.normalizer.is_new:
+            assert self.collector is not None
+            steps = self.normalize_obs_steps // self.trainer.world_size
+            stop = partial(stop_asked, self.trainer) if self.trainer.world_size == 1 else lambda: False
+            self.network.normalizer.update(self.collector.random_steps(steps, stop))
+            self._count()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """An iteration begins: everything that is scheduled takes its value for it."""
+        assert self.dataset is not None
+        self.log_rows.recorded.clear()
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()  # global_step counts iterations
+        self.began_at = self.count
+        self.progress = min(1.0, self.began_at / self.length)
+        self._count()
+        rate = self.learning_rate(self.progress)
+        for optimizer in self.raw_optimizers():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        self.dataset.begin_iteration(self.count, self.progress)
+
+    def end_iteration(self) -> None:
+        """After learning and before any callback: from here on logging, acting, judging and saving see the same counts and statistics."""
+        assert self.dataset is not None
+        for learner in self.side_learners:
+            learner.end_iteration(self)
+        self._count()
+        collector = self.dataset.collector
+        rollout = collector.rollout()
+        self.network.normalizer.gather(rollout.obs, rollout.valid)
+        self.dataset.end_iteration()
+        self.guard.end_iteration()
+        self._tell_notices()
+        if self.log_rows.is_due(self.count) or self.finished:
+            metrics = {**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
+            metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
+            metrics["train/n_updates"] = self.updates
+            metrics["train/learning_rate"] = self.learning_rate(self.progress)
+            self.log_rows.write(self.trainer, self, metrics)
+        if self.finished:
+            self.trainer.should_stop = True
+
+    def transfer_batch_to_device(self, batch: Tree, device: torch.device, dataloader_idx: int) -> Tree:
+        return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """What learning itself needs, whatever Trainer runs it."""
+        target_updates = [] if self.target_update is None else self._unless_given(self.target_update)
+        return [*self._unless_given(CloseEnvironments()), *target_updates]
+
+    def setup(self, stage: str) -> None:
+        trainer: Any = self.trainer
+        if trainer.precision not in PRECISIONS:
+            raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
+        trainer.callbacks[:] = [EndIteration(), *(each for each in trainer.callbacks if not isinstance(each, EndIteration))]
+
+    def teardown(self, stage: str) -> None:
+        if self.dataset is not None:
+            self._tell_notices()
+            self.dataset.collector.close()
+            self.dataset = None
+
+    # ---------------------------------------------------------------- saving and loading
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["lightning_rl"] = {
+            "format_version": 1,
+            "algorithm": stored_name(type(self)),
+            "spaces": [space_to_plain(space) for space in self.spaces[:2]],
+            "masked": self.spaces.masked,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "episodes": self.episodes,
+            "signal_updates": self.signal_learner.updates,
+            "ranks": run_states(self) if self.saves_run and self.dataset is not None else [],
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Count on where the checkpoint stood; a Trainer that continues its run gets everything else too, when training starts."""
+        state = checkpoint["lightning_rl"]
+        self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
+        self.signal_learner.updates = state.get("signal_updates", 0)
+        self.ranks = [] if self._trainer is None else state.get("ranks", [])
+
+    @property
+    def own_state(self) -> dict[str, Any] | None:
+        """What the checkpoint that is continued holds of this rank; None if it holds nothing, or has other ranks or environments."""
+        fits = len(self.ranks) == self.trainer.world_size and self.ranks[self.global_rank]["num_envs"] == self.num_envs
+        return self.ranks[self.global_rank] if fits else None
+
+    # ---------------------------------------------------------------- inside
+
+    def _tell_notices(self) -> None:
+        """What befell the environments, and numbers that were none."""
+        assert self.collector is not None
+        for notice in (*self.collector.take_notices(), *self.guard.notices):
+            self.say(notice)
+        self.guard.notices.clear()
+
+    def _count(self) -> None:
+        """The counts of all ranks together, where there is something new; all decisions use these numbers."""
+        assert self.collector is not None
+        if self.collector.rows == self._counted_rows:  # on all ranks alike
+            return
+        self._counted_rows = self.collector.rows
+        counts = self.collector.env_steps, self.collector.statistics.episodes
+        if self.trainer.world_size > 1:
+            total = torch.tensor([*counts, self.guard.error is not None], dtype=torch.float64, device=self.device)
+            torch.distributed.all_reduce(total)
+            self.guard.agree(bool(total[2]))
+            counts = int(total[0]), int(total[1])
+        self.env_steps, self.episodes = counts
