@@ -13,7 +13,7 @@ from lightning_rl.cli_configs import Loader
 from tests.command_line import run
 from tests.experts import played
 
-SLOW = ("dqn/pong", "ppo/lunarlander", "ppo/pong")
+SLOW = ("dqn/pong", "ppo/lunarlander", "ppo/lunarlander_finetuned", "ppo/pong")
 """Seconds for an iteration."""
 
 
