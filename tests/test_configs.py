@@ -25,14 +25,24 @@ def configs():
             yield pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
 
 
+def datasets(settings):
+    """The demonstrations that settings name."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from datasets(value)
+        elif name in ("dataset", "demo_path", "demonstrations"):
+            yield value
+
+
 @pytest.mark.parametrize("name", configs())
 def test_a_packaged_config_trains_for_an_iteration(name, folder, monkeypatch, capfd):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
     settings = yaml.load((config_folder() / f"{name}.yaml").read_text(encoding="utf-8"), Loader)["model"]["init_args"]
-    if "dataset" in settings:
-        recorder = RecordEpisodes(gym.make(settings["env"], max_episode_steps=40))
+    env = settings["env"] if isinstance(settings["env"], dict) else {"id": settings["env"]}
+    for dataset in set(datasets(settings)):
+        recorder = RecordEpisodes(gym.make(env["id"], max_episode_steps=40, **env.get("kwargs", {})))
         played(recorder, 6)
-        recorder.save(settings["dataset"])
+        recorder.save(dataset)
     quick = "--evaluation.episodes 1 --evaluation.max_episode_steps 10 --trainer.enable_progress_bar false"
     status, out, err = run(f"fit --config {name} --trainer.max_steps 1 --trainer.devices 1 --trainer.accelerator cpu {quick}", capfd)
     assert (status, err) == (0, "") and "evaluate it: " in out
