@@ -32,6 +32,7 @@ def best_return(config, seed, folder):
         ("a2c/cartpole", (1, 2, 3, 4, 5), 475, 4),
         ("ppo/lunarlander", (1, 2, 3), 200, 2),
         ("ppo/pendulum", (1, 2, 3), -250, 2),
+        ("ppo/mountaincar_rnd", (1, 2, 3), -130, 2),
         ("sac/pendulum", (1, 2, 3), -180, 3),
         ("sac/cartpole", (1, 2, 3), 450, 2),
         ("sac/lunarlander_continuous", (1, 2, 3), 150, 2),
