@@ -120,6 +120,35 @@ def test_later_configs_win_and_options_win_over_those_before(folder, capfd):
     assert turned["n_steps"] == 32 and turned["env"]["num_envs"] == 4
 
 
+def test_reward_signals_are_merged_setting_by_setting_and_null_takes_one_or_all_away(folder, capfd):
+    (folder / "a.yaml").write_text(
+        "model: {class_path: PPO, init_args: {env: Acrobot-v1, reward_signals: {rnd: {strength: 0.1, gamma: 0.9}, curiosity: {}}}}"
+    )
+
+    def signals(options):
+        return printed(f"fit --config a.yaml {options}", capfd)["model"]["init_args"]["reward_signals"]
+
+    assert signals("") == {"rnd": {"strength": 0.1, "gamma": 0.9}, "curiosity": {}}
+    assert signals("--model.reward_signals.rnd.strength 1e-2")["rnd"] == {"strength": 0.01, "gamma": 0.9}
+    assert signals("--model.reward_signals '{extrinsic: {strength: 0}, rnd: {gamma: 0.5}}'") == {
+        "extrinsic": {"strength": 0},
+        "rnd": {"strength": 0.1, "gamma": 0.5},
+        "curiosity": {},
+    }
+    assert signals("--model.reward_signals.rnd null")["rnd"] is None
+    assert signals("--model.reward_signals null") is None
+    assert signals("--model.reward_signals null --model.reward_signals.curiosity.gamma 0.8") == {"curiosity": {"gamma": 0.8}}
+
+
+def test_cloning_beside_a_run_is_named_on_the_command_line(folder, capfd):
+    (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: Acrobot-v1, behavioral_cloning: {demo_path: a/b-v0}}}")
+    config = printed("fit --config a.yaml --model.behavioral_cloning.strength 0.5 --model.behavioral_cloning.steps 1e4", capfd)
+    cloning = config["model"]["init_args"]["behavioral_cloning"]
+    assert (cloning["demo_path"], cloning["strength"], cloning["steps"]) == ("a/b-v0", 0.5, 10_000)
+    taken_back = printed("fit --config a.yaml --model.behavioral_cloning null", capfd)
+    assert taken_back["model"]["init_args"]["behavioral_cloning"] is None
+
+
 def test_null_takes_back_what_was_said_of_memories(folder, capfd):
     named = "--model.replay.demonstrations a/b-v0 --model.replay.demonstration_share 0.5 --model.replay.directory rows"
     taken_back = named.replace("a/b-v0", "null").replace("0.5", "null").replace("rows", "null")

@@ -394,7 +394,8 @@ def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_left_out(
 @pytest.mark.parametrize(
     ("signals", "said"),
     [
-        ({"extrinsic": None}, "there is no other"),
+        ({"extrinsic": None}, "none is left; a policy needs one"),
+        ({"extrinsic": None, "rnd": None}, "none is left; a policy needs one"),
         ({"rdn": {}}, "reward_signals.rdn is not a reward signal; did you mean rnd"),
         ({"rnd": {"strenght": 1}}, "reward_signals.rnd.strenght is not a setting; did you mean strength"),
         ({"rnd": {"gamma": 2}}, "reward_signals.rnd.gamma must be"),
