@@ -20,7 +20,13 @@ COMMAND = [sys.executable, "-m", "lightning_rl"]
 def best_return(config, seed, folder):
     fit = [*COMMAND, "fit", "--config", str(CONFIGS / f"{config}.yaml"), "--seed_everything", str(seed)]
     subprocess.run([*fit, "--trainer.default_root_dir", str(folder)], check=True, stdout=subprocess.DEVNULL)
+<<<<<<< HEAD
     judge = [*COMMAND, "evaluate", "--ckpt_path", str(best_of(folder)), "--episodes", "100", "--seed", "50000", "--json"]
+=======
+    (best,) = folder.rglob("best.ckpt")
+    judge = [*command, "evaluate", "--ckpt_path", str(best), "--episodes", "100", "--seed", "50000", "--json"]
+    judge += ["--import", "minigrid.wrappers"] if "minigrid" in config else []
+>>>>>>> d310829eae048f1e6a0dbe5fc52c0f7043b14d3e
     return json.loads(subprocess.run(judge, check=True, capture_output=True, text=True).stdout)["return_mean"]
 
 
@@ -37,6 +43,8 @@ def best_of(folder):
         ("a2c/cartpole", (1, 2, 3, 4, 5), 475, 4),
         ("ppo/lunarlander", (1, 2, 3), 200, 2),
         ("ppo/pendulum", (1, 2, 3), -250, 2),
+        ("ppo/mountaincar_rnd", (1, 2, 3), -130, 2),
+        ("ppo/minigrid_doorkey_curiosity", (1, 2), 0.8, 2),
         ("sac/pendulum", (1, 2, 3), -180, 3),
         ("sac/cartpole", (1, 2, 3), 450, 2),
         ("sac/lunarlander_continuous", (1, 2, 3), 150, 2),
