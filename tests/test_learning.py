@@ -20,13 +20,8 @@ COMMAND = [sys.executable, "-m", "lightning_rl"]
 def best_return(config, seed, folder):
     fit = [*COMMAND, "fit", "--config", str(CONFIGS / f"{config}.yaml"), "--seed_everything", str(seed)]
     subprocess.run([*fit, "--trainer.default_root_dir", str(folder)], check=True, stdout=subprocess.DEVNULL)
-<<<<<<< HEAD
     judge = [*COMMAND, "evaluate", "--ckpt_path", str(best_of(folder)), "--episodes", "100", "--seed", "50000", "--json"]
-=======
-    (best,) = folder.rglob("best.ckpt")
-    judge = [*command, "evaluate", "--ckpt_path", str(best), "--episodes", "100", "--seed", "50000", "--json"]
     judge += ["--import", "minigrid.wrappers"] if "minigrid" in config else []
->>>>>>> d310829eae048f1e6a0dbe5fc52c0f7043b14d3e
     return json.loads(subprocess.run(judge, check=True, capture_output=True, text=True).stdout)["return_mean"]
 
 
