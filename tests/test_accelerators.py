@@ -78,7 +78,8 @@ for algorithm, env_id in ((SAC, "CartPole-v1"), (DQN, "CartPole-v1"), (TD3, "Pen
 
 # rows that only reset, at different times on the two ranks: neither may wait for the other
 env = {"num_envs": 1, "autoreset": "NEXT_STEP"}
-model = tiny(DQN, "CartPole-v1", env=env, max_env_steps=100, learning_starts=20, steps_per_iteration=2)
+beside = {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3}
+model = tiny(DQN, "CartPole-v1", env=env, max_env_steps=100, learning_starts=20, steps_per_iteration=2, **beside)
 fit(model, devices=2, strategy="ddp")
 print("RESETTING", model.env_steps >= 100)
 

@@ -235,7 +235,6 @@ class Run(pl.LightningModule):
             "env_steps": self.env_steps,
             "updates": self.updates,
             "episodes": self.episodes,
-            "signal_updates": self.signal_learner.updates,
             "ranks": run_states(self) if self.saves_run and self.dataset is not None else [],
         }
 
@@ -243,7 +242,6 @@ class Run(pl.LightningModule):
         """Count on where the checkpoint stood; a Trainer that continues its run gets everything else too, when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
-        self.signal_learner.updates = state.get("signal_updates", 0)
         self.ranks = [] if self._trainer is None else state.get("ranks", [])
 
     @property
