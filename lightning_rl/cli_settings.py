@@ -154,17 +154,19 @@ def read_arguments(arguments: list[str]) -> list[str]:
     for model in models:
         model["class_path"] = class_path
     result, env_id, remembers = [f"--model={class_path}"], None, False
-    signals: dict[str, Any] = {}
+    signals: dict[str, Any] | None = None
     for option, value, config in options:
         if config is not None:
             check_names("model.", init_args(config), model_settings(algorithm), f" in {value}" if option == "--config" else "")
             env_id = init_args(config).get("env", {}).get("id", env_id)
             remembers = init_args(config).get("memory", remembers)
-            signals = merged(signals, mapping("model.reward_signals", init_args(config).get("reward_signals")))
+            if "reward_signals" in init_args(config):
+                given = mapping("model.reward_signals", init_args(config)["reward_signals"])
+                signals = merged(signals or {}, given) if given else {}  # nothing is what there is unless given
             result.append(f"--config={json.dumps(config)}")
         elif option.startswith("--model.reward_signals."):
             check_option(option.removeprefix("--"), algorithm)
-            signals = merged(signals, signal_option(option, value))
+            signals = merged(signals or {}, signal_option(option, value))
         else:
             check_option(option.removeprefix("--"), algorithm)
             env_id = value if option == "--model.env.id" else env_id
@@ -176,8 +178,8 @@ def read_arguments(arguments: list[str]) -> list[str]:
                 result.append(f"--config={json.dumps({'model': {'init_args': {part: {name: None}}}})}")
             else:
                 result.append(f"{option}={value}" if value else option)
-    if signals:
-        result.append(f"--config={json.dumps({'model': {'init_args': {'reward_signals': signals}}})}")
+    if signals is not None:
+        result.append(f"--config={json.dumps({'model': {'init_args': {'reward_signals': signals or None}}})}")
     if not env_id:
         raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
     return result

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl.distributions import Distribution, make_distribution
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import check_flag, check_range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.encoders import OneHotEncoder, TreeEncoder
 from lightning_rl.networks.flat import FlatAdam
@@ -64,8 +64,7 @@ class GAIL(RewardSignal):
         check_range("reward_signals.gail.learning_rate", learning_rate, 0)
         check_range("reward_signals.gail.encoding_size", encoding_size, 1, whole=True)
         for name, value in {"use_actions": use_actions, "use_vail": use_vail, "normalize": normalize}.items():
-            if not isinstance(value, bool):
-                raise SettingError(f"reward_signals.gail.{name} must be true or false, got {value!r}")
+            check_flag(f"reward_signals.gail.{name}", value)
         self.actions, self.use_actions, self.use_vail, self.learning_rate = actions, use_actions, use_vail, learning_rate
         self.demo_path, self.spaces = demo_path, spaces
         self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)

@@ -26,7 +26,7 @@ def make_signals(
     spaces: Spaces,
     actions: Callable[[], Distribution],
 ) -> dict[str, RewardSignal]:
-    """The signals of `settings`, merged over the environment's reward; `extrinsic: null` leaves that out.
+    """The signals of `settings`, merged over the environment's reward; null leaves a signal out, `{}` takes its defaults.
 
     Args:
         settings: name → settings.
@@ -44,11 +44,11 @@ def make_signals(
     for name, setting in chosen.items():
         if name not in SIGNALS:
             raise SettingError(f"reward_signals.{name} is not a reward signal{nearest(name, SIGNALS)}")
-        if setting is None and name == "extrinsic":
+        if setting is None:
             continue
-        if setting is not None and not isinstance(setting, Mapping):
+        if not isinstance(setting, Mapping):
             raise SettingError(f"reward_signals.{name} must be a mapping of settings, got {setting!r}")
-        signals[name] = _make(name, {**(extrinsic if name == "extrinsic" else {}), **(setting or {})}, spaces, actions)
+        signals[name] = _make(name, {**(extrinsic if name == "extrinsic" else {}), **setting}, spaces, actions)
     if not signals:
         raise SettingError("reward_signals: extrinsic is null and there is no other; a policy needs a reward signal")
     return signals

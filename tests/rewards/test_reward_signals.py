@@ -409,6 +409,12 @@ def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_left_out(
         ({"curiosity": {"encoding_size": 0}}, "reward_signals.curiosity.encoding_size"),
         ({"gail": {}}, "reward_signals.gail.demo_path is missing"),
         ({"rnd": {"ignore_done": "yes"}}, "reward_signals.rnd.ignore_done must be true or false"),
+        ({"rnd": {"normalize": 3}}, "reward_signals.rnd.normalize must be true or false, got 3"),
+        ({"curiosity": {"normalize": None}}, "reward_signals.curiosity.normalize must be true or false"),
+        ({"extrinsic": {"normalize": "no"}}, "reward_signals.extrinsic.normalize must be true or false"),
+        ({"extrinsic": {"scale": "abc"}}, "reward_signals.extrinsic.scale must be a number"),
+        ({"extrinsic": {"clip": -1}}, "reward_signals.extrinsic.clip must be > 0, got -1"),
+        ({"extrinsic": None, "rnd": None}, "there is no other"),
         ({"rnd": 3}, "reward_signals.rnd must be a mapping"),
         ([], "reward_signals must be a mapping"),
     ],
@@ -416,3 +422,12 @@ def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_left_out(
 def test_wrong_signals_are_named_in_one_line(signals, said):
     with pytest.raises(SettingError, match=said):
         tiny(PPO, reward_signals=signals)
+
+
+def test_the_demonstrations_of_a_signal_have_a_name():
+    with pytest.raises(SettingError, match=r"^reward_signals\.gail\.demo_path must be the name of a dataset, got 3$"):
+        fit(tiny(PPO, reward_signals={"gail": {"demo_path": 3}}))
+
+
+def test_null_leaves_a_signal_out():
+    assert list(tiny(PPO, reward_signals={"rnd": None, "curiosity": {}}).reward_signals) == ["extrinsic", "curiosity"]
