@@ -179,9 +179,9 @@ class Bottleneck(nn.Module):
         return code + self.sigma * torch.randn(code.shape, generator=generator).to(code)
 
     def price(self, information: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """β (KL − 0.5), with the β of before, which then follows."""
+        """β (KL − 0.5), with the β of before, which then follows what all ranks' codes tell."""
         excess, beta = information - INFORMATION, self.beta.clone()
-        self.beta.copy_((self.beta + BETA_RATE * excess.detach()).clamp(min=0))
+        self.beta.copy_((self.beta + BETA_RATE * mean_over_ranks(excess.detach())).clamp(min=0))
         return beta * excess, {"beta": beta, "kl_loss": information}
 
 
@@ -196,6 +196,15 @@ def kl_divergence(expert: Tensor, own: Tensor, sigma: Tensor) -> Tensor:
         return torch.zeros(len(own), device=own.device)
     variance = sigma.square()
     return -(1 + variance.log() - 0.5 * expert.square() - 0.5 * own.square() - variance).sum(-1)
+
+
+def mean_over_ranks(number: Tensor) -> Tensor:
+    """The mean of a number over all ranks."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return number
+    total = number.clone()
+    torch.distributed.all_reduce(total)
+    return total / torch.distributed.get_world_size()
 
 
 def _scaled(leaf: Tensor, scale: float) -> Tensor:
