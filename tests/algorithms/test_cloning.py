@@ -106,6 +106,10 @@ def test_the_error_of_drawn_actions_is_that_of_the_mean_and_of_the_deviation_tog
     error = gaussian.drawn_error(x, action, torch.Generator().manual_seed(0))
     # (0.5 − 1)² + 0.5², and a third of 3 − (−1.5) and of σ, squared
     assert error.mean(0).tolist() == pytest.approx([0.5, 1.5**2 + (0.5 / 3) ** 2], rel=0.01)
+    x = torch.tensor([[4.0, 4.0]], requires_grad=True)
+    half = make_distribution(Box(np.float32([-3, -np.inf]), np.float32([3, np.inf])), log_std_init=-20)
+    half.drawn_error(x, torch.tensor([[1.0, 1.0]]), torch.Generator().manual_seed(0)).sum().backward()
+    assert x.grad.flatten().tolist() == pytest.approx([2 * 3 / 9, 2 * 3])  # only the first has bounds to be scaled by
 
 
 @pytest.mark.parametrize(
