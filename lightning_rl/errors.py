@@ -50,6 +50,12 @@ def check_range(
         raise SettingError(f"{name} must be {bounds}, got {value!r}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raise `SettingError` unless value is true or false."""
+    if not isinstance(value, bool):
+        raise SettingError(f"{name} must be true or false, got {value!r}")
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise `SettingError` unless value is one of the choices."""
     choices = list(choices)

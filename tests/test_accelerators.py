@@ -57,11 +57,14 @@ def test_two_ranks_see_different_experience_and_keep_equal_weights(tmp_path):
 
 REPLAYING_RANKS = """
 import sys, torch
+from tests.experts import at_random
 from tests.fitting import fit, tiny
 from lightning_rl import DQN, SAC, TD3, BehavioralCloning
 
 for algorithm, env_id in ((SAC, "CartPole-v1"), (DQN, "CartPole-v1"), (TD3, "Pendulum-v1")):
+    imitates = {"gail": {"demo_path": at_random(env_id, "{}"), "use_vail": True, "normalize": True}} if algorithm is SAC else None
     model = tiny(algorithm, env_id, normalize_obs="running", normalize_reward=True, max_env_steps=192, learning_starts=32,
+                 reward_signals=imitates,
                  steps_per_iteration=32, replay={"prioritized": algorithm is DQN, "directory": sys.argv[1]})
 
     def compare():
@@ -78,7 +81,8 @@ for algorithm, env_id in ((SAC, "CartPole-v1"), (DQN, "CartPole-v1"), (TD3, "Pen
 
 # rows that only reset, at different times on the two ranks: neither may wait for the other
 env = {"num_envs": 1, "autoreset": "NEXT_STEP"}
-model = tiny(DQN, "CartPole-v1", env=env, max_env_steps=100, learning_starts=20, steps_per_iteration=2)
+beside = {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3}
+model = tiny(DQN, "CartPole-v1", env=env, max_env_steps=100, learning_starts=20, steps_per_iteration=2, **beside)
 fit(model, devices=2, strategy="ddp")
 print("RESETTING", model.env_steps >= 100)
 

@@ -238,6 +238,19 @@ def test_a_skipped_update_leaves_the_weights_as_they_were_and_restoring_brings_b
     assert torch.equal(restored[0], restored[4]) and torch.equal(restored[3], skipped[3])
 
 
+def test_the_optimizers_of_reward_signals_go_back_too():
+    """The loss of the third iteration's second update is bad: what the signal learned beside the first is undone."""
+    steps = []
+
+    class Watching(bad_losses(PPO, math.nan, 10, 10)):
+        def end_iteration(self):
+            super().end_iteration()
+            steps.append(int(self.signal_learner.own[0].state_dict()["state"][0]["step"]))
+
+    fit(build(Watching, two("none", 0, 0, action="box"), on_nan="restore_last", reward_signals={"rnd": {}}))
+    assert steps == [4, 8, 11, 15, 19, 23]
+
+
 @pytest.mark.parametrize("on_nan", TOLERANT)
 def test_a_run_that_is_bad_for_ever_ends_with_the_line(on_nan):
     often = "100 updates" if on_nan == "skip_update" else "10 iterations"

@@ -59,7 +59,7 @@ class Algorithm(Run):
         clip_reward: cut rewards to [-clip_reward, clip_reward] for learning; null leaves them.
         reward_scale: factor on rewards for learning.
         reward_signals: what the policy is paid for, a name → settings each: extrinsic (the environment's reward), curiosity, rnd, gail; see
-            `rewards/`. `extrinsic: null` leaves the environment's reward out.
+            `rewards/`. null leaves a signal out, `extrinsic: null` the environment's reward.
         reward_signal_steps_per_update: environment steps for one update of the signals that learn; one beside each update unless given.
         behavioral_cloning: gradient steps of the policy towards demonstrations beside all that, see `algorithms/cloning.py`.
         memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.

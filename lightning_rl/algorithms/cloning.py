@@ -83,12 +83,14 @@ class Cloning(SideLearner):
         if length > batch_size:
             raise SettingError(f"memory.sequence_length {length} is longer than behavioral_cloning.batch_size {batch_size}")
         rows = EpisodeRows(demonstrated_rows(algorithm, "behavioral_cloning.demo_path", config.demo_path), length)
+        if not rows.num_rows:
+            raise SettingError("behavioral_cloning.demo_path: there are no demonstrations to imitate")
         self.draws = demonstration_draws(algorithm, rows, batch_size)
-        default = batch_size if self.replays else 0
-        wanted = default if config.samples_per_update is None else config.samples_per_update
-        size = self.draws.num_sequences * self.draws.ranks * rows.length
+        wanted = config.samples_per_update
+        sequences = len(rows) * min(wanted or rows.num_rows, rows.num_rows) // rows.num_rows
         passes = config.n_epochs or (1 if self.replays else 3)
-        self.minibatches = passes * max(1, min(wanted or rows.num_rows, rows.num_rows) // size)
+        one = wanted is None and self.replays
+        self.minibatches = passes * (1 if one else max(1, sequences // (self.draws.num_sequences * self.draws.ranks)))
 
     def end_update(self, algorithm: Any, batch: Any) -> None:
         if self.replays:

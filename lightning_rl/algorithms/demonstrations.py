@@ -28,6 +28,8 @@ def read_demonstrations(algorithm: Any, setting: str, source: Any) -> list[Demon
     """
     if isinstance(source, str):
         return load_demonstrations(source, algorithm.spaces)
+    if not isinstance(source, list | tuple | None):
+        raise SettingError(f"{setting} must be the name of a dataset, got {source!r}")
     for k, each in enumerate(source or ()):
         check_demonstration(f"demonstration {k}", setting, each, algorithm)
     return list(source or ())

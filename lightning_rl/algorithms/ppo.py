@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -101,13 +102,13 @@ class PPO(Algorithm):
         optimizer = self.raw_optimizers()[0]
         batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
-        for _ in range(self.n_epochs):
-            for minibatch in minibatches(batch, self.batch_size, self.normalize_advantage, self.generator):
-                loss, kl = self.loss(minibatch)
-                if self.target_kl is not None and self.mean_over_ranks(kl) > 1.5 * self.target_kl:
-                    return
-                self.record(loss=loss, grad_norm=self.step(loss, optimizer))
-                self.end_update(minibatch)
+        epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
+        for minibatch in chain.from_iterable(epochs):
+            loss, kl = self.loss(minibatch)
+            if self.target_kl is not None and self.mean_over_ranks(kl) > 1.5 * self.target_kl:
+                break
+            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+            self.end_update(minibatch)
         end_burn_in(self, optimizer)
 
     def loss(self, minibatch: Batch) -> tuple[Tensor, Tensor]:

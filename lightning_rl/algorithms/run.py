@@ -117,11 +117,14 @@ class Run(pl.LightningModule):
         if self.global_rank == 0:
             getattr(self.trainer, "say", print)(text)
 
-    def raw_optimizers(self) -> list[Optimizer]:
-        """The algorithm's optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
+    def all_optimizers(self) -> list[Optimizer]:
+        """The algorithm's and those beside it, without Lightning's wrappers, whose every step would count as a `global_step`."""
         optimizers: Any = self.optimizers(use_pl_optimizer=False)
-        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        return optimizers[: self.num_optimizers]
+        return optimizers if isinstance(optimizers, list) else [optimizers]
+
+    def raw_optimizers(self) -> list[Optimizer]:
+        """The algorithm's alone."""
+        return self.all_optimizers()[: self.num_optimizers]
 
     def _unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
         """The callback, unless the Trainer has one of its kind."""
@@ -143,7 +146,7 @@ class Run(pl.LightningModule):
         self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         trainer: Any = self.trainer
         self.guard = self.collector.guard = Guard(self.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
-        self.guard.begin(self, self.raw_optimizers())
+        self.guard.begin(self, self.all_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         self._matmul = best_matmul(self.modules(), self.device)
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
@@ -235,7 +238,6 @@ class Run(pl.LightningModule):
             "env_steps": self.env_steps,
             "updates": self.updates,
             "episodes": self.episodes,
-            "signal_updates": self.signal_learner.updates,
             "ranks": run_states(self) if self.saves_run and self.dataset is not None else [],
         }
 
@@ -243,7 +245,6 @@ class Run(pl.LightningModule):
         """Count on where the checkpoint stood; a Trainer that continues its run gets everything else too, when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
-        self.signal_learner.updates = state.get("signal_updates", 0)
         self.ranks = [] if self._trainer is None else state.get("ranks", [])
 
     @property

@@ -41,15 +41,20 @@ class SideLearner:
 class SignalLearner(SideLearner):
     """Updates of the reward signals that learn: one with each of the algorithm's, or one for so many environment steps.
 
+    Steps count from the moment that the algorithm may learn: those before are never made up for.
+
     Args:
         signals: all of them, by name.
-        steps_per_update: environment steps for one update; off-policy they may need more batches than the algorithm has.
+        steps_per_update: environment steps, all ranks together, for one update; off-policy they may need more batches than the algorithm
+            has.
     """
 
     def __init__(self, signals: dict[str, Any], steps_per_update: float | None) -> None:
         self.all, self.steps_per_update = signals, steps_per_update
         self.learning = {name: signal for name, signal in signals.items() if hasattr(signal, "learning_rate")}
         self.learns, self.updates = bool(self.learning), 0
+        self.began: float | None = None
+        """The environment steps of all ranks from which on they count."""
 
     def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
         self.own = [signal.configure_optimizer() for signal in self.learning.values()]
@@ -64,13 +69,23 @@ class SignalLearner(SideLearner):
     def end_update(self, algorithm: Any, batch: Any) -> None:
         if not self.learns:
             return
-        due, dataset = 1, algorithm.dataset
-        if self.steps_per_update is not None:
-            due = int(algorithm.collector.env_steps * algorithm.trainer.world_size / self.steps_per_update) - self.updates
+        dataset, due = algorithm.dataset, self._due(algorithm)
         replays = isinstance(dataset, ReplayDataset)
         for k in range(due if replays else min(due, 1)):
             self._learn(algorithm, dataset.sample().experience if k and replays else batch.experience)
             self.updates += 1
+
+    def _due(self, algorithm: Any) -> int:
+        """How many updates are to be made, by counts that are equal on all ranks."""
+        if self.steps_per_update is None:
+            return 1
+        dataset, begin, steps = algorithm.dataset, algorithm.began_at, algorithm.env_steps
+        if isinstance(dataset, ReplayDataset):
+            ranks = algorithm.trainer.world_size
+            begin, steps = max(begin, (dataset.learning_starts or 0.0) * ranks), dataset.steps * ranks
+        if self.began is None:
+            self.began = begin
+        return int((steps - self.began) / self.steps_per_update) - self.updates
 
     def _learn(self, algorithm: Any, experience: Experience) -> None:
         for (name, signal), optimizer in zip(self.learning.items(), self.own, strict=True):
@@ -79,9 +94,11 @@ class SignalLearner(SideLearner):
             algorithm.record(**{f"{name}/{metric}": value for metric, value in metrics.items()})
 
     def get_state(self) -> dict[str, Any]:
-        return {name: signal.get_state() for name, signal in self.all.items()}
+        signals = {name: signal.get_state() for name, signal in self.all.items()}
+        return {"signals": signals, "updates": self.updates, "began": self.began}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         for name, signal in self.all.items():
-            signal.set_state(state[name])
+            signal.set_state(state["signals"][name])
+        self.updates, self.began = int(state["updates"]), None if state["began"] is None else float(state["began"])
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_rl.data.layouts import DerivedNext, StoredNext
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError, check_flag, check_range
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class ReplayConfig:
         check_range("replay.alpha", self.alpha, 0, 1)
         check_range("replay.beta", self.beta, 0, 1)
         for name in ("prioritized", "replace", "optimize_memory_usage"):
-            if not isinstance(getattr(self, name), bool):
-                raise SettingError(f"replay.{name} must be true or false, got {getattr(self, name)!r}")
+            check_flag(f"replay.{name}", getattr(self, name))
         if self.directory is not None and not isinstance(self.directory, str | Path):
             raise SettingError(f"replay.directory must be the name of a folder, got {self.directory!r}")
         if self.demonstrations is not None and not (self.demonstrations and isinstance(self.demonstrations, str | list)):

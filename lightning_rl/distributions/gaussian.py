@@ -81,13 +81,13 @@ class DiagonalGaussian(Continuous):
         return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
 
     def unit(self, action: Tensor) -> Tensor:
-        if not self.bounded:
-            return action
         low, high = self._bounds(action)
-        return 2 * (action - low) / (high - low).clamp(min=1e-12) - 1
+        width = high - low
+        return torch.where(width.isfinite(), 2 * (action - low) / width.clamp(min=1e-12) - 1, action)
 
     def features(self, action: Tensor) -> Tensor:
-        return self.unit(action).clamp(-1, 1) if self.bounded else action
+        low, high = self._bounds(action)
+        return torch.where((high - low).isfinite(), self.unit(action).clamp(-1, 1), action.clamp(low, high))
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         return np.clip(action.reshape(-1, *self.shape), self.low_bound, self.high_bound)

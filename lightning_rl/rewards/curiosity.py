@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl.distributions import Distribution, make_distribution
-from lightning_rl.errors import check_range
+from lightning_rl.errors import check_flag, check_range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.flat import FlatAdam
@@ -53,6 +53,7 @@ class Curiosity(RewardSignal):
         super().__init__(gamma, strength, ignore_done)
         check_range("reward_signals.curiosity.learning_rate", learning_rate, 0)
         check_range("reward_signals.curiosity.encoding_size", encoding_size, 1, whole=True)
+        check_flag("reward_signals.curiosity.normalize", normalize)
         self.learning_rate = learning_rate
         self.actions = actions
         self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)

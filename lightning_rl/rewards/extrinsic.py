@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_rl.errors import check_flag, check_range
 from lightning_rl.rewards.signal import NoScale, ReturnScale, RewardSignal
 from lightning_rl.types import Experience, Rollout
 
@@ -37,6 +38,10 @@ class Extrinsic(RewardSignal):
         ignore_done: bool = False,
     ) -> None:
         super().__init__(gamma, strength, ignore_done)
+        check_range("reward_signals.extrinsic.scale", scale, -1e9, 1e9)
+        if clip is not None:
+            check_range("reward_signals.extrinsic.clip", clip, 0, open_low=True)
+        check_flag("reward_signals.extrinsic.normalize", normalize)
         self.scale, self.clip = scale, clip
         self.returns = ReturnScale(gamma) if normalize else NoScale()
 

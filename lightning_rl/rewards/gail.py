@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl.distributions import Distribution, make_distribution
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import check_flag, check_range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.encoders import OneHotEncoder, TreeEncoder
 from lightning_rl.networks.flat import FlatAdam
@@ -64,8 +64,7 @@ class GAIL(RewardSignal):
         check_range("reward_signals.gail.learning_rate", learning_rate, 0)
         check_range("reward_signals.gail.encoding_size", encoding_size, 1, whole=True)
         for name, value in {"use_actions": use_actions, "use_vail": use_vail, "normalize": normalize}.items():
-            if not isinstance(value, bool):
-                raise SettingError(f"reward_signals.gail.{name} must be true or false, got {value!r}")
+            check_flag(f"reward_signals.gail.{name}", value)
         self.actions, self.use_actions, self.use_vail, self.learning_rate = actions, use_actions, use_vail, learning_rate
         self.demo_path, self.spaces = demo_path, spaces
         self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
@@ -180,9 +179,9 @@ class Bottleneck(nn.Module):
         return code + self.sigma * torch.randn(code.shape, generator=generator).to(code)
 
     def price(self, information: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """β (KL − 0.5), with the β of before, which then follows."""
+        """β (KL − 0.5), with the β of before, which then follows what all ranks' codes tell."""
         excess, beta = information - INFORMATION, self.beta.clone()
-        self.beta.copy_((self.beta + BETA_RATE * excess.detach()).clamp(min=0))
+        self.beta.copy_((self.beta + BETA_RATE * mean_over_ranks(excess.detach())).clamp(min=0))
         return beta * excess, {"beta": beta, "kl_loss": information}
 
 
@@ -197,6 +196,15 @@ def kl_divergence(expert: Tensor, own: Tensor, sigma: Tensor) -> Tensor:
         return torch.zeros(len(own), device=own.device)
     variance = sigma.square()
     return -(1 + variance.log() - 0.5 * expert.square() - 0.5 * own.square() - variance).sum(-1)
+
+
+def mean_over_ranks(number: Tensor) -> Tensor:
+    """The mean of a number over all ranks."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return number
+    total = number.clone()
+    torch.distributed.all_reduce(total)
+    return total / torch.distributed.get_world_size()
 
 
 def _scaled(leaf: Tensor, scale: float) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_rl.errors import check_range
+from lightning_rl.errors import check_flag, check_range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.flat import FlatAdam
@@ -50,6 +50,8 @@ class RND(RewardSignal):
         super().__init__(gamma, strength, ignore_done)
         check_range("reward_signals.rnd.learning_rate", learning_rate, 0)
         check_range("reward_signals.rnd.encoding_size", encoding_size, 1, whole=True)
+        check_flag("reward_signals.rnd.normalize", normalize)
+        check_flag("reward_signals.rnd.normalize_reward", normalize_reward)
         self.learning_rate = learning_rate
         self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
         self.predictor, self.target = (self._network(spaces, encoder, encoding_size) for _ in range(2))

@@ -26,7 +26,7 @@ def make_signals(
     spaces: Spaces,
     actions: Callable[[], Distribution],
 ) -> dict[str, RewardSignal]:
-    """The signals of `settings`, merged over the environment's reward; null leaves one out.
+    """The signals of `settings`, merged over the environment's reward; null leaves a signal out, `{}` takes its defaults.
 
     Args:
         settings: name → settings.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import check_flag, check_range
 from lightning_rl.networks.normalization import RunningMeanStd
 from lightning_rl.returns import discounted_sum
 from lightning_rl.types import Experience, Rollout
@@ -31,8 +31,7 @@ class RewardSignal(nn.Module):
         name = type(self).__name__.lower()
         check_range(f"reward_signals.{name}.gamma", gamma, 0, 1)
         check_range(f"reward_signals.{name}.strength", strength, -1e9, 1e9)
-        if not isinstance(ignore_done, bool):
-            raise SettingError(f"reward_signals.{name}.ignore_done must be true or false, got {ignore_done!r}")
+        check_flag(f"reward_signals.{name}.ignore_done", ignore_done)
         self.gamma, self.strength, self.ignore_done = gamma, strength, ignore_done
 
     @torch.no_grad()
@@ -98,6 +97,7 @@ class ReturnScale(nn.Module):
         if self.running.shape != reward[0].shape:  # the first rollout of a run
             self.running = torch.zeros_like(reward[0])
         carry = ~(rollout.terminated | rollout.truncated)
+        reward = reward * rollout.valid
         returns = discounted_sum(reward, self.gamma * carry, self.running)
         self.running = returns[-1] * self.gamma * carry[-1]
         self.statistics.update(returns[rollout.valid])

@@ -47,6 +47,12 @@ def test_off_policy_one_minibatch_follows_each_update():
     assert steps_made(SAC, {"samples_per_update": 0})[0] == UPDATES[SAC] * (rows // 8)
 
 
+@pytest.mark.parametrize(("algorithm", "made"), [(PPO, 6 * 3 * (6 // 2)), (SAC, UPDATES[SAC])])
+def test_with_a_memory_a_pass_has_all_sequences(algorithm, made):
+    """Six episodes of three steps are six sequences, two of which fill a minibatch of eight rows."""
+    assert steps_made(algorithm, {"batch_size": 8}, memory=LSTM(4, 4))[0] == made
+
+
 @every_algorithm
 def test_the_learning_rate_falls_to_nothing_over_the_steps(algorithm):
     settings = {"learning_rate": 0.01, "behavioral_cloning": {"demo_path": shown(algorithm), "strength": 0.5, "steps": 64}}
@@ -100,6 +106,10 @@ def test_the_error_of_drawn_actions_is_that_of_the_mean_and_of_the_deviation_tog
     error = gaussian.drawn_error(x, action, torch.Generator().manual_seed(0))
     # (0.5 − 1)² + 0.5², and a third of 3 − (−1.5) and of σ, squared
     assert error.mean(0).tolist() == pytest.approx([0.5, 1.5**2 + (0.5 / 3) ** 2], rel=0.01)
+    x = torch.tensor([[4.0, 4.0]], requires_grad=True)
+    half = make_distribution(Box(np.float32([-3, -np.inf]), np.float32([3, np.inf])), log_std_init=-20)
+    half.drawn_error(x, torch.tensor([[1.0, 1.0]]), torch.Generator().manual_seed(0)).sum().backward()
+    assert x.grad.flatten().tolist() == pytest.approx([2 * 3 / 9, 2 * 3])  # only the first has bounds to be scaled by
 
 
 @pytest.mark.parametrize(
@@ -108,6 +118,8 @@ def test_the_error_of_drawn_actions_is_that_of_the_mean_and_of_the_deviation_tog
         ({"demo_path": "nowhere/expert-v0"}, "nowhere/expert-v0"),
         ({"demo_path": "a/b-v0", "strenght": 1.0}, "behavioral_cloning.strenght is not a setting; did you mean strength"),
         ({}, "behavioral_cloning.demo_path is missing"),
+        ({"demo_path": []}, "behavioral_cloning.demo_path: there are no demonstrations to imitate"),
+        ({"demo_path": 3}, "behavioral_cloning.demo_path must be the name of a dataset, got 3"),
         ({"strength": -1}, "behavioral_cloning.strength must be >= 0, got -1"),
         ({"steps": 0.5}, "behavioral_cloning.steps must be an integer"),
         ({"n_epochs": 0}, "behavioral_cloning.n_epochs must be >= 1, got 0"),

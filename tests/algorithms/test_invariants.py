@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3, EnvConfig, SettingError
+from lightning_rl import A2C, DQN, LSTM, PPO, SAC, TD3, EnvConfig, SettingError
 from lightning_rl.data.collector import Collector
 from tests.environments import Scripted, ScriptedBox
 from tests.fitting import ALL, ON_POLICY, UPDATES, Rows, fit, tiny, weights
@@ -308,6 +308,20 @@ def test_the_first_step_after_a_burn_in_is_as_long_as_the_learning_rate(algorith
     fit(tiny(Watched, **steps, **steep, **settings))
     first = next(k for k, length in enumerate(longest) if length > 0)
     assert first == len(longest) // 11 * 10 and longest[first] == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_burn_in_ends_also_where_the_divergence_ends_its_last_iteration():
+    """A memory that both share moves the policy while the value function learns."""
+    steps: list[int] = []
+
+    class Watched(PPO):
+        def on_train_batch_start(self, batch, batch_idx):
+            super().on_train_batch_start(batch, batch_idx)
+            steps.extend(int(state["step"]) for state in self.raw_optimizers()[0].state.values())
+
+    model = tiny(Watched, memory=LSTM(4, 8), critic_burn_in_steps=16, target_kl=1e-6, learning_rate=0.05, n_epochs=10, max_env_steps=32)
+    fit(model)
+    assert model.updates < 2 * 20 and steps == []  # before the second iteration Adam knows of no steps
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true"])

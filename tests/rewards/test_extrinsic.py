@@ -54,7 +54,7 @@ def test_return_statistics_equal_stable_baselines3_in_rollouts_of_any_length(ste
 
 def test_rows_that_are_no_experience_are_in_no_statistic():
     # NEXT_STEP: environment 0 ends at row 1, and its row 2 only resets it
-    reward = torch.tensor([[1.0, 1.0], [2.0, 1.0], [0.0, 1.0], [4.0, 1.0]])
+    reward = torch.tensor([[1.0, 1.0], [2.0, 1.0], [100.0, 1.0], [4.0, 1.0]])  # what a signal may pay for a reset
     done, valid = torch.zeros(4, 2, dtype=torch.bool), torch.ones(4, 2, dtype=torch.bool)
     done[1, 0], valid[2, 0] = True, False
     signal = Extrinsic(gamma=0.5, normalize=True)
