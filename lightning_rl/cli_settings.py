@@ -7,6 +7,7 @@ an integer, and names a misspelt key with its nearest valid name and its file.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ import pytorch_lightning as pl
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.cloning import CloningConfig
-from lightning_rl.algorithms.loading import algorithm_class
+from lightning_rl.algorithms.loading import ALGORITHMS, algorithm_class
 from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.evaluation import EvaluationConfig
@@ -25,6 +26,7 @@ from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, sp
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.trainer import Trainer
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only", "init_from", "force")
@@ -32,6 +34,8 @@ OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
 PARTS = {"env": EnvConfig, "replay": ReplayConfig, "behavioral_cloning": CloningConfig}
 NESTED = {part: [field.name for field in fields(config)] for part, config in PARTS.items()}
 """The names inside an algorithm's settings that are mappings themselves."""
+EXPLAINED = {**PARTS, **{f"reward_signals.{name}": signal for name, signal in SIGNALS.items()}}
+"""What `--model.<name>.help` is about."""
 MEMORY_KIND = "name it first, --model.memory LSTM or GRU, or memory: {class_path: LSTM, init_args: {…}} in a config"
 CLASSES = ("logger", "callbacks", "strategy", "plugins", "profiler", "accelerator")
 """The Trainer's flags that may be objects, given by their class."""
@@ -146,11 +150,20 @@ def read_arguments(arguments: list[str]) -> list[str]:
         if option == "--model.help":
             known_algorithm(value)
             return [f"{option}={value}"]
+        if option.startswith("--model.") and option.endswith(".help"):
+            name = option.removeprefix("--model.").removesuffix(".help")
+            if name in EXPLAINED:
+                print(inspect.getdoc(EXPLAINED[name]))
+                raise SystemExit(0)
     models = [config["model"] for _, _, config in options if config and config.get("model")]
     algorithms = [(model["class_path"], known_algorithm(model["class_path"])) for model in models if "class_path" in model]
     if not algorithms:
         raise SettingError("model is missing: name a config (--config ppo/cartpole) or an algorithm (--model PPO)")
     class_path, algorithm = algorithms[-1]
+    for option, value, _ in options:
+        if option.startswith("--model.") and option.endswith(".help"):
+            check_option(option.removeprefix("--").removesuffix(".help"), algorithm)
+            return [f"--model={class_path}", f"{option}={value}" if value else option]
     for model in models:
         model["class_path"] = class_path
     result, env_id, remembers = [f"--model={class_path}"], None, False
@@ -161,8 +174,8 @@ def read_arguments(arguments: list[str]) -> list[str]:
             env_id = init_args(config).get("env", {}).get("id", env_id)
             remembers = init_args(config).get("memory", remembers)
             if "reward_signals" in init_args(config):
-                named = init_args(config)["reward_signals"]
-                signals = {} if named is None else merged(signals or {}, mapping("model.reward_signals", named))
+                named = mapping("model.reward_signals", init_args(config)["reward_signals"])
+                signals = merged(signals or {}, named) if named else {}  # nothing is what there is unless given
             result.append(f"--config={json.dumps(config)}")
         elif option.startswith("--model.reward_signals."):
             check_option(option.removeprefix("--"), algorithm)
@@ -170,7 +183,7 @@ def read_arguments(arguments: list[str]) -> list[str]:
         else:
             check_option(option.removeprefix("--"), algorithm)
             env_id = value if option == "--model.env.id" else env_id
-            if option.startswith("--model.memory.") and option != "--model.memory.help" and not remembers:
+            if option.startswith("--model.memory.") and not remembers:
                 raise SettingError(f"{option} comes before the kind of memory: {MEMORY_KIND}")
             value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
             part, _, name = option.removeprefix("--model.").partition(".")
@@ -228,7 +241,7 @@ def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:
             value = remaining.pop(0)
         if option == "--force" and not value:
             value = "true"
-        if not value and option != "--print_config":
+        if not value and option != "--print_config" and not option.endswith(".help"):
             raise SettingError(f"{option} needs a value")
         yield option.replace(".init_args.", "."), value
 
@@ -237,8 +250,12 @@ def check_option(name: str, algorithm: type) -> None:
     """Raise `SettingError` for an option below the sections that does not exist."""
     section, key, inner = (*name.split(".", 2), "", "")[:3]
     if section == "model":
+        if key.rstrip("+") not in model_settings(algorithm):
+            others = [name for name in ALGORITHMS if key in model_settings(algorithm_class(name, Algorithm))]
+            if others:
+                raise SettingError(f"--model.{key} is not a setting of {algorithm.__name__}, only of {', '.join(others)}")
         check_names("--model.", [key.rstrip("+")], model_settings(algorithm))
-        if key in NESTED:
+        if key in NESTED and inner:
             check_names(f"--model.{key}.", [inner.partition(".")[0].rstrip("+")], NESTED[key])
     elif section in sections():
         check_names(f"--{section}.", [key.rstrip("+")], sections()[section])

@@ -106,6 +106,8 @@ class Trainer(pl.Trainer):
         if enable_checkpointing is not False and checkpoint is not None and not fast_dev_run:
             saving = {name: value for name, value in vars(checkpoint).items() if name not in ("monitor", "mode")}
             ours += [BestModel(monitor=checkpoint.monitor, mode=checkpoint.mode), SaveCheckpoints(**saving)]
+            if evaluation is None and checkpoint.monitor != CheckpointConfig.monitor and not given:
+                raise SettingError(f"checkpoint.monitor {checkpoint.monitor!r} is found by evaluations, and evaluation is null")
         elif checkpoint is None:
             enable_checkpointing = False
         if enable_progress_bar is not False and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
@@ -162,7 +164,7 @@ class Trainer(pl.Trainer):
             folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
             run_folder, found = choose_run(folder, ckpt_path, self.run_name, force)
             if ckpt_path == "last" and found is None:
-                self.say(f"no last.ckpt below {folder}: starting afresh")
+                self.say(f"no last.ckpt below {folder / (self.run_name or '')}: starting afresh")
             ckpt_path = found
             count = model.count if ckpt_path is None else check_fits(model, ckpt_path)
             self._tell_differences(ckpt_path)

@@ -173,7 +173,7 @@ class Algorithm(Run):
         paid = rollout.reward.squeeze(-1)
         experience = Experience(rollout.obs, rollout.action, rollout.next_obs, paid, rollout.terminated)
         reward = torch.stack([signal(experience) for signal in signals], -1)
-        for k, name in enumerate(self.reward_signals if len(signals) > 1 else ()):
+        for k, name in enumerate(self.reward_signals if any(signal.sees for signal in signals) else ()):
             self.record(**{f"rewards/{name}": reward[..., k][rollout.valid].mean()})
         over = rollout.terminated.unsqueeze(-1) & ~self.ignore_done
         return rollout._replace(reward=reward), self.gamma * ~over

@@ -15,11 +15,12 @@ from lightning_rl.algorithms.imitation import imitate
 from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings
 from lightning_rl.data.demonstrations import DemonstrationBatch
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import check_choice, check_range
+from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses.policy_gradient import mean, scaled
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.schedules import ScheduleSetting, make_schedule
+from lightning_rl.spaces import short
 
 
 class BehavioralCloning(Algorithm):
@@ -103,6 +104,8 @@ class BehavioralCloning(Algorithm):
         self.network = ActorCritic(
             self.spaces, **self.network_settings, share_encoder=share_encoder, action_dist=action_dist, log_std_init=log_std_init
         )
+        if loss == "mse" and all(leaf.sizes for leaf in self.network.distribution.leaves()):
+            raise SettingError(f"loss mse is for Box actions, not for {short(self.spaces.action)}; leave it out")
 
     @property
     def num_envs(self) -> int:

@@ -85,6 +85,8 @@ class Cloning(SideLearner):
         rows = EpisodeRows(demonstrated_rows(algorithm, "behavioral_cloning.demo_path", config.demo_path), length)
         if not rows.num_rows:
             raise SettingError("behavioral_cloning.demo_path: there are no demonstrations to imitate")
+        how_long = f"over {config.steps:,} environment steps" if config.steps else "for the whole run"
+        algorithm.say(f"demonstrations: {rows.num_rows:,} steps of {rows.num_episodes:,} episodes; the policy follows them {how_long}")
         self.draws = demonstration_draws(algorithm, rows, batch_size)
         wanted = config.samples_per_update
         sequences = len(rows) * min(wanted or rows.num_rows, rows.num_rows) // rows.num_rows
@@ -97,7 +99,8 @@ class Cloning(SideLearner):
             self._learn(algorithm)
 
     def end_iteration(self, algorithm: Any) -> None:
-        if not self.replays:
+        burns_in = algorithm.began_at < getattr(algorithm, "critic_burn_in_steps", 0)
+        if not self.replays and not burns_in:
             self._learn(algorithm)
 
     def _learn(self, algorithm: Any) -> None:

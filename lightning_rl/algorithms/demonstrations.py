@@ -9,7 +9,7 @@ import torch
 
 from lightning_rl.data.demonstration_dataset import DemonstrationDraws
 from lightning_rl.data.demonstrations import EpisodeRows, Rows, read_episode
-from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, steps_of
+from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, steps_of, summarize
 from lightning_rl.errors import SettingError
 from lightning_rl.rewards.gail import GAIL
 from lightning_rl.types import tree_leaves, tree_to_torch
@@ -75,8 +75,13 @@ def show_demonstrations(algorithm: Any) -> None:
     """
     for signal in algorithm.reward_signals.values():
         if isinstance(signal, GAIL):
+            if getattr(getattr(algorithm, "replay_config", None), "demonstrations", None) is not None:
+                raise SettingError(
+                    "reward_signals.gail beside replay.demonstrations would take these for the policy's own; use one of them"
+                )
             episodes = read_demonstrations(algorithm, "reward_signals.gail.demo_path", signal.demo_path)
             if not episodes:
                 raise SettingError("reward_signals.gail.demo_path: there are no demonstrations to imitate")
+            algorithm.say(f"demonstrations: {summarize(episodes)}; gail pays for doing the same")
             obs, action, terminated = tree_to_torch(steps_of(episodes, algorithm.network.distribution.from_env))
             signal.show(obs, action, terminated, algorithm.seed)

@@ -43,7 +43,7 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
         algorithm.say(f"the checkpoint holds no replay buffer: learning goes on {goes_on}")
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     collector = make_collector(algorithm, steps, log_probs=False)
-    signals = list(algorithm.reward_signals.values())
+    signals = dict(algorithm.reward_signals.items())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
 
 

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms.demonstrations import show_demonstrations
 from lightning_rl.data.replay_dataset import ReplayDataset
+from lightning_rl.errors import SettingError
 from lightning_rl.types import Experience
 
 
@@ -53,6 +54,8 @@ class SignalLearner(SideLearner):
         self.all, self.steps_per_update = signals, steps_per_update
         self.learning = {name: signal for name, signal in signals.items() if hasattr(signal, "learning_rate")}
         self.learns, self.updates = bool(self.learning), 0
+        if steps_per_update is not None and not self.learns:
+            raise SettingError("reward_signal_steps_per_update: no reward signal learns; name curiosity, rnd or gail in reward_signals")
         self.began: float | None = None
         """The environment steps of all ranks from which on they count."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class ReplayDataset(ExperienceDataset):
     Args:
         collector: of this rank, with the steps of one iteration.
         buffer: where its experience is kept.
-        signals: the reward signals, S in number.
+        signals: the reward signals, S in number, by name.
         settings: when to act and when to learn.
         device: where batches go.
         iterations: the planned number of iterations.
@@ -74,7 +74,7 @@ class ReplayDataset(ExperienceDataset):
         self,
         collector: Collector,
         buffer: ReplayBuffer,
-        signals: Sequence[Any],
+        signals: Mapping[str, Any],
         settings: ReplaySettings,
         device: torch.device,
         iterations: int,
@@ -82,18 +82,20 @@ class ReplayDataset(ExperienceDataset):
         resumed: bool = False,
     ) -> None:
         super().__init__(collector, iterations)
-        self.buffer, self.signals, self.device = buffer, signals, device
+        self.buffer, self.names, self.signals, self.device = buffer, list(signals), list(signals.values()), device
         self.settings, self.ranks, self.resumed = settings, ranks, resumed
         powers = np.arange(settings.n_steps)[:, None]
-        gamma = np.array([signal.gamma for signal in signals])
+        gamma = np.array([signal.gamma for signal in self.signals])
         self.powers: list[Tensor] = list(torch.tensor(gamma**powers, dtype=torch.float32, device=device).unbind(1))
-        self.ignore_done = np.array([signal.ignore_done for signal in signals])
-        self.sees = any(signal.sees or signal.ignore_done for signal in signals)
+        self.ignore_done = np.array([signal.ignore_done for signal in self.signals])
+        self.sees = any(signal.sees or signal.ignore_done for signal in self.signals)
         self.discounts = np.concatenate([np.zeros((1, len(gamma))), gamma ** (powers + 1)]).astype(np.float32)
         self.progress, self.steps = 0.0, 0.0
         self.learning_starts: float | None = None
         self.random_until, self.phases = 0.0, 0
         self.rows = np.zeros(0, dtype=np.int64)
+        self.paid: list[Tensor] = []
+        """What each signal pays for the steps of the newest batch, where there is more than the environment's reward."""
         self.store: SegmentStore | None = None
         """Where the buffer is saved; None if it is not."""
         self._manifests: list[dict[str, Any]] = []
@@ -183,6 +185,8 @@ class ReplayDataset(ExperienceDataset):
         if self.sees:
             experience, discount = self._steps(window)
             streams = [signal(experience) * (experience.weight > 0) for signal in self.signals]
+            counted = (experience.weight > 0).sum()
+            self.paid = [stream.sum() / counted for stream in streams]
         else:
             experience = Experience((), (), (), reward)
             streams = [signal(experience) for signal in self.signals]
@@ -208,5 +212,8 @@ class ReplayDataset(ExperienceDataset):
         return experience, torch.from_numpy(discount).to(self.device)
 
     def metrics(self) -> dict[str, float]:
-        """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row)."""
-        return {**self.buffer.statistics(), **({"replay/age_mean": float(self.buffer.age(self.rows).mean())} if len(self.rows) else {})}
+        """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row); and
+        `rewards/<signal>` where there is more than the environment's reward."""
+        paid = {f"rewards/{name}": float(mean) for name, mean in zip(self.names, self.paid, strict=bool(self.paid))}
+        age = {"replay/age_mean": float(self.buffer.age(self.rows).mean())} if len(self.rows) else {}
+        return {**paid, **self.buffer.statistics(), **age}

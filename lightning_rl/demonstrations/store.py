@@ -70,7 +70,8 @@ def data_folder(dataset: str) -> Path:
         if os.path.isfile(folder / METADATA):  # False for names that no file can have
             return folder
     known = [path.parent.parent.relative_to(root).as_posix() for path in root.glob(f"**/data/{METADATA}")]
-    raise SettingError(f"dataset {shown(dataset)} is neither in {shown(root)} nor a folder with data/{METADATA}{closest(dataset, known)}")
+    way_out = closest(dataset, known) or "; lightning-rl collect makes one"
+    raise SettingError(f"dataset {shown(dataset)} is neither in {shown(root)} nor a folder with data/{METADATA}{way_out}")
 
 
 def new_folder(name: str, force: bool) -> Path:
@@ -81,7 +82,7 @@ def new_folder(name: str, force: bool) -> Path:
     """
     folder = datasets_folder() / name
     if folder.exists() and not force:
-        raise SettingError(f"dataset {shown(name)} is there already, in {shown(folder)}; choose another name, or --force replaces it")
+        raise SettingError(f"dataset {shown(name)} is there already, in {shown(folder)}; choose another name, or replace it with force")
     if folder.exists() and [each.name for each in folder.iterdir()] != ["data"]:
         raise SettingError(f"dataset {shown(name)} cannot be replaced: {shown(folder)} holds other things too; choose another name")
     return folder

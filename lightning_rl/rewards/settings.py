@@ -69,4 +69,9 @@ def _make(name: str, settings: Mapping[str, Any], spaces: Spaces, actions: Calla
         if parameters[key].default is inspect.Parameter.empty and key not in settings:
             raise SettingError(f"reward_signals.{name}.{key} is missing")
     given: dict[str, Any] = {key: value for key, value in {"spaces": spaces, "actions": actions}.items() if key in parameters}
-    return SIGNALS[name](**given, **settings)
+    try:
+        return SIGNALS[name](**given, **settings)
+    except SettingError as error:
+        if str(error).startswith("reward_signals"):
+            raise
+        raise SettingError(f"reward_signals.{name}: {error}") from error

@@ -80,7 +80,7 @@ class Run:
         action = np.zeros_like(kind.action_space.sample())
         n_steps = self.settings.n_steps
         self.buffer = ReplayBuffer(kind.observation_space, action, self.settings.buffer_size, num_envs, n_steps=n_steps, config=config)
-        signals = [Extrinsic(gamma, scale) for gamma, scale in gammas]
+        signals = {f"signal {k}": Extrinsic(gamma, scale) for k, (gamma, scale) in enumerate(gammas)}
         self.dataset = ReplayDataset(self.collector, self.buffer, signals, self.settings, torch.device("cpu"), 100, ranks, resumed)
 
     def iterate(self, iterations: int, progress: float = 0.0) -> Run:
