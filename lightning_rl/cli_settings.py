@@ -161,8 +161,8 @@ def read_arguments(arguments: list[str]) -> list[str]:
             env_id = init_args(config).get("env", {}).get("id", env_id)
             remembers = init_args(config).get("memory", remembers)
             if "reward_signals" in init_args(config):
-                named = init_args(config)["reward_signals"]
-                signals = {} if named is None else merged(signals or {}, mapping("model.reward_signals", named))
+                named = mapping("model.reward_signals", init_args(config)["reward_signals"])
+                signals = merged(signals or {}, named) if named else {}
             result.append(f"--config={json.dumps(config)}")
         elif option.startswith("--model.reward_signals."):
             check_option(option.removeprefix("--"), algorithm)
