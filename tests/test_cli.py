@@ -59,23 +59,6 @@ def printed(arguments, capfd):
     return yaml.safe_load(out)
 
 
-@pytest.mark.parametrize(
-    ("options", "signals"),
-    [
-        ("--model.reward_signals null", None),
-        ("--model.reward_signals {}", None),
-        ("--model.reward_signals.rnd null", {"rnd": None, "curiosity": {}}),
-        ("--model.reward_signals null --model.reward_signals.rnd.gamma 0.9", {"rnd": {"gamma": 0.9}}),
-        ("--model.reward_signals.rnd.gamma 0.9", {"rnd": {"strength": 0.5, "gamma": 0.9}, "curiosity": {}}),
-    ],
-)
-def test_reward_signals_of_a_config_can_be_taken_away(options, signals, tmp_path, capfd):
-    config = {"class_path": "PPO", "init_args": {"reward_signals": {"rnd": {"strength": 0.5}, "curiosity": {}}}}
-    (tmp_path / "signals.yaml").write_text(yaml.safe_dump({"model": config}))
-    found = printed(f"{CARTPOLE} --config {tmp_path / 'signals.yaml'} {options}", capfd)
-    assert found["model"]["init_args"]["reward_signals"] == signals
-
-
 @pytest.fixture
 def fit(folder, capfd):
     """Run a command that must end well, and return what it said."""
@@ -153,7 +136,7 @@ def test_reward_signals_are_merged_setting_by_setting_and_null_takes_one_or_all_
         "curiosity": {},
     }
     assert signals("--model.reward_signals.rnd null")["rnd"] is None
-    assert signals("--model.reward_signals null") is None
+    assert signals("--model.reward_signals null") is signals("--model.reward_signals {}") is None
     assert signals("--model.reward_signals null --model.reward_signals.curiosity.gamma 0.8") == {"curiosity": {"gamma": 0.8}}
 
 

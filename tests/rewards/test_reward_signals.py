@@ -418,7 +418,6 @@ def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_left_out(
         ({"extrinsic": {"normalize": "no"}}, "reward_signals.extrinsic.normalize must be true or false"),
         ({"extrinsic": {"scale": "abc"}}, "reward_signals.extrinsic.scale must be a number"),
         ({"extrinsic": {"clip": -1}}, "reward_signals.extrinsic.clip must be > 0, got -1"),
-        ({"extrinsic": None, "rnd": None}, "there is no other"),
         ({"rnd": 3}, "reward_signals.rnd must be a mapping"),
         ([], "reward_signals must be a mapping"),
     ],
