@@ -324,3 +324,17 @@ def test_off_is_a_word_in_a_config(folder, capfd):
     (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: CartPole-v1, normalize_obs: off, normalize_reward: true}}")
     model = printed("fit --config a.yaml", capfd)["model"]["init_args"]
     assert model["normalize_obs"] == "off" and model["normalize_reward"] is True
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--model.reward_signals.rnd.help", "normalize_reward: "),
+        ("--model.behavioral_cloning.help", "samples_per_update: "),
+        ("--model SAC --model.replay.help", "demonstration_share: "),
+        ("--model.env.help", "frame_stack: "),
+    ],
+)
+def test_settings_inside_settings_are_explained(option, said, folder, capfd):
+    status, out, err = run(f"fit {option}", capfd)
+    assert (status, err) == (0, "") and said in out
