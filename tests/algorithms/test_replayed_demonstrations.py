@@ -233,5 +233,5 @@ def test_a_dataset_is_named_and_must_have_the_environments_spaces(tmp_path, monk
 def test_what_is_imitated_cannot_be_replayed_as_the_policys_own():
     shown = at_random("tests.environments:Scripted-v0", "{}")
     model = tiny(SAC, replay={"demonstrations": shown}, reward_signals={"gail": {"demo_path": shown}})
-    with pytest.raises(SettingError, match="reward_signals.gail beside replay.demonstrations"):
+    with pytest.raises(SettingError, match=r"reward_signals\.gail beside replay\.demonstrations"):
         fit(model)
