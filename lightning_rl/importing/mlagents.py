@@ -1,0 +1,110 @@
+"""`lightning-rl import-mlagents`: a behavior of an ML-Agents trainer file as a config that runs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError, check_choice
+from lightning_rl.importing.config import Config, in_block
+from lightning_rl.importing.given import Given
+from lightning_rl.importing.mlagents_file import read_behavior
+from lightning_rl.importing.mlagents_rewards import cloning, reward_signals
+from lightning_rl.importing.mlagents_tables import ALIKE, COMMON, DROPPED, INTEGERS, NUMBERS, ON_THE_COMMAND_LINE, PASSED_ON
+from lightning_rl.importing.mlagents_trainers import TRAINERS, network
+
+ALGORITHMS = {"ppo": "PPO", "sac": "SAC"}
+ELSEWHERE = {
+    "poca": "there is no POCA here; PPO for each agent is nearest: trainer_type ppo",
+    "offline_bc": "see lightning-rl fit --model.help BehavioralCloning",
+    "online_bc": "see behavioral_cloning beside PPO, or lightning-rl fit --model.help BehavioralCloning",
+}
+
+
+def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | None = None) -> str:
+    """The config as text.
+
+    Args:
+        path: of the file.
+        behavior_name: which of its behaviors; needed where there are several.
+        env_id: the environment, which such files do not name.
+
+    Raises:
+        SettingError: the file cannot be read, says something unknown, or asks for a trainer that is not here.
+    """
+    behavior = read_behavior(path, behavior_name)
+    given = behavior.given
+    trainer = given.take("trainer_type", given.take("trainer", "ppo"))
+    given.take("trainer")
+    if trainer in ELSEWHERE:
+        raise SettingError(f"{given.place('trainer_type')} {trainer}: {ELSEWHERE[trainer]}")
+    check_choice(given.place("trainer_type"), trainer, ALGORITHMS)
+    config = Config(ALGORITHMS[trainer], f"lightning-rl import-mlagents {Path(path).name} --behavior {behavior.name}")
+    if env_id is None:
+        config.note("such files do not name an environment: lightning-rl fit --config THIS_FILE --model.env.id ID")
+    else:
+        config.set("model.env.id", env_id)
+    sections(config, behavior.sections)
+    for name, (path, default) in COMMON.items():
+        config.set(path, given.integer(name, default))
+    TRAINERS[trainer](config, given, behavior.old)
+    for name, (path, number) in NUMBERS[trainer].items():
+        config.set(path, given.number(name, number))
+    for name, (path, default) in INTEGERS[trainer].items():
+        config.set(path, given.integer(name, default, low=0))
+    network(config, given)
+    for name, (value, remark) in ALIKE[trainer].items():
+        config.set(f"model.{name}", value, remark)
+    reward_signals(config, given, trainer, behavior.old)
+    cloning(config, given, trainer)
+    if any(name in given for name in ("checkpoint_interval", "keep_checkpoints", "even_checkpoints")):
+        checkpoints(config, given)
+    leftovers(config, given)
+    return config.text()
+
+
+def sections(config: Config, given: Given) -> None:
+    """What stands beside the behaviors."""
+    env, checkpoint, torch = (Given(given.mapping(f"{name}_settings")) for name in ("env", "checkpoint", "torch"))
+    num_envs = env.integer("num_envs", 1) * env.integer("num_areas", 1)
+    config.set("model.env.num_envs", num_envs)
+    seed = env.integer("seed", -1, low=-1)
+    if seed >= 0:
+        config.set("seed_everything", seed)
+    if "device" in torch:
+        config.set("trainer.accelerator", str(torch.take("device")).partition(":")[0])
+    for name, path in PASSED_ON.items():
+        if name in checkpoint:
+            config.set(path, checkpoint.take(name))
+    parameters = given.take("environment_parameters")
+    old_parameters = given.take("parameter_randomization")
+    if old_parameters:
+        config.note("parameter_randomization dropped: an old form; write it as environment_parameters")
+    if parameters and "parameters" in {field.name for field in fields(EnvConfig)}:
+        config.set("model.env.parameters", parameters)
+    elif parameters:
+        config.note(f"environment_parameters dropped: no environment here takes them yet\n{in_block(parameters)}")
+    for each in (env, checkpoint, given):
+        for name in list(each.settings):
+            if each.take(name):
+                config.note(f"{name} dropped: {ON_THE_COMMAND_LINE[name]}")
+
+
+def checkpoints(config: Config, given: Given) -> None:
+    """How often to save, and how many copies to keep, where the file says it."""
+    interval, keep = given.integer("checkpoint_interval", 500_000), given.integer("keep_checkpoints", 5, low=-1)
+    if given.take("even_checkpoints", False) and keep > 0:
+        interval = max(1, config.settings["model.max_env_steps"] // keep)
+    config.set("checkpoint.every_n_env_steps", interval)
+    config.set("checkpoint.keep", keep or -1)
+
+
+def leftovers(config: Config, given: Given) -> None:
+    """What is known and was not needed: a line for each reason, if it is on."""
+    reasons: dict[str, list[str]] = {}
+    for name in list(given.settings):
+        if given.take(name):
+            reasons.setdefault(DROPPED.get(name, f"not a setting of {config.algorithm}"), []).append(name)
+    for reason, names in reasons.items():
+        config.note(f"{', '.join(names)} dropped: {reason}")
