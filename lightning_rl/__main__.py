@@ -19,6 +19,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
   import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
+  import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
   list        show the algorithms and the packaged configs
 
   <subcommand> --help    its options
@@ -27,7 +28,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   --debug                show tracebacks and Python warnings
 """
 
-SUBCOMMANDS = ("fit", "evaluate", "collect", "import-mlagents", "list")
+SUBCOMMANDS = ("fit", "evaluate", "collect", "import-mlagents", "import-zoo", "list")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -52,7 +52,7 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     for name, (path, number) in NUMBERS[trainer].items():
         config.set(path, given.number(name, number))
     for name, (path, default) in INTEGERS[trainer].items():
-        config.set(path, given.integer(name, default, low=0))
+        config.set(path, given.integer(name, default))
     network(config, given)
     for name, (value, remark) in ALIKE[trainer].items():
         config.set(f"model.{name}", value, remark)

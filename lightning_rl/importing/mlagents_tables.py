@@ -52,7 +52,7 @@ NUMBERS: dict[str, dict[str, tuple[str, float]]] = {
 }
 INTEGERS: dict[str, dict[str, tuple[str, int]]] = {
     "ppo": {"num_epoch": ("model.n_epochs", 3)},
-    "sac": {"buffer_size": ("model.buffer_size", 50_000), "buffer_init_steps": ("model.learning_starts", 0)},
+    "sac": {"buffer_size": ("model.buffer_size", 50_000)},
 }
 
 ALIKE: dict[str, dict[str, tuple[Any, str]]] = {

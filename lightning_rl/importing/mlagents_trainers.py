@@ -45,6 +45,8 @@ def sac(config: Config, given: Given, old: bool) -> None:
     asked, length = given.integer("batch_size", 128), sequence_length(given)
     batch = max(1, asked // length) * length
     config.set("model.batch_size", batch, f"{asked} there; in whole sequences" * (batch != asked))
+    begin = given.integer("buffer_init_steps", 0, low=0)
+    config.set("model.learning_starts", max(begin, batch), "theirs waits for batch_size rows" * (begin < batch))
     cadence(config, given)
     decaying(config, given, "learning_rate", "linear" if old else "constant")
     config.set("model.ent_coef", f"auto_{given.number('init_entcoef', 1.0):g}")
