@@ -35,11 +35,11 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     """
     behavior = read_behavior(path, behavior_name)
     given = behavior.given
-    trainer = given.take("trainer_type", given.take("trainer", "ppo"))
-    given.take("trainer")
+    kind = "trainer" if "trainer" in given else "trainer_type"
+    trainer = given.take(kind, "ppo")
     if trainer in ELSEWHERE:
-        raise SettingError(f"{given.place('trainer_type')} {trainer}: {ELSEWHERE[trainer]}")
-    check_choice(given.place("trainer_type"), trainer, ALGORITHMS)
+        raise SettingError(f"{given.place(kind)} {trainer}: {ELSEWHERE[trainer]}")
+    check_choice(given.place(kind), trainer, ALGORITHMS)
     config = Config(ALGORITHMS[trainer], f"lightning-rl import-mlagents {Path(path).name} --behavior {behavior.name}")
     if env_id is None:
         config.note("such files do not name an environment: lightning-rl fit --config THIS_FILE --model.env.id ID")

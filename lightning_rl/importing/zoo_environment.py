@@ -24,7 +24,7 @@ def environment(config: Config, given: Given) -> None:
     if arguments:
         config.set("model.env.kwargs", arguments)
     frames = given.integer("frame_stack", 1)
-    kept = []
+    kept: list[dict[str, Any]] = []
     for path, settings in wrappers(given.take("env_wrapper"), given.place("env_wrapper")):
         name = path.rpartition(".")[2]
         if name == "AtariWrapper":
@@ -32,17 +32,18 @@ def environment(config: Config, given: Given) -> None:
             frames = 1 if frames == 4 else frames
         elif name == "TimeLimit" and "max_episode_steps" in settings:
             config.set("model.env.max_episode_steps", settings["max_episode_steps"])
-        elif (wrapper := known_wrapper(name, settings, path)) is not None:
-            kept.append(wrapper[0])
-            if wrapper[1]:
-                config.note(f"{name} is {wrapper[0]['class_path']} here: {wrapper[1]}")
+        elif (found := known_wrapper(name, settings, path)) is not None:
+            wrapper, remark = found
+            kept.append(wrapper)
+            if remark:
+                config.note(f"{name} is {wrapper['class_path']} here: {remark}")
         else:
             config.note(f"env_wrapper {path} dropped: not known here; put what it does into env.wrappers")
     if kept:
         config.set("model.env.wrappers", kept)
     if frames > 1:
-        for wrapper in kept:
-            wrapper.get("init_args", {}).pop("keep_dim", None)  # frames are the channels
+        for each in kept:
+            each.get("init_args", {}).pop("keep_dim", None)  # frames are the channels
         config.set("model.env.frame_stack", frames)
 
 
