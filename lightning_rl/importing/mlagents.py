@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
-from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice
-from lightning_rl.importing.config import Config, in_block
+from lightning_rl.importing.config import Config
 from lightning_rl.importing.given import Given
 from lightning_rl.importing.mlagents_file import read_behavior
+from lightning_rl.importing.mlagents_parameters import environment_parameters
 from lightning_rl.importing.mlagents_rewards import cloning, reward_signals
 from lightning_rl.importing.mlagents_tables import ALIKE, COMMON, DROPPED, INTEGERS, NUMBERS, ON_THE_COMMAND_LINE, PASSED_ON
 from lightning_rl.importing.mlagents_trainers import TRAINERS, network
@@ -45,6 +44,7 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
         config.note("such files do not name an environment: lightning-rl fit --config THIS_FILE --model.env.id ID")
     else:
         config.set("model.env.id", env_id)
+    environment_parameters(config, behavior.sections, given)
     sections(config, behavior.sections)
     for name, (path, default) in COMMON.items():
         config.set(path, given.integer(name, default))
@@ -77,14 +77,6 @@ def sections(config: Config, given: Given) -> None:
     for name, path in PASSED_ON.items():
         if name in checkpoint:
             config.set(path, checkpoint.take(name))
-    parameters = given.take("environment_parameters")
-    old_parameters = given.take("parameter_randomization")
-    if old_parameters:
-        config.note("parameter_randomization dropped: an old form; write it as environment_parameters")
-    if parameters and "parameters" in {field.name for field in fields(EnvConfig)}:
-        config.set("model.env.parameters", parameters)
-    elif parameters:
-        config.note(f"environment_parameters dropped: no environment here takes them yet\n{in_block(parameters)}")
     for each in (env, checkpoint, given):
         for name in list(each.settings):
             if each.take(name):

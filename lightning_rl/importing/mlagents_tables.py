@@ -88,7 +88,6 @@ DROPPED = {
     "model_path": "runs lie in trainer.default_root_dir",
     "summary_path": "runs lie in trainer.default_root_dir",
     "num_to_record": "of an old recorder",
-    "curriculum": "lessons of an old form; write them as environment_parameters",
     "memory_size": "nothing is remembered without use_recurrent",
     "sequence_length": "nothing is remembered without use_recurrent",
     "save_replay_buffer": "PPO has none",
