@@ -9,7 +9,8 @@ import yaml
 
 from lightning_rl.algorithms.settings import as_integer
 
-WIDTH = 100
+WIDTH = 120
+"""From this length on a mapping stands in lines of its own."""
 
 
 class Config:
@@ -38,7 +39,7 @@ class Config:
 
     def text(self) -> str:
         """The config as YAML."""
-        lines = [f"# {self.command}", *(f"# {line}" for note in self.notes for line in note.splitlines())]
+        lines = [f"# {' '.join(self.command.split())}", *(f"# {line}" for note in self.notes for line in note.splitlines())]
         return "\n".join([*lines, *self._written()]) + "\n"
 
     def _written(self) -> Iterator[str]:
@@ -72,7 +73,12 @@ def branch(tree: Mapping[str, Any], remarks: Mapping[tuple[str, ...], str], insi
             continue
         value = part.value if isinstance(part, Leaf) else part
         remark = f"  # {remarks[place]}" if remarks.get(place) else ""
-        yield f"{indent}{name}: {in_line(value)}{remark}"
+        text = in_line(value)
+        if isinstance(value, Mapping) and len(text) > WIDTH:
+            yield f"{indent}{name}:{remark}"
+            yield from (f"{indent}  {line}" for line in in_block(value).splitlines())
+        else:
+            yield f"{indent}{name}: {text}{remark}"
 
 
 def in_line(value: Any) -> str:

@@ -34,24 +34,24 @@ class Given:
         value = self.settings.pop(name, None)
         return default if value is None else value
 
-    def number(self, name: str, default: float, low: float = 0.0) -> float:
-        """A number from `low` on.
+    def number(self, name: str, default: float, high: float = float("inf")) -> float:
+        """A number from 0 to `high`.
 
         Raises:
             SettingError: it is something else.
         """
         value = self.take(name, default)
-        check_range(self.place(name), value, low)
+        check_range(self.place(name), value, 0, high)
         return value
 
-    def integer(self, name: str, default: int, low: int = 1) -> int:
-        """An integer from `low` on; whole floats are integers.
+    def integer(self, name: str, default: int, low: int = 1, high: float = float("inf")) -> int:
+        """An integer from `low` to `high`; whole floats are integers.
 
         Raises:
             SettingError: it is something else.
         """
         value = as_integer(self.take(name, default))
-        check_range(self.place(name), value, low, whole=True)
+        check_range(self.place(name), value, low, high, whole=True)
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.importing.config import Config
 from lightning_rl.importing.given import Given
-from lightning_rl.importing.mlagents_file import read_behavior
+from lightning_rl.importing.mlagents_file import Behavior, read_behavior
 from lightning_rl.importing.mlagents_parameters import environment_parameters
 from lightning_rl.importing.mlagents_rewards import cloning, reward_signals
 from lightning_rl.importing.mlagents_tables import ALIKE, COMMON, DROPPED, INTEGERS, NUMBERS, ON_THE_COMMAND_LINE, PASSED_ON
@@ -44,8 +44,7 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
         config.note("such files do not name an environment: lightning-rl fit --config THIS_FILE --model.env.id ID")
     else:
         config.set("model.env.id", env_id)
-    environment_parameters(config, behavior.sections, given)
-    sections(config, behavior.sections)
+    sections(config, behavior)
     for name, (path, default) in COMMON.items():
         config.set(path, given.integer(name, default))
     TRAINERS[trainer](config, given, behavior.old)
@@ -64,11 +63,13 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     return config.text()
 
 
-def sections(config: Config, given: Given) -> None:
+def sections(config: Config, behavior: Behavior) -> None:
     """What stands beside the behaviors."""
+    given = behavior.sections
     env, checkpoint, torch = (Given(given.mapping(f"{name}_settings")) for name in ("env", "checkpoint", "torch"))
     num_envs = env.integer("num_envs", 1) * env.integer("num_areas", 1)
     config.set("model.env.num_envs", num_envs)
+    environment_parameters(config, given, behavior.given)
     seed = env.integer("seed", -1, low=-1)
     if seed >= 0:
         config.set("seed_everything", seed)
@@ -76,7 +77,7 @@ def sections(config: Config, given: Given) -> None:
         config.set("trainer.accelerator", str(torch.take("device")).partition(":")[0])
     for name, path in PASSED_ON.items():
         if name in checkpoint:
-            config.set(path, checkpoint.take(name))
+            config.set(path, str(checkpoint.take(name)))
     for each in (env, checkpoint, given):
         for name in list(each.settings):
             if each.take(name):

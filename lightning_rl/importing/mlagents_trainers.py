@@ -57,7 +57,7 @@ def sac(config: Config, given: Given, old: bool) -> None:
 def cadence(config: Config, given: Given) -> None:
     """Environment steps for an update, and for one of the reward signals; in old files updates for every few steps."""
     interval, updates = given.integer("train_interval", 1), given.integer("num_update", 1)
-    ratio = Fraction(given.number("steps_per_update", interval / updates)).limit_denominator(100)
+    ratio = Fraction(given.number("steps_per_update", interval / updates, high=1e6)).limit_denominator(100)
     if not ratio:
         raise SettingError(f"{given.place('steps_per_update')} must be at least 0.01")
     config.set("model.train_freq", ratio.numerator)
@@ -90,7 +90,7 @@ def decaying(config: Config, given: Given, name: str, default: str) -> None:
 
 def network(config: Config, given: Given) -> None:
     """Hidden layers, encoder, normalization, memory."""
-    units, layers = given.integer("hidden_units", 128), given.integer("num_layers", 2)
+    units, layers = given.integer("hidden_units", 128), given.integer("num_layers", 2, high=100)
     encoder = given.take("vis_encode_type", "simple")
     check_choice(given.place("vis_encode_type"), encoder, ENCODERS)
     config.set("model.net_arch", [units] * layers)

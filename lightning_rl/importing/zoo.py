@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def minibatches(config: Config, given: Given, num_envs: int) -> None:
     """PPO's batch_size, which must be a part of the rollout here."""
     n_steps, asked = given.integer("n_steps", 2048), given.integer("batch_size", 64)
     rows = n_steps * num_envs
-    batch = max(size for size in range(1, min(asked, rows) + 1) if rows % size == 0)
+    batch = next(size for size in range(min(asked, rows), 0, -1) if rows % size == 0)
     config.set("model.n_steps", n_steps)
     config.set("model.batch_size", batch, f"{asked} there; here a part of n_steps x num_envs = {rows}" * (batch != asked))
 
@@ -119,13 +120,16 @@ def schedule(value: Any, where: str) -> Any:
     Raises:
         SettingError: neither that nor a number.
     """
-    kind, _, start = str(value).partition("_")
+    kind, _, start = str(value).rpartition("_")
     try:
-        if kind == "lin":
-            return {"schedule": "linear", "start": float(start), "end": 0.0}
-        return float(value) if float(value) >= 0 else None
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"{where} must be a number or a schedule such as lin_0.001, got {value!r}") from error
+        number = float(start)
+    except ValueError:
+        number = math.nan
+    if kind not in ("", "lin") or not math.isfinite(number):
+        raise SettingError(f"{where} must be a number or a schedule such as lin_0.001, got {value!r}")
+    if kind == "lin":
+        return {"schedule": "linear", "start": number, "end": 0.0}
+    return number if number >= 0 else None
 
 
 def normalize(config: Config, given: Given) -> None:

@@ -37,6 +37,8 @@ def read_section(path: str, env_id: str) -> tuple[str, Given]:
         SettingError: there is none.
     """
     file = read_file(path)
+    if env_id == "atari":
+        raise SettingError("atari is the section of all games: name one of them, such as ALE/Pong-v5")
     name = section_name(env_id, file)
     if name is None:
         raise SettingError(f"{Path(path).name} has no section for {env_id}{nearest(env_id, file)}")

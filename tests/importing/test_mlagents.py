@@ -203,13 +203,44 @@ def test_what_stands_beside_the_behaviors_finds_its_place():
     assert yaml.load(import_mlagents(TODAY, "Hallway"), Loader)["checkpoint"] == {"save_replay_buffer": False}
 
 
-def test_environment_parameters_are_passed_on_where_environments_take_them():
-    text = import_mlagents(TODAY, "BigWallJump")
+def test_environment_parameters_have_their_form_of_today(convert):
+    text = convert("""
+behaviors:
+  A:
+    trainer: ppo
+    curriculum: {measure: progress, thresholds: [0.1, 0.3], min_lesson_length: 100, parameters: {touch: [1.0, 0.5, 0.0]}}
+environment_parameters:
+  height:
+    curriculum:
+    - Low: {completion_criteria: {measure: progress, behavior: A, threshold: 0.1}, value: 1.5}
+    - {name: High, value: 2}
+parameter_randomization:
+  resampling-interval: 2000
+  mass: {sampler-type: uniform, min_value: 0.5, max_value: 10}
+""")
+    criteria = {"measure": "progress", "min_lesson_length": 100}
+    expected = {
+        "height": {
+            "curriculum": [
+                {"name": "Low", "completion_criteria": {"measure": "progress", "behavior": "A", "threshold": 0.1}, "value": 1.5},
+                {"name": "High", "value": 2},
+            ]
+        },
+        "mass": {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.5, "max_value": 10}},
+        "touch": {
+            "curriculum": [
+                {"value": 1.0, "completion_criteria": {**criteria, "threshold": 0.1}},
+                {"value": 0.5, "completion_criteria": {**criteria, "threshold": 0.3}},
+                {"value": 0.0},
+            ]
+        },
+    }
     if "parameters" in EnvConfig.__dataclass_fields__:
-        assert settings(text)["env"]["parameters"]["wall_height"]["sampler_type"] == "uniform"
-    else:
-        assert "environment_parameters dropped: no environment here takes them yet" in comments(text)
-        assert "wall_height:" in comments(text)
+        assert settings(text)["env"]["parameters"] == expected
+    else:  # as a comment, until environments take them
+        head = "environment_parameters dropped: no environment here takes them yet"
+        assert yaml.load("\n".join(comments(text)).partition(head)[2], Loader) == expected
+    assert "resampling-interval dropped: parameters are drawn anew for each episode" in comments(text)
 
 
 def test_without_an_environment_a_comment_says_how_to_name_it():
@@ -238,6 +269,13 @@ ERRORS = [
     ("A: {trainer: ppoo}", "must be one of ppo, sac, got 'ppoo'; did you mean ppo?"),
     ("A: {trainer: offline_bc}", "A.trainer offline_bc", "BehavioralCloning"),
     ("behaviors: {A: {trainer_type: poca}}", "behaviors.A.trainer_type poca: there is no POCA here"),
+    ("A: {num_layers: 1e9}", "A.num_layers must be >= 1 and <= 100, got 1000000000"),
+    (
+        "behaviors: {A: {trainer_type: sac, hyperparameters: {steps_per_update: .inf}}}",
+        "steps_per_update must be >= 0 and <= 1e+06, got inf",
+    ),
+    ("A: {curriculum: {thresholds: [1], parameters: {x: [1]}}}", "A.curriculum.parameters.x must be a list of 2 values, one more than"),
+    ("{behaviors: {A: {}}, parameter_randomization: {x: 3}}", "parameter_randomization.x must be a mapping with a sampler-type, got 3"),
     ("A: {batch_size: many}", "A.batch_size must be an integer >= 1, got 'many'"),
     ("A: {learning_rate: fast}", "A.learning_rate must be a number >= 0, got 'fast'"),
     ("A: {vis_encode_type: simpel}", "A.vis_encode_type must be one of", "did you mean simple?"),

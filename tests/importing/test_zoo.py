@@ -214,6 +214,9 @@ ERRORS = [
     ("3", "CartPole-v1 must be a mapping of settings, got 3"),
     ("{learning_rate: fast}", "CartPole-v1.learning_rate must be a number or a schedule such as lin_0.001, got 'fast'"),
     ("{learning_rate: lin_fast}", "got 'lin_fast'"),
+    ("{learning_rate: .nan}", "CartPole-v1.learning_rate must be a number or a schedule", "got nan"),
+    ("{clip_range: exp_0.1}", "CartPole-v1.clip_range must be a number or a schedule", "got 'exp_0.1'"),
+    ("!!python/object:os.system {}", "ppo.yml is not valid YAML, line 1"),
     ("{n_timesteps: many}", "CartPole-v1.n_timesteps must be an integer >= 1, got 'many'"),
     ("{normalize: 3}", "CartPole-v1.normalize must be true or a mapping", "got 3"),
     ("{policy: CnnLstmPolicy}", "CartPole-v1.policy must be one of MlpPolicy, CnnPolicy, MultiInputPolicy, got 'CnnLstmPolicy'"),
@@ -238,6 +241,7 @@ def test_what_cannot_be_understood_ends_in_one_line(text, said, folder, capfd):
     ("arguments", "said"),
     [
         ("ppo.yml", "the following arguments are required: ENV"),
+        ("ppo.yml atari", "atari is the section of all games: name one of them, such as ALE/Pong-v5"),
         ("ppo.yml CratPole-v1", "ppo.yml has no section for CratPole-v1; did you mean CartPole-v1?"),
         ("ppo.yml CartPole-v1 --algo pp", "--algo must be one of ppo, a2c, dqn, sac, td3, got 'pp'; did you mean ppo?"),
         ("tqc.yml CartPole-v1", "tqc.yml: a zoo file is named for its algorithm, ppo, a2c, dqn, sac, td3; say which by --algo"),
