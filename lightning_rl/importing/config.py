@@ -37,6 +37,15 @@ class Config:
         """A comment before all settings: what was dropped, and what else to know."""
         self.notes.append(text)
 
+    def drop(self, settings: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+        """What is left of a file's settings: a comment for each reason why, where they are not off."""
+        dropped: dict[str, list[str]] = {}
+        for name, value in settings.items():
+            if value:
+                dropped.setdefault(reasons.get(name, f"not a setting of {self.algorithm}"), []).append(name)
+        for reason, names in dropped.items():
+            self.note(f"{', '.join(names)} dropped: {reason}")
+
     def text(self) -> str:
         """The config as YAML."""
         lines = [f"# {' '.join(self.command.split())}", *(f"# {line}" for note in self.notes for line in note.splitlines())]

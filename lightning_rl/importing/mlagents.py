@@ -59,7 +59,7 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     cloning(config, given, trainer)
     if any(name in given for name in ("checkpoint_interval", "keep_checkpoints", "even_checkpoints")):
         checkpoints(config, given)
-    leftovers(config, given)
+    config.drop(given.settings, DROPPED)
     return config.text()
 
 
@@ -78,10 +78,7 @@ def sections(config: Config, behavior: Behavior) -> None:
     for name, path in PASSED_ON.items():
         if name in checkpoint:
             config.set(path, str(checkpoint.take(name)))
-    for each in (env, checkpoint, given):
-        for name in list(each.settings):
-            if each.take(name):
-                config.note(f"{name} dropped: {ON_THE_COMMAND_LINE[name]}")
+    config.drop(env.settings | checkpoint.settings | given.settings, ON_THE_COMMAND_LINE)
 
 
 def checkpoints(config: Config, given: Given) -> None:
@@ -91,13 +88,3 @@ def checkpoints(config: Config, given: Given) -> None:
         interval = max(1, config.settings["model.max_env_steps"] // keep)
     config.set("checkpoint.every_n_env_steps", interval)
     config.set("checkpoint.keep", keep or -1)
-
-
-def leftovers(config: Config, given: Given) -> None:
-    """What is known and was not needed: a line for each reason, if it is on."""
-    reasons: dict[str, list[str]] = {}
-    for name in list(given.settings):
-        if given.take(name):
-            reasons.setdefault(DROPPED.get(name, f"not a setting of {config.algorithm}"), []).append(name)
-    for reason, names in reasons.items():
-        config.note(f"{', '.join(names)} dropped: {reason}")

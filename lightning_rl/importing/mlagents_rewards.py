@@ -50,6 +50,8 @@ def signal(config: Config, name: str, settings: Any, where: str, old: bool) -> d
     ours: dict[str, Any] = {key: given.number(key, default) for key, default in {"strength": 1.0, "gamma": 0.99}.items()}
     network = given.mapping("network_settings")
     check_known(network, NETWORK, "ML-Agents", f"{where}.network_settings.")
+    if name == "extrinsic":
+        return ours
     size = given.take("encoding_size", network.get("hidden_units"))
     chosen = {"encoding_size": size, "encoder": network.get("vis_encode_type"), "normalize": network.get("normalize")}
     ours |= SIGNAL_EXTRAS.get(name, {}) | {key: value for key, value in chosen.items() if value is not None}
@@ -75,7 +77,7 @@ def cloning(config: Config, given: Given, trainer: str) -> None:
         return
     check_known(settings, CLONING, "ML-Agents", f"{where}.")
     demonstrations(config, settings.get("demo_path"), where)
-    for key, value in settings.items():
+    for key, value in {key: value for key, value in settings.items() if value is not None}.items():
         if key != "demo_path":
             check_range(f"{where}.{key}", value, 0)
         config.set(f"model.behavioral_cloning.{CLONING[key]}", value)

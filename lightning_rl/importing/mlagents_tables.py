@@ -25,7 +25,7 @@ ENCODERS = {name: name for name in ("simple", "nature_cnn", "resnet", "match3", 
 
 SIGNAL = {"strength", "gamma", "learning_rate", "network_settings", "encoding_size"}
 SIGNALS = {
-    "extrinsic": {"strength", "gamma"},
+    "extrinsic": {"strength", "gamma", "network_settings"},
     "curiosity": SIGNAL,
     "rnd": SIGNAL,
     "gail": SIGNAL | {"demo_path", "use_actions", "use_vail"},

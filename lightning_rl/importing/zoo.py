@@ -56,7 +56,7 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     normalize(config, given)
     if "seed" in given:
         config.set("seed_everything", given.integer("seed", 0, low=0))
-    leftovers(config, given.settings)
+    config.drop(given.settings, DROPPED)
     return config.text()
 
 
@@ -147,13 +147,3 @@ def normalize(config: Config, given: Given) -> None:
     for name, value in chosen.items():
         if name not in ("gamma", "training"):
             config.note(f"normalize.{name} {value} dropped: normalized numbers are cut at 10 here")
-
-
-def leftovers(config: Config, given: dict[str, Any]) -> None:
-    """What is known and was not needed: a line for each reason, if it is on."""
-    reasons: dict[str, list[str]] = {}
-    for name, value in given.items():
-        if value:
-            reasons.setdefault(DROPPED.get(name, f"not a setting of {config.algorithm}"), []).append(name)
-    for reason, names in reasons.items():
-        config.note(f"{', '.join(names)} dropped: {reason}")

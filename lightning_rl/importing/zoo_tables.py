@@ -99,6 +99,7 @@ WRAPPERS: dict[str, tuple[str, dict[str, str], str]] = {
     "TimeFeatureWrapper": ("TimeAwareObservation", {}, "the time that passed, not what is left"),
     "FrameSkip": ("RepeatAction", {"skip": "num_repeats"}, ""),
     "ResizeObservation": ("ResizeObservation", {"shape": "shape"}, ""),
+    "YAMLCompatResizeObservation": ("ResizeObservation", {"shape": "shape"}, ""),
     "GrayScaleObservation": ("GrayscaleObservation", {"keep_dim": "keep_dim"}, ""),
     "FlatObsWrapper": ("minigrid.wrappers.FlatObsWrapper", {}, ""),
 }

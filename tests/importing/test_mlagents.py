@@ -182,6 +182,21 @@ def test_pretraining_is_behavioral_cloning():
     assert not any("Minari" in line for line in comments(text))
 
 
+def test_what_ml_agents_writes_down_itself_is_read():
+    text = import_mlagents(str(FILES / "configuration.yaml"))
+    given, config = settings(text), yaml.load(text, Loader)
+    assert (given["ent_coef"], given["gamma"], given["n_steps"]) == (0.01, 0.9, 64)
+    assert given["clip_range"] == {"schedule": "linear", "start": 0.2, "end": 0.1}
+    assert given["behavioral_cloning"] == {"demo_path": "a/b-v0", "steps": 10, "strength": 1, "samples_per_update": 0}
+    assert config["checkpoint"] == {"every_n_env_steps": 100_000, "keep": 5}  # five, evenly
+    assert config["trainer"] == {"run_name": "ppo", "default_root_dir": "results"}
+    assert comments(text)[1:] == [
+        "base_port, engine_settings dropped: Unity's",
+        "timeout_wait dropped: Unity's; see model.env.step_timeout",
+        "goal_conditioning_type dropped: name the observations that tell the goal in model.goals",
+    ]
+
+
 def test_leftovers_are_dropped_with_a_comment():
     assert "beta dropped: not a setting of SAC" in comments(import_mlagents(SAC_FILE, "PushBlock"))
     assert any(line.startswith("curiosity_enc_size dropped") for line in comments(import_mlagents(SAC_FILE, "VisualPyramids")))
