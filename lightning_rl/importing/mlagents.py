@@ -45,13 +45,13 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     else:
         config.set("model.env.id", env_id)
     sections(config, behavior)
-    for name, (path, default) in COMMON.items():
-        config.set(path, given.integer(name, default))
+    for name, (target, default) in COMMON.items():
+        config.set(target, given.integer(name, default))
     TRAINERS[trainer](config, given, behavior.old)
-    for name, (path, number) in NUMBERS[trainer].items():
-        config.set(path, given.number(name, number))
-    for name, (path, default) in INTEGERS[trainer].items():
-        config.set(path, given.integer(name, default))
+    for name, (target, number) in NUMBERS[trainer].items():
+        config.set(target, given.number(name, number))
+    for name, (target, default) in INTEGERS[trainer].items():
+        config.set(target, given.integer(name, default))
     network(config, given)
     for name, (value, remark) in ALIKE[trainer].items():
         config.set(f"model.{name}", value, remark)
@@ -75,9 +75,9 @@ def sections(config: Config, behavior: Behavior) -> None:
         config.set("seed_everything", seed)
     if "device" in torch:
         config.set("trainer.accelerator", str(torch.take("device")).partition(":")[0])
-    for name, path in PASSED_ON.items():
+    for name, target in PASSED_ON.items():
         if name in checkpoint:
-            config.set(path, str(checkpoint.take(name)))
+            config.set(target, str(checkpoint.take(name)))
     config.drop(env.settings | checkpoint.settings | given.settings, ON_THE_COMMAND_LINE)
 
 

@@ -45,6 +45,8 @@ def sac(config: Config, given: Given, old: bool) -> None:
     asked, length = given.integer("batch_size", 128), sequence_length(given)
     batch = max(1, asked // length) * length
     config.set("model.batch_size", batch, f"{asked} there; in whole sequences" * (batch != asked))
+    if old and length > 1:
+        config.note("memory_size: policy, value and both critics shared it there, here each of them has as much")
     begin = given.integer("buffer_init_steps", 0, low=0)
     config.set("model.learning_starts", max(begin, batch), "theirs waits for batch_size rows" * (begin < batch))
     cadence(config, given)

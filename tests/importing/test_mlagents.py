@@ -125,6 +125,8 @@ def test_with_a_memory_minibatches_hold_whole_sequences(convert):
     text = import_mlagents(TODAY, "Hallway")
     assert settings(text)["batch_size"] == 448
     assert remark(text, "batch_size") == "500 there; in whole sequences"
+    shared = "memory_size: policy, value and both critics shared it there, here each of them has as much"
+    assert shared in comments(import_mlagents(SAC_FILE, "Hallway")) and shared not in comments(text)
 
 
 def test_numbers_fall_over_the_run_as_theirs(convert):
