@@ -41,7 +41,7 @@ class Config:
         """What is left of a file's settings: a comment for each reason why, where they are not off."""
         dropped: dict[str, list[str]] = {}
         for name, value in settings.items():
-            if value:
+            if value and value != "none":
                 dropped.setdefault(reasons.get(name, f"not a setting of {self.algorithm}"), []).append(name)
         for reason, names in dropped.items():
             self.note(f"{', '.join(names)} dropped: {reason}")

@@ -36,7 +36,7 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     given = behavior.given
     kind = "trainer" if "trainer" in given else "trainer_type"
     trainer = given.take(kind, "ppo")
-    if trainer in ELSEWHERE:
+    if str(trainer) in ELSEWHERE:
         raise SettingError(f"{given.place(kind)} {trainer}: {ELSEWHERE[trainer]}")
     check_choice(given.place(kind), trainer, ALGORITHMS)
     config = Config(ALGORITHMS[trainer], f"lightning-rl import-mlagents {Path(path).name} --behavior {behavior.name}")

@@ -63,10 +63,10 @@ def choose(name: str | None, behaviors: Mapping[str, Any], default: bool) -> str
     if name is None and len(behaviors) <= 1:
         return next(iter(behaviors), "default")
     if name is None:
-        names = shorten(", ".join(behaviors), 110, placeholder=" …")
+        names = shorten(", ".join(map(str, behaviors)), 110, placeholder=" …")
         raise SettingError(f"there are {len(behaviors)} behaviors, name one of them by --behavior: {names}")
     if name not in behaviors and not (name == "default" and default):
-        raise SettingError(f"--behavior {name}: there is none of that name{nearest(name, behaviors)}")
+        raise SettingError(f"--behavior {name}: there is none of that name{nearest(name, map(str, behaviors))}")
     return name
 
 

@@ -41,7 +41,7 @@ def read_section(path: str, env_id: str) -> tuple[str, Given]:
         raise SettingError("atari is the section of all games: name one of them, such as ALE/Pong-v5")
     name = section_name(env_id, file)
     if name is None:
-        raise SettingError(f"{Path(path).name} has no section for {env_id}{nearest(env_id, file)}")
+        raise SettingError(f"{Path(path).name} has no section for {env_id}{nearest(env_id, map(str, file))}")
     if not isinstance(file[name], dict):
         raise SettingError(f"{name} must be a mapping of settings, got {file[name]!r}")
     return name, Given(file[name], {each: f"{name}.{each}" for each in file[name]})

@@ -284,6 +284,8 @@ ERRORS = [
     ("A: {pretraining: {strength: 1}}", "A.pretraining.demo_path must name demonstrations"),
     ("A: {pretraining: {demo: x}}", "A.pretraining.demo is not", "demo_path"),
     ("A: {trainer: ppoo}", "must be one of ppo, sac, got 'ppoo'; did you mean ppo?"),
+    ("A: {trainer: [ppo]}", "A.trainer must be one of ppo, sac, got ['ppo']"),
+    ("behaviors: {1: {}, 2: {}}", "there are 2 behaviors, name one of them by --behavior: 1, 2"),
     ("A: {trainer: offline_bc}", "A.trainer offline_bc", "BehavioralCloning"),
     ("behaviors: {A: {trainer_type: poca}}", "behaviors.A.trainer_type poca: there is no POCA here"),
     ("A: {num_layers: 1e9}", "A.num_layers must be >= 1 and <= 100, got 1000000000"),
