@@ -18,6 +18,8 @@ HELP = """usage: lightning-rl <subcommand> [options]
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
   evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
+  import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
+  import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
   list        show the algorithms and the packaged configs
 
   <subcommand> --help    its options
@@ -26,7 +28,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   --debug                show tracebacks and Python warnings
 """
 
-SUBCOMMANDS = ("fit", "evaluate", "collect", "list")
+SUBCOMMANDS = ("fit", "evaluate", "collect", "import-mlagents", "import-zoo", "list")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,8 +72,9 @@ def run(arguments: list[str], debug: bool = False) -> int:
             reason = f"{type(error).__name__}: {error}"
             raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
     from lightning_rl import cli  # torch and Lightning are loaded only now
+    from lightning_rl.importing import commands
 
-    return cli.SUBCOMMANDS[subcommand](arguments, modules)
+    return (cli.SUBCOMMANDS | commands.SUBCOMMANDS)[subcommand](arguments, modules)
 
 
 def take_subcommand(arguments: list[str]) -> str | None:

@@ -11,6 +11,7 @@ import yaml
 from lightning_rl.__main__ import config_folder
 from lightning_rl.errors import SettingError, nearest
 
+MERGE = "tag:yaml.org,2002:merge"
 WHOLE_FLOAT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
 
 
@@ -25,12 +26,15 @@ def _number(loader: Loader, node: yaml.ScalarNode) -> int | float:
 def _mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: list[Any] = []
     for key_node, _ in node.value:
+        if key_node.tag == MERGE:
+            continue
         key = loader.construct_object(key_node)
         if not isinstance(key, str | int):
             raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not a word", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
         seen.append(key)
+    loader.flatten_mapping(node)  # `<<: *other` comes first, so that what stands here wins
     return dict(loader.construct_pairs(node, deep=True))
 
 

@@ -24,7 +24,7 @@ FLOORS = (
     {"cli"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-COMMAND_LINE = {"cli", "cli_configs", "cli_messages", "cli_settings", "__main__"}  # one room
+COMMAND_LINE = {"cli", "cli_configs", "cli_messages", "cli_settings", "__main__", "importing"}  # one room
 OPTIONAL = {"ale_py", "minatar", "envpool", "cv2", "mujoco", "minari", "h5py", "PIL", "ray", "moviepy", "minigrid", "pettingzoo"}
 SPACE_CLASSES = {name for name in gymnasium.spaces.__all__ if isinstance(getattr(gymnasium.spaces, name), type)}
 MODULES = {

@@ -213,7 +213,10 @@ def _wrap(env: gym.Env, wrapper: Any) -> gym.Env:
         raise SettingError(f"env.wrappers: there is no {setting['class_path']}{nearest(name, known)}") from error
     if not (isinstance(cls, type) and issubclass(cls, gym.Wrapper)):
         raise SettingError(f"env.wrappers: {setting['class_path']} is not a gymnasium.Wrapper")
+    arguments = setting.get("init_args") or {}
+    if cls.__module__.startswith("gymnasium."):  # which asks for tuples, and a config has none
+        arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     try:
-        return cls(env, **(setting.get("init_args") or {}))
+        return cls(env, **arguments)
     except Exception as error:  # a constructor of others may raise anything
         raise SettingError(f"env.wrappers: {name} refuses its arguments: {_reason(error)}") from error

@@ -71,6 +71,11 @@ def test_wrappers_are_applied_in_order_by_short_name_class_path_and_arguments():
     assert env.step(0)[1] == 2.0 * 3.0 * 1.0  # t = 1
 
 
+def test_a_list_is_a_tuple_for_wrappers_of_gymnasium():
+    wrapper = {"class_path": "ReshapeObservation", "init_args": {"shape": [2, 2]}}
+    assert make_env(EnvConfig("CartPole-v1", wrappers=[wrapper])).reset()[0].shape == (2, 2)
+
+
 def test_atari_games_are_seen_as_four_grey_frames():
     config = EnvConfig("ALE/Pong-v5", 2, atari=True)
     envs = make_vector_env(config)

@@ -1,0 +1,1 @@
+"""Settings that people already have: files of ML-Agents and of Stable-Baselines3's zoo as configs of ours."""

@@ -1,0 +1,69 @@
+"""Environment parameters of ML-Agents, with samplers and lessons in their form of today."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError
+from lightning_rl.importing.config import Config, in_block
+from lightning_rl.importing.given import Given
+
+
+def environment_parameters(config: Config, sections: Given, given: Given) -> None:
+    """What environments draw their parameters from, or what a curriculum gives them.
+
+    Raises:
+        SettingError: it is no mapping.
+    """
+    parameters = {name: of_today(setting) for name, setting in sections.mapping("environment_parameters").items()}
+    randomized = sections.mapping("parameter_randomization")
+    if randomized.pop("resampling-interval", None):
+        config.note("resampling-interval dropped: parameters are drawn anew for each episode")
+    parameters |= {name: sampler(name, setting) for name, setting in randomized.items()}
+    parameters |= curriculum(given)
+    if not parameters:
+        return
+    if "parameters" in {field.name for field in fields(EnvConfig)}:
+        config.set("model.env.parameters", parameters)
+    else:
+        config.note(f"environment_parameters dropped: no environment here takes them yet\n{in_block(parameters)}")
+
+
+def of_today(setting: Any) -> Any:
+    """A parameter whose lessons have their names beside their values: `{name: Easy, value: 1}` and not `{Easy: {value: 1}}`."""
+    if not isinstance(setting, Mapping) or not isinstance(setting.get("curriculum"), list):
+        return setting
+    lessons = []
+    for lesson in setting["curriculum"]:
+        named = isinstance(lesson, Mapping) and len(lesson) == 1 and isinstance(next(iter(lesson.values())), Mapping)
+        lessons.append({"name": next(iter(lesson)), **next(iter(lesson.values()))} if named else lesson)
+    return {**setting, "curriculum": lessons}
+
+
+def sampler(name: str, setting: Any) -> dict[str, Any]:
+    """A sampler of an old `parameter_randomization`."""
+    if not isinstance(setting, Mapping) or "sampler-type" not in setting:
+        raise SettingError(f"parameter_randomization.{name} must be a mapping with a sampler-type, got {setting!r}")
+    parameters = {key: value for key, value in setting.items() if key != "sampler-type"}
+    return {"sampler_type": setting["sampler-type"], "sampler_parameters": parameters}
+
+
+def curriculum(given: Given) -> dict[str, Any]:
+    """An old `curriculum` of a behavior, whose thresholds lie between the values of each parameter."""
+    where, old = given.place("curriculum"), given.mapping("curriculum")
+    thresholds, parameters = old.pop("thresholds", []), old.pop("parameters", {})
+    if not isinstance(thresholds, list) or not isinstance(parameters, Mapping):
+        raise SettingError(f"{where} must have a list of thresholds and a mapping of parameters")
+    criteria = [{"completion_criteria": {**old, "threshold": threshold}} for threshold in thresholds] + [{}]
+    for name, values in parameters.items():
+        if not isinstance(values, list) or len(values) != len(criteria):
+            raise SettingError(
+                f"{where}.parameters.{name} must be a list of {len(criteria)} values, one more than thresholds, got {values!r}"
+            )
+    return {
+        name: {"curriculum": [{"value": value, **criterion} for value, criterion in zip(values, criteria, strict=True)]}
+        for name, values in parameters.items()
+    }
