@@ -218,7 +218,7 @@ class Run(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """What learning itself needs, whatever Trainer runs it."""
         target_updates = [] if self.target_update is None else self._unless_given(self.target_update)
-        ours = [CloseEnvironments(), *make_curriculum(self.env)]
+        ours = [CloseEnvironments(), *(make_curriculum(self.env) if self.counter == "env_steps" else [])]
         return [*(callback for each in ours for callback in self._unless_given(each)), *target_updates]
 
     def setup(self, stage: str) -> None:

@@ -16,7 +16,7 @@ from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.data.collector import Finished
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import CompletionCriteria, Parameter, as_parameters
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, nearest
 
 SMOOTHING = 0.25
 """The share of what a smoothed measure was before an episode."""
@@ -54,6 +54,11 @@ class Curriculum(pl.Callback):
         return 1 if criteria is None else criteria.window
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if pl_module.counter != "env_steps":
+            raise SettingError(f"Curriculum: {type(pl_module).__name__} steps no environments; take the callback away")
+        known = pl_module.env.parameters if isinstance(pl_module.env, EnvConfig) else self.parameters
+        for name in self.parameters.keys() - known.keys():
+            raise SettingError(f"Curriculum: {name} is not in env.parameters{nearest(name, known)}")
         for name, parameter in self.parameters.items():
             if parameter.lessons[-1].completion_criteria is not None:
                 pl_module.say(f"env.parameters.{name}: completion_criteria of the last lesson mean nothing and are left out")
@@ -188,8 +193,9 @@ def of_all_ranks(trainer: Any, finished: list[Finished]) -> list[Finished]:
 
 
 def with_lessons(curriculum: Curriculum, env: gym.Env) -> gym.Env:
-    """An environment that plays the current lessons."""
-    env.get_wrapper_attr("set_lessons")({name: each.only(curriculum.lessons[name]) for name, each in curriculum.parameters.items()})
+    """An environment that plays the current lessons, if it has parameters."""
+    if env.has_wrapper_attr("set_lessons"):
+        env.get_wrapper_attr("set_lessons")({name: each.only(curriculum.lessons[name]) for name, each in curriculum.parameters.items()})
     return env
 
 

@@ -73,11 +73,18 @@ class Stepper:
         return self.masks.split(*self.envs.reset(seed=seed))
 
     def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
-        """What environments with `EnvParameters` draw from at their next resets."""
-        if self.workers is None:
-            self.envs.call("set_lessons", lessons)  # type: ignore[attr-defined]
-        else:
-            self.workers.set_lessons(lessons)
+        """What environments with `EnvParameters` draw from at their next resets.
+
+        Raises:
+            SettingError: they have none.
+        """
+        try:
+            if self.workers is None:
+                self.envs.call("set_lessons", lessons)  # type: ignore[attr-defined]
+            else:
+                self.workers.set_lessons(lessons)
+        except AttributeError:
+            raise SettingError(f"{self.name} takes no lessons; build it from settings with env.parameters, or in EnvParameters") from None
 
     def begin_anew(self) -> EnvStep:
         """Give up all episodes, and start new ones: a step that is not experience."""

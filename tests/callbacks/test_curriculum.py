@@ -6,12 +6,14 @@ import sys
 
 import gymnasium as gym
 import pytest
+import pytorch_lightning as pl
 
-from lightning_rl import PPO, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
+from lightning_rl import PPO, BehavioralCloning, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.callbacks.curriculum import make_curriculum, need_increment
 from lightning_rl.data.collector import Finished
-from lightning_rl.envs.lessons import CompletionCriteria
+from lightning_rl.envs.lessons import CompletionCriteria, as_parameters
+from lightning_rl.envs.parameters import EnvParameters
 from tests.fitting import fit, tiny
 
 
@@ -182,6 +184,50 @@ def test_a_lesson_that_asks_for_a_reset_gives_up_the_episodes_under_way(vectoriz
     assert first.all()
     assert not second[0].any() and second[1:].all() and start[1].all()  # a row that only begins the new episodes
     assert model.env_steps == 16 + 14
+
+
+def test_parameters_of_a_function_are_wrapped_by_hand_and_those_without_are_refused():
+    curriculum = Curriculum({"length": lessons(EASY)})
+    fit(PPO(wrapped, n_steps=8, batch_size=8, max_env_steps=128), callbacks=[curriculum])
+    assert curriculum.lessons == {"length": 1}
+    with pytest.raises(SettingError, match="CartPoleEnv takes no lessons; build it from settings"):
+        fit(PPO(lambda: gym.make("CartPole-v1"), max_env_steps=128), callbacks=[Curriculum({"length": lessons(EASY)})])
+    with pytest.raises(SettingError, match=r"Curriculum: length is not in env.parameters; choose from gravity"):
+        fit(tiny(PPO, "CartPole-v1", env={"parameters": {"gravity": 9}}), callbacks=[Curriculum({"length": lessons(EASY)})])
+
+
+def wrapped():
+    return EnvParameters(gym.make("CartPole-v1", max_episode_steps=10), as_parameters({"length": 1.0}))
+
+
+def test_cloning_which_steps_no_environment_has_no_lessons():
+    env = {"parameters": {"length": lessons(EASY)}}
+    assert fit(tiny(BehavioralCloning, "CartPole-v1", env=env, max_updates=16)).global_step == 1
+    with pytest.raises(SettingError, match="Curriculum: BehavioralCloning steps no environments"):
+        fit(tiny(BehavioralCloning, "CartPole-v1", max_updates=16), callbacks=[Curriculum({"length": lessons(EASY)})])
+
+
+def test_the_weights_of_another_run_begin_with_the_first_lesson(tmp_path):
+    settings = {"env": ENV | {"parameters": {"length": lessons(EASY, {"threshold": 1e6})}}, "max_env_steps": 96}
+    runs = [Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False) for _ in range(2)]
+    runs[0].fit(tiny(PPO, **settings))
+    held = [Watch(), Watch()]
+    runs[1].callbacks.append(held[0])
+    runs[1].fit(tiny(PPO, **settings), init_from=runs[0].run_folder)
+    assert held[0].lessons[0] == {"length": 0}
+    again = Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False, callbacks=[held[1]])
+    again.fit(tiny(PPO, **settings | {"max_env_steps": 128}), ckpt_path=runs[0].run_folder / "checkpoints" / "last.ckpt")
+    assert held[1].lessons[0] == {"length": 1}
+
+
+class Watch(pl.Callback):
+    """The lessons of each iteration as it begins."""
+
+    def __init__(self):
+        self.lessons = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.lessons.append(dict(next(each for each in trainer.callbacks if isinstance(each, Curriculum)).lessons))
 
 
 TWO_RANKS = """
