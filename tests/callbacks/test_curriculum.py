@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 
 from lightning_rl import PPO, BehavioralCloning, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
 from lightning_rl.callbacks.csv_logger import read_rows
-from lightning_rl.callbacks.curriculum import make_curriculum, need_increment
+from lightning_rl.callbacks.curriculum import make_curriculum, need_increment, with_lessons
 from lightning_rl.data.collector import Finished
 from lightning_rl.envs.lessons import CompletionCriteria, as_parameters
 from lightning_rl.envs.parameters import EnvParameters
@@ -157,6 +157,14 @@ def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys):
     lengths = [float(row["parameters/length"]) for row in rows if row["parameters/length"]]
     assert lengths[0] == 0.5 and lengths == sorted(lengths)
     assert [float(row["parameters/gravity"]) for row in rows if row["parameters/gravity"]] == pytest.approx([9.8] * len(lengths))
+
+
+def test_evaluations_play_the_final_lesson_and_beside_it_the_current_one():
+    (curriculum,) = make_curriculum(EnvConfig("CartPole-v1", parameters={"length": lessons(EASY, EASY)}))
+    envs = [EnvParameters(gym.make("CartPole-v1"), curriculum.parameters) for _ in range(2)]
+    curriculum.lessons = {"length": 1}
+    with_lessons(curriculum, envs[1])
+    assert [env.reset(seed=0)[1]["env_parameters"] for env in envs] == [{"length": 2.0}, {"length": 0.75}]
 
 
 def test_criteria_of_the_last_lesson_are_left_out_with_a_line(capsys):
