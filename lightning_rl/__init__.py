@@ -30,6 +30,7 @@ EXPORTS = {
     "ReplayConfig": "lightning_rl.data.replay",
     "Demonstration": "lightning_rl.demonstrations.dataset",
     "TargetNetworkUpdate": "lightning_rl.callbacks.target_update",
+    "Curriculum": "lightning_rl.callbacks.curriculum",
     "RolloutEvaluator": "lightning_rl.callbacks.evaluation",
     "MultiEvaluator": "lightning_rl.callbacks.evaluation",
     "RecordDemonstrations": "lightning_rl.callbacks.recording",

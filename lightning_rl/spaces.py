@@ -97,6 +97,21 @@ def check_observation_space(space: Space, entities: Sequence[str] = (), goals: S
             raise SettingError(f"goals: {name!r} is a set of entities, which cannot be a goal")
 
 
+def with_vector(space: Space, key: str, size: int) -> Space:
+    """The space of observations with a vector appended: longer vectors, or a Dict with one key more.
+
+    Raises:
+        SettingError: observations that a vector cannot be appended to.
+    """
+    vector = Box(-np.inf, np.inf, (size,), np.float32)
+    if isinstance(space, Dict):
+        return Dict({**space.spaces, key: vector})
+    if isinstance(space, Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating):
+        low, high = np.append(space.low, vector.low), np.append(space.high, vector.high)
+        return Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype)
+    raise SettingError(f"{key} cannot be appended to observations {short(space)}; only to a vector of floats or to a Dict")
+
+
 def allocate(space: Space, *batch: int) -> Tree:
     """A tree of zeros `[*batch, ...]` to store observations in: bytes and integers as they are, floats as float32."""
     if isinstance(space, Dict):

@@ -183,6 +183,11 @@ OPTIONS = [
     ("--model.env.vectorization native --model.env.id MountainCar-v0", "MountainCar-v0", "vector entry point", "try vectorization sync"),
     ("--model.env.vectorization native --model.env.frame_stack 3", "env.frame_stack", "native", "use sync or async"),
     ("--model.env.vectorization envpool --model.env.id CartPol-v1", "'CartPol-v1' is not an EnvPool task", "did you mean CartPole-v1?"),
+    ("--model.env.parameters.lenght 0.5", "env.parameters.lenght is not a parameter of CartPoleEnv", "did you mean length?"),
+    ("--model.env.parameters.length short", "env.parameters.length must be a finite number, got 'short'"),
+    ("--model.env.parameters 3", "model.env.parameters must be a mapping, got 3"),
+    ("--model.env.parameters.length 1 --model.env.vectorization native", "env.parameters does not work with vectorization native"),
+    ("--model.env.observe_parameters true", "env.observe_parameters needs env.parameters"),
     # ---- the trainer's own flags
     ("--trainer.accelerator nope", "trainer.accelerator 'nope'", "Available names are: auto"),
     ("--trainer.devices 0", "trainer.devices '0'", "--help_all"),

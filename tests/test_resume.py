@@ -18,6 +18,24 @@ from tests.experts import at_random
 from tests.fitting import tiny
 
 STEPS = 192
+GAUSSIAN = {"sampler_type": "gaussian", "sampler_parameters": {"mean": 1.0, "st_dev": 0.1}}
+LESSONS = {
+    "curriculum": [
+        {"name": "easy", "value": -2.0, "completion_criteria": {"measure": "progress", "threshold": 0.1}},
+        {"name": "middle", "value": -4.0, "completion_criteria": {"threshold": 1e6, "min_lesson_length": 20}},
+        {"name": "hard", "value": -8.0},
+    ]
+}
+POLE = {
+    "curriculum": [
+        {"name": "short", "value": 0.3, "completion_criteria": {"threshold": 5, "min_lesson_length": 2, "require_reset": True}},
+        {"name": "middle", "value": GAUSSIAN, "completion_criteria": {"measure": "progress", "threshold": 0.8}},
+        {"name": "long", "value": 2.0},
+    ],
+    "replay_old_lessons": 0.3,
+}
+CURRICULUM = {"id": "CartPole-v1", "parameters": {"length": POLE, "gravity": LESSONS | {"replay_old_lessons": 0.1}}}
+"""Interrupted in lesson 2 of both parameters."""
 CASES = [
     pytest.param(PPO, {"id": "CartPole-v1"}, {"normalize_obs": "running", "normalize_reward": True}, id="PPO CartPole"),
     pytest.param(PPO, {"id": "CartPole-v1", "vectorization": "async"}, {}, id="PPO CartPole async"),
@@ -83,6 +101,9 @@ CASES = [
     ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"behavioral_cloning": {"steps": 160}}, id="PPO cloning"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"behavioral_cloning": {}, "memory": GRU(8, 4)}, id="SAC cloning"),
+    pytest.param(PPO, CURRICULUM, {}, id="PPO curriculum"),
+    pytest.param(SAC, CURRICULUM | {"vectorization": "async"}, {}, id="SAC curriculum async"),
+    pytest.param(PPO, {"id": "LunarLander-v3", "parameters": {"gravity": LESSONS}}, {}, id="PPO LunarLander curriculum"),
     pytest.param(BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole"),
     pytest.param(BehavioralCloning, {"id": "Pendulum-v1"}, {"memory": LSTM(8, 4), "ent_coef": 0.1}, id="BC Pendulum LSTM"),
 ]

@@ -53,7 +53,8 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     acting = seed_draws(algorithm)
     config, masked = algorithm.env if isinstance(algorithm.env, EnvConfig) else None, algorithm.spaces.masked
-    stepper = make_stepper(make_vector_env(algorithm.env), config, masked)
+    first = algorithm.global_rank * algorithm.num_envs
+    stepper = make_stepper(make_vector_env(algorithm.env, first=first), config, masked)
     found = single_spaces(stepper.envs)
     if found._replace(masked=found.masked or masked) != algorithm.spaces:
         stepper.close()

@@ -16,6 +16,7 @@ from lightning_rl.algorithms.optimization import best_matmul
 from lightning_rl.algorithms.run_log import RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
 from lightning_rl.algorithms.side_learner import SideLearner, SignalLearner
+from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate
@@ -110,7 +111,12 @@ class Run(pl.LightningModule):
         """How it goes, for the progress bar."""
         assert self.collector is not None
         mean = self.collector.statistics.metrics().get("rollout/ep_rew_mean")
-        return "return –" if mean is None else f"return {mean:.1f}"
+        others = [callback.in_short() for callback in self._callbacks_with("in_short")]
+        return " · ".join(["return –" if mean is None else f"return {mean:.1f}", *others])
+
+    def _callbacks_with(self, method: str) -> list[Any]:
+        trainer: Any = self.trainer
+        return [callback for callback in trainer.callbacks if hasattr(callback, method)]
 
     def say(self, text: str) -> None:
         """One line for the user, from one rank."""
@@ -201,6 +207,8 @@ class Run(pl.LightningModule):
         if self.log_rows.is_due(self.count) or self.finished:
             metrics = {**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
             metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
+            for callback in self._callbacks_with("run_metrics"):
+                metrics |= callback.run_metrics()
             metrics["train/n_updates"] = self.updates
             metrics["train/learning_rate"] = self.learning_rate(self.progress)
             self.log_rows.write(self.trainer, self, metrics)
@@ -213,13 +221,15 @@ class Run(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """What learning itself needs, whatever Trainer runs it."""
         target_updates = [] if self.target_update is None else self._unless_given(self.target_update)
-        return [*self._unless_given(CloseEnvironments()), *target_updates]
+        ours = [CloseEnvironments(), *(make_curriculum(self.env) if self.counter == "env_steps" else [])]
+        return [*(callback for each in ours for callback in self._unless_given(each)), *target_updates]
 
     def setup(self, stage: str) -> None:
         trainer: Any = self.trainer
         if trainer.precision not in PRECISIONS:
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
-        trainer.callbacks[:] = [EndIteration(), *(each for each in trainer.callbacks if not isinstance(each, EndIteration))]
+        first = [EndIteration(), *(each for each in trainer.callbacks if isinstance(each, Curriculum))]
+        trainer.callbacks[:] = [*first, *(each for each in trainer.callbacks if not isinstance(each, EndIteration | Curriculum))]
 
     def teardown(self, stage: str) -> None:
         if self.dataset is not None:

@@ -95,10 +95,14 @@ class RolloutEvaluator(pl.Callback):
         self.env, self.file = env, file
         self.wrappers: list[Callable[[gym.Env], gym.Env]] = []
         """What other callbacks put around each environment."""
+        self.variants: dict[str, Callable[[gym.Env], gym.Env]] = {}
+        """What is to be judged beside the environment as it is: a name each, and what goes around the environment."""
         self.evaluated_at, self.continues = 0, False
 
-    def play(self, algorithm: Any, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
-        """The episodes of one evaluation.
+    def play(
+        self, algorithm: Any, stop: Callable[[], bool] = lambda: False, variant: Sequence[Callable[[gym.Env], gym.Env]] = ()
+    ) -> list[Episode]:
+        """The episodes of one evaluation, with a variant's wrappers around each environment.
 
         Raises:
             Interrupted: `stop` says so.
@@ -106,7 +110,7 @@ class RolloutEvaluator(pl.Callback):
         env = algorithm.env if self.env is None else self.env
         # new ones each time: what environments keep over their resets would make an evaluation depend on those before
         masked, num_envs = algorithm.spaces.masked, min(self.num_envs, self.episodes)
-        player = make_player(env, num_envs, self.max_episode_steps, masked, self.wrappers)
+        player = make_player(env, num_envs, self.max_episode_steps, masked, [*variant, *self.wrappers])
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
@@ -139,16 +143,20 @@ class RolloutEvaluator(pl.Callback):
 
     def evaluate(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """Play on rank 0, tell all ranks, log, write the file, and call `on_evaluation_end`; given up if somebody asks to stop."""
-        episodes = self._play_unless_stopped(trainer, algorithm) if trainer.is_global_zero else []
-        episodes = trainer.strategy.broadcast(episodes)
-        if episodes is None:
+        played = self._play_unless_stopped(trainer, algorithm) if trainer.is_global_zero else None
+        played = trainer.strategy.broadcast(played)
+        if played is None:
             return
         self.evaluated_at = algorithm.count
-        report(trainer, algorithm, episodes, self.file)
+        report(trainer, algorithm, *played, self.file)
 
-    def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> list[Episode] | None:
+    def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> tuple[list[Episode], dict[str, float]] | None:
+        """The episodes, and the mean return in each variant."""
+        stop = partial(stop_asked, trainer)
         try:
-            return self.play(algorithm, partial(stop_asked, trainer))
+            episodes = self.play(algorithm, stop)
+            others = {name: self.play(algorithm, stop, [wrapper]) for name, wrapper in self.variants.items()}
+            return episodes, {name: float(np.mean([episode.return_ for episode in each])) for name, each in others.items()}
         except Interrupted:
             return None
 
@@ -179,8 +187,10 @@ class MultiEvaluator(RolloutEvaluator):
         super().__init__(every_n_env_steps=first.every_n_env_steps, every_n_updates=first.every_n_updates, file=file)
         self.evaluators = evaluators
 
-    def play(self, algorithm: Any, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
-        return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop)]
+    def play(
+        self, algorithm: Any, stop: Callable[[], bool] = lambda: False, variant: Sequence[Callable[[gym.Env], gym.Env]] = ()
+    ) -> list[Episode]:
+        return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop, variant)]
 
 
 def make_player(
@@ -217,8 +227,8 @@ def check_can_be_built(env: Any) -> None:
         raise SettingError("evaluation cannot copy a ready vector environment; pass evaluation=None or an evaluator with env=")
 
 
-def report(trainer: Any, algorithm: Any, episodes: list[Episode], file: Path | None) -> None:
-    """Log an evaluation, append it to the file, and call `on_evaluation_end` of the callbacks."""
+def report(trainer: Any, algorithm: Any, episodes: list[Episode], variants: dict[str, float], file: Path | None) -> None:
+    """Log an evaluation with the mean returns in its variants, append it to the file, and call `on_evaluation_end` of the callbacks."""
     returns = [episode.return_ for episode in episodes]
     metrics = {
         "eval/mean_reward": float(np.mean(returns)),
@@ -228,6 +238,7 @@ def report(trainer: Any, algorithm: Any, episodes: list[Episode], file: Path | N
     successes = [episode.success for episode in episodes if episode.success is not None]
     if successes:
         metrics["eval/success_rate"] = float(np.mean(successes))
+    metrics |= {f"eval/mean_reward_{name}": mean for name, mean in variants.items()}
     metrics |= algorithm.validate()
     log_row(trainer, algorithm, metrics)
     if file is not None and trainer.is_global_zero:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from lightning_rl.distributions import Distribution
+from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.envs.stepping import EnvStep, Stepper
 from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
@@ -39,8 +40,16 @@ class ActingNetwork(Protocol):
     def value(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> Tensor: ...
 
 
+class Finished(NamedTuple):
+    """An episode that ended: the sum of its rewards, its success (None if the environment tells none), and what lessons it played."""
+
+    return_: float
+    success: float | None
+    lessons: dict[str, int]
+
+
 class EpisodeStatistics:
-    """Returns, lengths and successes of the last 100 episodes, as the environment pays them."""
+    """Returns, lengths, successes and drawn parameters of the last 100 episodes, as the environment pays and says them."""
 
     def __init__(self, num_envs: int, window: int = 100) -> None:
         self.running_return = np.zeros(num_envs)
@@ -48,6 +57,9 @@ class EpisodeStatistics:
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
         self.successes: deque[float] = deque(maxlen=window)
+        self.parameters: dict[str, deque[float]] = {}
+        self.finished: list[Finished] = []
+        """The episodes of the iteration under way."""
         self.episodes = 0
 
     def update(self, step: EnvStep) -> None:
@@ -57,18 +69,24 @@ class EpisodeStatistics:
         if not len(step.ended):
             return
         success = step.info.get("is_success", step.info.get("success"))
+        lessons, drawn = said(step.info, LESSONS), said(step.info, PARAMETERS)
         for i in step.ended:
             self.returns.append(float(self.running_return[i]))
             self.lengths.append(int(self.running_length[i]))
             if success is not None:
                 self.successes.append(float(success[i]))
+            for name, values in drawn.items():
+                self.parameters.setdefault(name, deque(maxlen=self.returns.maxlen)).append(float(values[i]))
+            played = {name: int(values[i]) for name, values in lessons.items()}
+            self.finished.append(Finished(self.returns[-1], None if success is None else float(success[i]), played))
         self.episodes += len(step.ended)
         self.running_return[step.ended] = 0.0
         self.running_length[step.ended] = 0
 
     def get_state(self) -> dict[str, Any]:
         """Everything."""
-        windows = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
+        windows: dict[str, Any] = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
+        windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
         return {"running_return": self.running_return, "running_length": self.running_length, "episodes": self.episodes, **windows}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -77,6 +95,8 @@ class EpisodeStatistics:
         for name in ("returns", "lengths", "successes"):
             getattr(self, name).clear()
             getattr(self, name).extend(state[name])
+        drawn = state.get("parameters", {})
+        self.parameters = {name: deque(window, self.returns.maxlen) for name, window in drawn.items()}
 
     def forget(self, envs: Any = slice(None)) -> None:
         """The episodes under way in some environments are given up."""
@@ -85,7 +105,14 @@ class EpisodeStatistics:
     def metrics(self) -> dict[str, float]:
         """Means over the window, under Stable-Baselines3's names; empty before the first episode ends."""
         windows: dict[str, Any] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths, "success_rate": self.successes}
-        return {f"rollout/{name}": float(np.mean(window)) for name, window in windows.items() if window}
+        means = {f"rollout/{name}": float(np.mean(window)) for name, window in windows.items() if window}
+        return means | {f"parameters/{name}": float(np.mean(window)) for name, window in self.parameters.items()}
+
+
+def said(info: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What an info of all environments says under a key: an array each, without the masks that gymnasium puts beside them."""
+    values = info.get(key, {})
+    return {name: values[name] for name in values if not (name[:1] == "_" and name[1:] in values)}
 
 
 class Collector:
@@ -139,6 +166,7 @@ class Collector:
         self._generator: Generator | None = None
         self._current: Tree = None
         self._mask: Tree = ()
+        self._begins_anew = False
 
     @property
     def generator(self) -> Generator:
@@ -164,7 +192,12 @@ class Collector:
         if self._current is None:
             self.reset()
         self._memories = []
+        self.statistics.finished.clear()
         return make_actor(self.network, tree_index(self._obs, slice(self.n_steps)), self.generator, self.precision)
+
+    def begin_anew(self) -> None:
+        """Between iterations: the episodes under way are given up, with the next step in place of an action."""
+        self._begins_anew = self._current is not None
 
     def step(self, t: int, actor: StepActor) -> tuple[EnvStep, Tree]:
         """Step t of an iteration: what happened, and the policy's memory after it."""
@@ -175,7 +208,9 @@ class Collector:
         if t % self.network.memory.sequence_length == 0:
             self._memories.append(self._memory)
         action, self._memory = actor.act(t, self._memory, self._start, self._mask_rows[t])
-        step = self.guard.step(self.stepper.step(action), self._obs_rows[t], self.env_steps)
+        happened = self.stepper.begin_anew() if self._begins_anew else self.stepper.step(action)
+        self._begins_anew = False
+        step = self.guard.step(happened, self._obs_rows[t], self.env_steps)
         self._reward[t] = step.reward
         flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
         self._start, self._current, self._mask = step.episode_start, step.obs, step.mask
@@ -266,7 +301,7 @@ class Collector:
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
         if self._current is not None:
             current = {"obs": self._current, "memory": self._memory, "start": self._start, "mask": self._mask}
-            state["episodes"] = {"envs": self.stepper.state_dict(), **current}
+            state["episodes"] = {"envs": self.stepper.state_dict(), "begin_anew": self._begins_anew, **current}
         return state
 
     def set_state(self, state: dict[str, Any]) -> str | None:
@@ -285,6 +320,7 @@ class Collector:
             self.statistics.forget()
             return new_episodes
         self._current, self._start, self._mask = episodes["obs"], episodes["start"], episodes.get("mask", ())
+        self._begins_anew = episodes.get("begin_anew", False)
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
+from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 
 VECTORIZATIONS = ("sync", "async", "native", "envpool")
@@ -29,6 +30,9 @@ class EnvConfig:
         max_episode_steps: truncate episodes here instead of at the environment's own limit.
         frame_stack: observe the last so many frames.
         atari: the standard preprocessing of Atari games (Machado et al. 2018): no-op starts, frame skip 4, 84 x 84 grey, 4 frames.
+        parameters: numbers of the environment by name, drawn anew for each episode: a number, a sampler
+            `{sampler_type, sampler_parameters}`, or `{curriculum: [lessons]}` each; see `receiving.py` for names and `lessons.py`.
+        observe_parameters: append the numbers drawn to the observation.
         step_timeout: of `async`: seconds after which an environment that does not answer is started anew; 60 unless given.
         max_restarts: of `async`: how often each environment may be started anew in an hour, as it froze, raised or died; 10 unless given.
     """
@@ -42,6 +46,8 @@ class EnvConfig:
     max_episode_steps: int | None = None
     frame_stack: int | None = None
     atari: bool = False
+    parameters: dict[str, Any] = field(default_factory=dict)
+    observe_parameters: bool = False
     step_timeout: float | None = None
     max_restarts: int | None = None
 
@@ -51,6 +57,9 @@ class EnvConfig:
         for name, kind in {"kwargs": dict, "wrappers": list}.items():
             if not isinstance(getattr(self, name), kind):
                 raise SettingError(f"env.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+        as_parameters(self.parameters)
+        if self.observe_parameters and not self.parameters:
+            raise SettingError("env.observe_parameters needs env.parameters")
         check_range("env.num_envs", self.num_envs, 1, whole=True)
         check_choice("env.vectorization", self.vectorization, VECTORIZATIONS)
         if self.autoreset is not None:
@@ -66,7 +75,7 @@ class EnvConfig:
             if getattr(self, name) is not None and self.vectorization != "async":
                 raise SettingError(f"env.{name} is of vectorization async, and this one is {self.vectorization}; leave it out")
         if self.vectorization in ("native", "envpool"):
-            for name in ("wrappers", "frame_stack", "atari"):
+            for name in ("wrappers", "frame_stack", "atari", "parameters"):
                 if getattr(self, name):
                     raise SettingError(f"env.{name} does not work with vectorization {self.vectorization}; use sync or async")
 

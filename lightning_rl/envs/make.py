@@ -15,16 +15,20 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.packages import EXTRAS, prepare_package
+from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import tree_index
 
 
-def make_env(config: EnvConfig | Callable[[], gym.Env]) -> gym.Env:
+def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.Env:
     """One environment, wrapped as its settings say, or what a function builds; a method `action_masks` is heard (see `masks.py`).
+
+    `index` says which of a run's environments it is.
 
     Raises:
         SettingError: unknown id, missing package, or arguments that the environment or a wrapper refuses.
@@ -38,6 +42,8 @@ def make_env(config: EnvConfig | Callable[[], gym.Env]) -> gym.Env:
         env = _atari(env)
     for wrapper in config.wrappers:
         env = _wrap(env, wrapper)
+    if config.parameters:
+        env = EnvParameters(env, as_parameters(config.parameters), index, config.observe_parameters)
     stacks = config.frame_stack or config.atari
     return with_mask_info(gym.wrappers.FrameStackObservation(env, stacked_frames(config)) if stacks else env)
 
@@ -47,10 +53,10 @@ def stacked_frames(env: Any) -> int:
     return (env.frame_stack or (4 if env.atari else 1)) if isinstance(env, EnvConfig) else 1
 
 
-def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = 8) -> VectorEnv:
+def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = 8, first: int = 0) -> VectorEnv:
     """A vector environment from settings, from a function that builds one environment, or a ready one as it is.
 
-    `num_envs` counts for a function alone.
+    `num_envs` counts for a function alone, `first` is the index of the first environment among those of all ranks.
     """
     if isinstance(env, VectorEnv):
         return env
@@ -62,8 +68,8 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
         return _guarded(env, lambda: gym.make_vec(env.id, env.num_envs, "vector_entry_point", **_make_arguments(env)))
     build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "sync":
-        return SyncVectorEnv([build] * env.num_envs, autoreset_mode=mode, copy=False)
-    return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts)
+        return SyncVectorEnv([partial(build, first + i) for i in range(env.num_envs)], autoreset_mode=mode, copy=False)
+    return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts, first)
 
 
 def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +71,27 @@ class Stepper:
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         """Start an episode everywhere; the environments get seed, seed + 1, …  The first observations and their masks."""
         return self.masks.split(*self.envs.reset(seed=seed))
+
+    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+        """What environments with `EnvParameters` draw from at their next resets.
+
+        Raises:
+            SettingError: they have none.
+        """
+        try:
+            if self.workers is None:
+                self.envs.call("set_lessons", lessons)  # type: ignore[attr-defined]
+            else:
+                self.workers.set_lessons(lessons)
+        except AttributeError:
+            raise SettingError(f"{self.name} takes no lessons; build it from settings with env.parameters, or in EnvParameters") from None
+
+    def begin_anew(self) -> EnvStep:
+        """Give up all episodes, and start new ones: a step that is not experience."""
+        obs, mask = self.reset()
+        none = np.zeros(self.num_envs, dtype=bool)
+        reward = np.zeros(self.num_envs)
+        return EnvStep(obs, reward, none, none, none, ~none, np.flatnonzero(none), None, {}, mask)
 
     def step(self, action: Tree) -> EnvStep:
         """Step all environments with actions in their own form."""

@@ -14,7 +14,7 @@ import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -66,21 +66,25 @@ class WorkerVectorEnv(VectorEnv):
         name: of the environment, for messages.
         step_timeout: seconds after which a worker that does not answer is taken for frozen.
         max_restarts: how often each worker may be replaced in an hour.
+        first: the index of the first one, where `build` takes an index.
     """
 
     def __init__(
         self,
-        build: Callable[[], gym.Env],
+        build: Callable[..., gym.Env],
         num_envs: int,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         name: str = "the environment",
         step_timeout: float | None = None,
         max_restarts: int | None = None,
+        first: int | None = None,
     ) -> None:
         self.build, self.num_envs, self.autoreset_mode, self.name = build, num_envs, autoreset_mode, name
         self.step_timeout = STEP_TIMEOUT if step_timeout is None else step_timeout
         self.max_restarts = MAX_RESTARTS if max_restarts is None else max_restarts
-        single = build()  # a mistake shows here, not in a worker
+        self.first = first
+        self.lessons: Mapping[str, dict[str, Any]] = {}
+        single = self._builder(0)()  # a mistake shows here, not in a worker
         self.metadata = {**single.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = single.render_mode
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
@@ -142,6 +146,11 @@ class WorkerVectorEnv(VectorEnv):
         """An attribute of each environment, or what a method of it returns."""
         return [None if reply is None else pickle.loads(reply) for reply in self._ask([_request("call", name, args)] * self.num_envs)]
 
+    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+        """As that of `EnvParameters`, for all environments and those that replace them."""
+        self.lessons = lessons
+        self.call("set_lessons", lessons)
+
     def record(self, way: str | None) -> bool:
         """Keep what this way to save states needs; whether there is a way. Before the first reset."""
         self.way = way
@@ -190,6 +199,9 @@ class WorkerVectorEnv(VectorEnv):
         for i in range(self.num_envs):
             self._end(i)
 
+    def _builder(self, i: int) -> Callable[[], gym.Env]:
+        return self.build if self.first is None else partial(self.build, self.first + i)
+
     def _start_all(self) -> None:
         for i in range(self.num_envs):
             self._end(i)
@@ -203,7 +215,7 @@ class WorkerVectorEnv(VectorEnv):
 
     def _start(self, i: int) -> None:
         ours, theirs = self.context.Pipe()
-        arguments = (i, CloudpickleWrapper(self.build), theirs, ours, *self.shared, self.autoreset_mode.name, self.way)
+        arguments = (i, CloudpickleWrapper(self._builder(i)), theirs, ours, *self.shared, self.autoreset_mode.name, self.way)
         process = self.context.Process(target=work, args=arguments, name=f"environment-{i}", daemon=True)
         with clear_mpi_env_vars():
             process.start()
@@ -273,6 +285,9 @@ class WorkerVectorEnv(VectorEnv):
             own_seed = None if seed is None else int(np.random.SeedSequence([seed, int(self.restarts[i])]).generate_state(1)[0])
             self._start(i)
             _, failure = self._receive(i, now + max(self.step_timeout, BUILD_TIMEOUT))
+            if failure is None and self.lessons:
+                self._send(i, _request("call", "set_lessons", (self.lessons,)))
+                _, failure = self._receive(i, time.monotonic() + self.step_timeout)
             if failure is None:
                 self._send(i, _request("reset", own_seed, None))
                 self._first[i], failure = self._receive(i, time.monotonic() + self.step_timeout)

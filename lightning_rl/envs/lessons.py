@@ -1,0 +1,145 @@
+"""Which values the parameters of environments take: a sampler for the whole run each, or lessons one after the other.
+
+After ML-Agents' `environment_parameters`: `{name: number | sampler | {curriculum: [lessons]}}`, and a lesson is
+`{name, value, completion_criteria: {measure, threshold, min_lesson_length, signal_smoothing, require_reset}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lightning_rl.envs.samplers import Sampler, as_plain, as_sampler, check_number
+from lightning_rl.errors import SettingError, check_choice, check_range, nearest
+
+MEASURES = ("reward", "progress", "success")
+
+
+@dataclass(frozen=True)
+class CompletionCriteria:
+    """When a lesson is learned.
+
+    Args:
+        measure: `reward` (mean return) or `success` (share) of the last `min_lesson_length` episodes, or `progress` of the run, 0 to 1.
+        threshold: which it must exceed.
+        min_lesson_length: the fewest episodes of a lesson.
+        signal_smoothing: smooth the measure of episodes: a quarter of what it was and three quarters of what it is, after each episode.
+        require_reset: give up the episodes under way, so that the next lesson begins at once and everywhere.
+        behavior: ignored; a run learns one.
+    """
+
+    measure: str = "reward"
+    threshold: float = 0.0
+    min_lesson_length: int = 0
+    signal_smoothing: bool = True
+    require_reset: bool = False
+    behavior: str | None = None
+
+    def __post_init__(self) -> None:
+        if str(self.measure).lower() == "elo":
+            raise SettingError("measure elo is of self-play, which there is none of yet; use reward, progress or success")
+        check_choice("measure", self.measure, MEASURES)
+        check_number("threshold", self.threshold)
+        if self.measure != "reward":
+            check_range("threshold", self.threshold, 0, 1)
+        check_range("min_lesson_length", self.min_lesson_length, 0, whole=True)
+        for name in ("signal_smoothing", "require_reset"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"{name} must be true or false, got {getattr(self, name)!r}")
+
+    @property
+    def window(self) -> int:
+        """Over how many episodes the measure is taken."""
+        return max(1, self.min_lesson_length)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A part of a curriculum: what the parameter is drawn from, and when the next lesson begins (None: never)."""
+
+    name: str
+    value: Sampler
+    completion_criteria: CompletionCriteria | None = None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """All lessons of a parameter, a single one where it has no curriculum.
+
+    Args:
+        lessons: in their order.
+        replay_old_lessons: the share of episodes that play an earlier lesson than the current one, any of them as likely.
+    """
+
+    lessons: tuple[Lesson, ...]
+    replay_old_lessons: float = 0.0
+
+    def until(self, lesson: int) -> dict[str, Any]:
+        """What an environment must know in a lesson, as plain data: the values of those up to it."""
+        values = [as_plain(each.value) for each in self.lessons[: lesson + 1]]
+        return {"values": values, "replay": self.replay_old_lessons, "first": 0}
+
+    def only(self, lesson: int) -> dict[str, Any]:
+        """The same for a lesson without those before it."""
+        return {"values": [as_plain(self.lessons[lesson].value)], "replay": 0.0, "first": lesson}
+
+
+def as_parameters(settings: Any, name: str = "env.parameters") -> dict[str, Parameter]:
+    """The parameters that settings describe.
+
+    Raises:
+        SettingError: a setting that is unknown, missing or out of its range, by its full name.
+    """
+    if not isinstance(settings, Mapping):
+        raise SettingError(f"{name} must be a mapping of names to values, got {settings!r}")
+    return {str(key): as_parameter(f"{name}.{key}", setting) for key, setting in settings.items()}
+
+
+def as_parameter(name: str, setting: Any) -> Parameter:
+    """One parameter from a number, a sampler or `{curriculum: [lessons]}`."""
+    if not (isinstance(setting, Mapping) and setting.keys() & {"curriculum", "replay_old_lessons"}):
+        if isinstance(setting, Mapping) and not setting.keys() & {"sampler_type", "sampler_parameters"}:
+            key = next(iter(setting), "")
+            known = ("sampler_type", "sampler_parameters", "curriculum")
+            raise SettingError(f"{name} is a number, a sampler or {{curriculum: [lessons]}}, got the key {key!r}{nearest(str(key), known)}")
+        return Parameter((Lesson("", as_sampler(name, setting)),))
+    check_keys(name, setting, ("curriculum", "replay_old_lessons"))
+    lessons, replay = setting.get("curriculum"), setting.get("replay_old_lessons", 0.0)
+    if not isinstance(lessons, list | tuple) or not lessons:
+        raise SettingError(f"{name}.curriculum must be a list of lessons, got {lessons!r}")
+    check_range(f"{name}.replay_old_lessons", replay, 0, 1)
+    last = len(lessons) - 1
+    return Parameter(tuple(as_lesson(f"{name}.curriculum[{i}]", lesson, i, i == last) for i, lesson in enumerate(lessons)), replay)
+
+
+def as_lesson(name: str, setting: Any, number: int, last: bool) -> Lesson:
+    """One lesson; all but the last need criteria."""
+    if not isinstance(setting, Mapping):
+        raise SettingError(f"{name} must be a lesson {{name, value, completion_criteria}}, got {setting!r}")
+    check_keys(name, setting, ("name", "value", "completion_criteria"))
+    if "value" not in setting:
+        raise SettingError(f"{name}.value is missing; a lesson needs a number or a sampler")
+    criteria = setting.get("completion_criteria")
+    if criteria is None and not last:
+        raise SettingError(f"{name}.completion_criteria is missing; every lesson but the last one needs it")
+    read = None if criteria is None else as_criteria(f"{name}.completion_criteria", criteria)
+    return Lesson(str(setting.get("name", number)), as_sampler(f"{name}.value", setting["value"]), read)
+
+
+def as_criteria(name: str, setting: Any) -> CompletionCriteria:
+    """Criteria from a mapping."""
+    if not isinstance(setting, Mapping):
+        raise SettingError(f"{name} must be a mapping, got {setting!r}")
+    check_keys(name, setting, [field.name for field in fields(CompletionCriteria)])
+    try:
+        return CompletionCriteria(**setting)
+    except SettingError as error:
+        raise SettingError(f"{name}.{error}") from None
+
+
+def check_keys(name: str, setting: Mapping[Any, Any], known: Any) -> None:
+    """Raise `SettingError` for a key that is not known."""
+    for key in setting:
+        if key not in known:
+            raise SettingError(f"{name}.{key} is not a setting{nearest(str(key), known)}")

@@ -1,0 +1,224 @@
+"""How an environment receives parameters, in this order:
+
+| way | which environments | when |
+|---|---|---|
+| a method `set_parameters(dict)` | that have one, or a wrapper of theirs has | before each reset |
+| `reset(options={"parameters": dict})` | that list the names in `metadata["parameters"]` | with each reset |
+| named attributes of the unwrapped environment | all others | before each reset |
+
+An attribute is named by a dotted path: `gravity`, `model.opt.gravity.2`, `model.body_mass.torso`; of a MuJoCo model's arrays the entries
+have the names that the model gives them, and numbers. A last part `scale` is a factor on what was built: `model.body_mass.scale`.
+What follows from attributes is brought up to date: see `refresher`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from lightning_rl.errors import SettingError, nearest
+
+Options = dict[str, Any] | None
+Values = Mapping[str, float]
+NAMED = {"body": "body", "geom": "geom", "site": "site", "jnt": "joint", "actuator": "actuator", "tendon": "tendon"}
+"""Beginnings of the names of a MuJoCo model's arrays, and what their entries are."""
+WIND = ("wind_power", "turbulence_power")
+
+
+class Receiver(NamedTuple):
+    """receive: before a reset: take values, and give the options for it.  restore: take those of the episode under way again."""
+
+    receive: Callable[[Values, Options], Options]
+    restore: Callable[[Values], Any]
+
+
+def make_receiver(env: gym.Env, names: Iterable[str]) -> Receiver:
+    """How this environment receives parameters of these names.
+
+    Raises:
+        SettingError: it has none of such a name.
+    """
+    told, who = (env.metadata or {}).get("parameters"), type(env.unwrapped).__name__
+    if env.has_wrapper_attr("set_parameters"):
+        check_names(names, told, who)
+        return Receiver(partial(call, env), nothing)
+    if told is not None:
+        check_names(names, told, who)
+        return Receiver(with_options, nothing)
+    write = Attributes(env.unwrapped, names)
+    return Receiver(partial(before_reset, write), partial(write))
+
+
+def check_names(names: Iterable[str], told: Iterable[str] | None, who: str) -> None:
+    """Raise `SettingError` for a name that an environment does not tell among its own, if it tells any."""
+    for name in names:
+        if told is not None and name not in told:
+            raise SettingError(f"env.parameters.{name} is not a parameter of {who}{nearest(name, told)}")
+
+
+def nothing(values: Values) -> None:
+    """What an environment received by itself it keeps by itself."""
+
+
+def call(env: gym.Env, values: Values, options: Options) -> Options:
+    """The first way."""
+    env.get_wrapper_attr("set_parameters")(dict(values))
+    return options
+
+
+def with_options(values: Values, options: Options) -> Options:
+    """The second way."""
+    return {**(options or {}), "parameters": dict(values)}
+
+
+def before_reset(write: Attributes, values: Values, options: Options) -> Options:
+    """The third way."""
+    write(values)
+    return options
+
+
+class Place(NamedTuple):
+    """A number, or an array of them, by what holds it: an attribute of an object, or an entry of an array."""
+
+    holder: Any
+    key: Any
+
+    def get(self) -> Any:
+        return self.holder[self.key] if isinstance(self.holder, np.ndarray) else getattr(self.holder, self.key)
+
+    def set(self, value: Any) -> None:
+        if isinstance(self.holder, np.ndarray):
+            self.holder[self.key] = value
+        elif isinstance(getattr(self.holder, self.key), np.ndarray):
+            getattr(self.holder, self.key)[...] = value  # a simulation's, which only its own memory changes
+        else:
+            setattr(self.holder, self.key, value)
+
+
+class Attributes:
+    """Writes named attributes of an unwrapped environment.
+
+    Raises:
+        SettingError: there is no number of such a name, or it cannot be changed.
+    """
+
+    def __init__(self, env: Any, names: Iterable[str]) -> None:
+        self.env, self.names = env, list(names)
+        self.built: dict[str, Any] = {}
+        for name in self.names:
+            place = find(env, name.removesuffix(".scale"))
+            self.built[name] = np.copy(place.get())[()]
+            try:
+                place.set(place.get())
+            except (AttributeError, TypeError, ValueError):
+                raise SettingError(f"env.parameters.{name} of {type(env).__name__} cannot be changed") from None
+            if np.ndim(place.get()) and not name.endswith(".scale"):
+                raise SettingError(f"env.parameters.{name} has {place.get().size} numbers: name one, such as {name}.0, or use {name}.scale")
+            if name in WIND and not getattr(env, "enable_wind", True):
+                raise SettingError(f"env.parameters.{name} does nothing without wind; set env.kwargs.enable_wind true")
+        self.refresh = refresher(env, self.names)
+
+    def __call__(self, values: Values) -> None:
+        for name, value in values.items():
+            new = self.built[name] * value if name.endswith(".scale") else value
+            find(self.env, name.removesuffix(".scale")).set(new)
+        self.refresh()
+
+
+def refresher(env: Any, names: list[str]) -> Callable[[], None]:
+    """What brings up to date what an environment keeps that follows from its numbers."""
+    if all(hasattr(env, name) for name in ("masspole", "masscart", "length", "total_mass", "polemass_length")):
+        return partial(refresh_cartpole, env)
+    model = simulation(env)
+    if model is None:
+        return lambda: None
+    mujoco = importlib.import_module("mujoco")
+    # not the environment's own data, which this would put back to the beginning
+    constants = partial(mujoco.mj_setConst, model, mujoco.MjData(model))
+    if any(name.startswith("model.body_mass") for name in names) and not any(name.startswith("model.body_inertia") for name in names):
+        return partial(refresh_bodies, model, model.body_mass.copy(), model.body_inertia.copy(), constants)
+    return constants
+
+
+def refresh_cartpole(env: Any) -> None:
+    """Its sum of masses, and the product with the pole's length."""
+    env.total_mass, env.polemass_length = env.masspole + env.masscart, env.masspole * env.length
+
+
+def refresh_bodies(model: Any, mass: np.ndarray, inertia: np.ndarray, constants: Callable[[], None]) -> None:
+    """A body that is heavier than it was built is as large and denser, so that its inertia grows alike."""
+    factor = np.divide(model.body_mass, mass, where=mass > 0, out=np.ones_like(mass))
+    model.body_inertia[...] = inertia * factor[:, None]
+    constants()
+
+
+def simulation(env: Any) -> Any:
+    """A MuJoCo environment's model; None for others."""
+    model = getattr(env, "model", None)
+    return model if type(model).__name__ == "MjModel" else None
+
+
+def find(env: Any, name: str) -> Place:
+    """The place of a dotted name.
+
+    Raises:
+        SettingError: it leads nowhere, or to what is no number.
+    """
+    holder, parts = env, name.split(".")
+    place: Place | None = None
+    for i, part in enumerate(parts):
+        place = enter(env, holder, parts[i - 1], part)
+        if place is None:
+            prefix = ".".join([*parts[:i], ""])
+            raise SettingError(
+                f"env.parameters.{name} is not a parameter of {type(env).__name__}{near(env, holder, parts[i - 1], part, prefix)}"
+            )
+        holder = place.get()
+    if place is None or not is_number(holder):
+        raise SettingError(f"env.parameters.{name} of {type(env).__name__} is no number")
+    return place
+
+
+def enter(env: Any, holder: Any, above: str, part: str) -> Place | None:
+    """What a part of a name means in a holder, which the part above names; None if nothing."""
+    if not isinstance(holder, np.ndarray):
+        return Place(holder, part) if hasattr(holder, part) and not is_number(holder) else None
+    if part.isdecimal():
+        return Place(holder, int(part)) if holder.ndim and int(part) < len(holder) else None
+    kind, names = entries(env, above)
+    return Place(holder, getattr(simulation(env), kind)(part).id) if part in names else None
+
+
+def entries(env: Any, array: str) -> tuple[str, list[str]]:
+    """What the entries of an array of a MuJoCo model are, and their names."""
+    kind, model = NAMED.get(array.partition("_")[0], ""), simulation(env)
+    if model is None or not kind:
+        return kind, []
+    size = {"joint": "njnt", "actuator": "nu"}.get(kind, f"n{kind}")
+    return kind, [name for i in range(getattr(model, size)) if (name := getattr(model, kind)(i).name)]
+
+
+def near(env: Any, holder: Any, above: str, part: str, prefix: str) -> str:
+    """The nearest name to a wrong one."""
+    names = entries(env, above)[1] if isinstance(holder, np.ndarray) else []
+    if isinstance(holder, np.ndarray) and not names:
+        return f"; {above} has {len(holder)} numbers"
+    for name in dir(holder) if not is_number(holder) else []:
+        with suppress(Exception):  # properties of others may raise anything
+            if not name.startswith("_") and (is_number(getattr(holder, name)) or name in ("model", "opt")):
+                names.append(name)
+    found = nearest(part, names)
+    return found.replace("did you mean ", f"did you mean {prefix}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether something is a number, or an array of such."""
+    if isinstance(value, bool | np.bool_):
+        return False
+    return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.dtype.kind in "iuf")
