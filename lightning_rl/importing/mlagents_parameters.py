@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError
-from lightning_rl.importing.config import Config, in_block
+from lightning_rl.importing.config import Config
 from lightning_rl.importing.given import Given
 
 
@@ -24,12 +22,8 @@ def environment_parameters(config: Config, sections: Given, given: Given) -> Non
         config.note("resampling-interval dropped: parameters are drawn anew for each episode")
     parameters |= {name: sampler(name, setting) for name, setting in randomized.items()}
     parameters |= curriculum(given)
-    if not parameters:
-        return
-    if "parameters" in {field.name for field in fields(EnvConfig)}:
+    if parameters:
         config.set("model.env.parameters", parameters)
-    else:
-        config.note(f"environment_parameters dropped: no environment here takes them yet\n{in_block(parameters)}")
 
 
 def of_today(setting: Any) -> Any:

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from lightning_rl.cli_configs import Loader
-from lightning_rl.envs.config import EnvConfig
 from lightning_rl.importing.mlagents import import_mlagents
 from tests.command_line import run
 from tests.importing.converting import FILES, comments, remark, settings, trains
@@ -252,11 +251,7 @@ parameter_randomization:
             ]
         },
     }
-    if "parameters" in EnvConfig.__dataclass_fields__:
-        assert settings(text)["env"]["parameters"] == expected
-    else:  # as a comment, until environments take them
-        head = "environment_parameters dropped: no environment here takes them yet"
-        assert yaml.load("\n".join(comments(text)).partition(head)[2], Loader) == expected
+    assert settings(text)["env"]["parameters"] == expected
     assert "resampling-interval dropped: parameters are drawn anew for each episode" in comments(text)
 
 
