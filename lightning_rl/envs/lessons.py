@@ -132,6 +132,9 @@ def as_criteria(name: str, setting: Any) -> CompletionCriteria:
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a mapping, got {setting!r}")
     check_keys(name, setting, [field.name for field in fields(CompletionCriteria)])
+    length = setting.get("min_lesson_length", 0)
+    if isinstance(length, float) and length.is_integer():  # 1e2
+        setting = {**setting, "min_lesson_length": int(length)}
     try:
         return CompletionCriteria(**setting)
     except SettingError as error:

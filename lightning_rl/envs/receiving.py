@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -113,7 +114,7 @@ class Attributes:
         self.built: dict[str, Any] = {}
         for name in self.names:
             place = find(env, name.removesuffix(".scale"))
-            self.built[name] = np.copy(place.get())[()]
+            self.built[name] = copy(place.get())
             try:
                 place.set(place.get())
             except (AttributeError, TypeError, ValueError):
@@ -127,7 +128,8 @@ class Attributes:
     def __call__(self, values: Values) -> None:
         for name, value in values.items():
             new = self.built[name] * value if name.endswith(".scale") else value
-            find(self.env, name.removesuffix(".scale")).set(new)
+            whole = isinstance(self.built[name], int) and float(new).is_integer()  # what counts something goes on counting
+            find(self.env, name.removesuffix(".scale")).set(int(new) if whole else new)
         self.refresh()
 
 

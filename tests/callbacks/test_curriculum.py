@@ -7,8 +7,9 @@ import sys
 import gymnasium as gym
 import pytest
 import pytorch_lightning as pl
+import torch
 
-from lightning_rl import PPO, BehavioralCloning, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
+from lightning_rl import PPO, SAC, BehavioralCloning, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.callbacks.curriculum import make_curriculum, need_increment, with_lessons
 from lightning_rl.data.collector import Finished
@@ -236,6 +237,28 @@ class Watch(pl.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.lessons.append(dict(next(each for each in trainer.callbacks if isinstance(each, Curriculum)).lessons))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_no_memory_reaches_over_a_reset_that_a_lesson_asked_for(compact):
+    criteria = {"measure": "progress", "threshold": 0.1, "require_reset": True}
+    settings = {"curriculum": [{"value": 30, "completion_criteria": criteria}] * 3 + [{"value": 30}]}
+    model = tiny(SAC, env={"parameters": {"period": settings}}, n_steps=3, replay={"optimize_memory_usage": compact})
+    batches, training_step = [], model.training_step
+
+    def spy(experience, batch_idx):
+        def watch():
+            for batch in experience:
+                batches.append(batch)
+                yield batch
+
+        return training_step(watch(), batch_idx)
+
+    model.training_step = spy
+    fit(model)
+    obs, next_obs = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("obs", "next_obs"))
+    episodes = obs[:, 0].unique()
+    assert len(episodes) == 4 and (obs[:, 0] == next_obs[:, 0]).all() and (obs[:, 1] < next_obs[:, 1]).all()
 
 
 TWO_RANKS = """

@@ -29,6 +29,10 @@ def test_criteria_have_the_defaults_of_ml_agents_and_may_name_a_behavior():
     assert (easy.threshold, easy.min_lesson_length, easy.signal_smoothing, easy.require_reset) == (0.0, 0, True, False)
 
 
+def test_a_length_may_be_written_as_a_whole_float():
+    assert as_parameters(criteria(min_lesson_length=1e2))["length"].lessons[0].completion_criteria.min_lesson_length == 100
+
+
 @pytest.mark.parametrize(
     ("parameters", "line"),
     [

@@ -68,6 +68,11 @@ def test_options_of_others_are_kept_beside_the_parameters():
     assert env.unwrapped.options == {"low": 0.1, "parameters": {"mass": 2.0}}
 
 
+def test_numbers_keep_their_kind():
+    env = built("Pendulum-v1", {"max_speed": 6.0, "g.scale": 0.5, "m": 2})
+    assert [(type(value), value) for value in (env.max_speed, env.g, env.m)] == [(int, 6), (float, 5.0), (float, 2.0)]
+
+
 def test_what_follows_from_cartpoles_numbers_is_brought_up_to_date():
     env = built("CartPole-v1", {"length": 2.0, "masscart": 0.5, "masspole": 0.25})
     assert (env.length, env.total_mass, env.polemass_length) == (2.0, 0.75, 0.5)
