@@ -68,8 +68,11 @@ def cadence(config: Config, given: Given) -> None:
     signal_updates = Given(signals, {"reward_signal_num_update": "reward_signals.reward_signal_num_update"})
     own = interval / signal_updates.integer("reward_signal_num_update", 1) if "reward_signal_num_update" in signals else float(ratio)
     own = given.number("reward_signal_steps_per_update", own)
-    if own != float(ratio):
+    learning = signals.keys() - {"extrinsic", "reward_signal_num_update"}
+    if own != float(ratio) and learning:
         config.set("model.reward_signal_steps_per_update", own)
+    elif own != float(ratio):
+        config.note("reward_signal_steps_per_update dropped: no reward signal learns")
     given.settings["reward_signals"] = {name: value for name, value in signals.items() if name != "reward_signal_num_update"}
 
 

@@ -84,10 +84,18 @@ def test_old_train_interval_and_num_update_are_environment_steps_and_updates(con
     walker = settings(import_mlagents(SAC_FILE, "Walker"))
     assert (walker["train_freq"], walker["gradient_steps"], walker["gamma"]) == (3, 1, 0.995)
     assert walker["net_arch"] == [512, 512, 512]
-    signals = "reward_signals: {reward_signal_num_update: 2, extrinsic: {strength: 2, gamma: 0.9}}"
+    signals = "reward_signals: {reward_signal_num_update: 2, extrinsic: {strength: 2, gamma: 0.9}, curiosity: {strength: 0.1}}"
     given = settings(convert(f"A: {{trainer: sac, train_interval: 6, num_update: 3, {signals}}}"))
     assert (given["train_freq"], given["gradient_steps"], given["reward_signal_steps_per_update"]) == (2, 1, 3)
-    assert given["reward_signals"] == {"extrinsic": {"strength": 2, "gamma": 0.9}}
+    assert given["reward_signals"]["extrinsic"] == {"strength": 1, "gamma": 0.9}  # two strengths are averaged there
+
+
+def test_a_cadence_of_signals_that_do_not_learn_is_dropped(convert):
+    text = convert(
+        "A: {trainer: sac, train_interval: 6, num_update: 3, reward_signals: {reward_signal_num_update: 2, extrinsic: {gamma: 0.9}}}"
+    )
+    assert "reward_signal_steps_per_update" not in settings(text)
+    assert "reward_signal_steps_per_update dropped: no reward signal learns" in comments(text)
 
 
 @pytest.mark.parametrize(("steps", "freq", "updates"), [("20", 20, 1), ("0.5", 1, 2), ("1.5", 3, 2)])
