@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
-from lightning_rl.data.collector import Finished
+from lightning_rl.data.episode_statistics import Finished
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import CompletionCriteria, Parameter, as_parameters
 from lightning_rl.errors import SettingError, nearest

@@ -11,9 +11,9 @@ import torch
 from gymnasium.spaces import Space
 from torch import Generator
 
-from lightning_rl.data.collector import EpisodeStatistics
 from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.demonstrations import DemonstrationBatch, EpisodeRows
+from lightning_rl.data.episode_statistics import EpisodeStatistics
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.guards import Guard
 from lightning_rl.spaces import allocate

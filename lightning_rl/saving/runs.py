@@ -106,7 +106,9 @@ def _wrong_things(checkpoint: Mapping[str, Any]) -> Iterator[str]:
     else:
         for name, state in callbacks.items():
             kind = name.partition("{")[0]
-            if not all(type(state.get(key)) in (int, float) and state[key] < LARGEST_COUNT for key in CALLBACKS.get(kind, ())):
+            numbers = [state.get(key) for key in CALLBACKS.get(kind, ())]
+            good = all(type(number) in (int, float) and number < LARGEST_COUNT for number in numbers)
+            if not good or (kind == "Curriculum" and not _are_lessons(state)):
                 yield f"state of {kind}"
     own = checkpoint["lightning_rl"]
     ranks = own.get("ranks", [])
@@ -178,6 +180,16 @@ def _is_guard(guard: Any) -> bool:
     if not isinstance(updates, dict) or not all(isinstance(name, str) and _is_count(count) for name, count in updates.items()):
         return False
     return all(_is_count(_get(guard, name)) for name in GUARD) and type(_get(guard, "is_bad_iteration")) is bool
+
+
+def _are_lessons(state: Mapping[str, Any]) -> bool:
+    """Whether a curriculum finds, for each of its parameters, a lesson, a smoothed measure and a window."""
+    lessons, smoothed, windows = (state.get(name) for name in ("lessons", "smoothed", "windows"))
+    if not (isinstance(lessons, dict) and isinstance(smoothed, dict) and isinstance(windows, dict)):
+        return False
+    numbers = [*smoothed.values(), *(number for window in windows.values() for number in _list(window))]
+    alike = lessons.keys() == smoothed.keys() == windows.keys() and all(isinstance(window, list) for window in windows.values())
+    return alike and all(map(_is_count, lessons.values())) and all(map(_is_number, numbers))
 
 
 def _are_loops(loops: Any) -> bool:

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -12,7 +13,7 @@ import torch
 from lightning_rl import PPO, SAC, BehavioralCloning, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.callbacks.curriculum import make_curriculum, need_increment, with_lessons
-from lightning_rl.data.collector import Finished
+from lightning_rl.data.episode_statistics import Finished
 from lightning_rl.envs.lessons import CompletionCriteria, as_parameters
 from lightning_rl.envs.parameters import EnvParameters
 from tests.fitting import fit, tiny
@@ -287,7 +288,8 @@ if __name__ == "__main__":
 
 def test_two_ranks_always_hold_the_same_lesson(tmp_path):
     (tmp_path / "two_ranks.py").write_text(TWO_RANKS)
-    done = subprocess.run([sys.executable, "two_ranks.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    env = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "two_ranks.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     shared, own = ([(tmp_path / f"{name}{rank}").read_text().splitlines() for rank in (0, 1)] for name in ("shared", "own"))
     assert shared[0] == shared[1] and own[0] != own[1]

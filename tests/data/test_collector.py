@@ -13,7 +13,8 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl import A2C, PPO, EnvConfig
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.data.collector import Collector, EpisodeStatistics
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.episode_statistics import EpisodeStatistics
 from lightning_rl.data.minibatch import make_batch, minibatches
 from lightning_rl.distributions import Categorical
 from lightning_rl.envs.stepping import make_stepper

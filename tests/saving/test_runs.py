@@ -167,6 +167,11 @@ CASES = [
     (("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"), "x"),
     *[(("callbacks",), value) for value in (3, [], "x", None, {"BestModel": 3}, {"BestModel": {}}, {"BestModel": {"best": "x"}}, {3: {}})],
     *[(("callbacks",), {"RolloutEvaluator{'seed': 1}": {"evaluated_at": value}}) for value in ("x", None, nan)],
+    *[
+        (("callbacks",), {"Curriculum": {"lessons": {"a": lesson}, "smoothed": {"a": smoothed}, "windows": {"a": window}}})
+        for lesson, smoothed, window in ((-1, 0.0, []), ("x", 0.0, []), (0, nan, []), (0, None, []), (0, 0.0, 3), (0, 0.0, ["x"]))
+    ],
+    *[(("callbacks",), {"Curriculum": value}) for value in ({}, {"lessons": {}}, {"lessons": {"a": 0}, "smoothed": {}, "windows": {}})],
     *[(("lightning_rl", "ranks"), value) for value in (3, [3], [{}], [None], "a", {}, None)],
     *[((*RANK, "num_envs"), value) for value in (0, -1, 2.0, "x", True, nan, 1 << 70, 3, GONE)],
     *[((*COLLECTOR, name), value) for name in ("env_steps", "rows") for value in (nan, -5, "x", inf, 1.5, None, 1 << 70, GONE)],

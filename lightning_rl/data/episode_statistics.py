@@ -1,0 +1,87 @@
+"""What the environments paid and said of the episodes that ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rl.envs.parameters import LESSONS, PARAMETERS
+from lightning_rl.envs.stepping import EnvStep
+
+
+class Finished(NamedTuple):
+    """An episode that ended: the sum of its rewards, its success (None if the environment tells none), and what lessons it played."""
+
+    return_: float
+    success: float | None
+    lessons: dict[str, int]
+
+
+class EpisodeStatistics:
+    """Returns, lengths, successes and drawn parameters of the last 100 episodes, as the environment pays and says them."""
+
+    def __init__(self, num_envs: int, window: int = 100) -> None:
+        self.running_return = np.zeros(num_envs)
+        self.running_length = np.zeros(num_envs, dtype=np.int64)
+        self.returns: deque[float] = deque(maxlen=window)
+        self.lengths: deque[int] = deque(maxlen=window)
+        self.successes: deque[float] = deque(maxlen=window)
+        self.parameters: dict[str, deque[float]] = {}
+        self.finished: list[Finished] = []
+        """The episodes of the iteration under way."""
+        self.episodes = 0
+
+    def update(self, step: EnvStep) -> None:
+        """Add one step of all environments."""
+        self.running_return += step.reward
+        self.running_length += step.valid
+        if not len(step.ended):
+            return
+        success = step.info.get("is_success", step.info.get("success"))
+        lessons, drawn = said(step.info, LESSONS), said(step.info, PARAMETERS)
+        for i in step.ended:
+            self.returns.append(float(self.running_return[i]))
+            self.lengths.append(int(self.running_length[i]))
+            if success is not None:
+                self.successes.append(float(success[i]))
+            for name, values in drawn.items():
+                self.parameters.setdefault(name, deque(maxlen=self.returns.maxlen)).append(float(values[i]))
+            played = {name: int(values[i]) for name, values in lessons.items()}
+            self.finished.append(Finished(self.returns[-1], None if success is None else float(success[i]), played))
+        self.episodes += len(step.ended)
+        self.running_return[step.ended] = 0.0
+        self.running_length[step.ended] = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything."""
+        windows: dict[str, Any] = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
+        windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
+        return {"running_return": self.running_return, "running_length": self.running_length, "episodes": self.episodes, **windows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse, for as many environments."""
+        self.running_return[:], self.running_length[:], self.episodes = state["running_return"], state["running_length"], state["episodes"]
+        for name in ("returns", "lengths", "successes"):
+            getattr(self, name).clear()
+            getattr(self, name).extend(state[name])
+        drawn = state.get("parameters", {})
+        self.parameters = {name: deque(window, self.returns.maxlen) for name, window in drawn.items()}
+
+    def forget(self, envs: Any = slice(None)) -> None:
+        """The episodes under way in some environments are given up."""
+        self.running_return[envs], self.running_length[envs] = 0.0, 0
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the window, under Stable-Baselines3's names; empty before the first episode ends."""
+        windows: dict[str, Any] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths, "success_rate": self.successes}
+        means = {f"rollout/{name}": float(np.mean(window)) for name, window in windows.items() if window}
+        return means | {f"parameters/{name}": float(np.mean(window)) for name, window in self.parameters.items()}
+
+
+def said(info: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What an info of all environments says under a key: an array each, without the masks that gymnasium puts beside them."""
+    values = info.get(key, {})
+    return {name: values[name] for name in values if not (name[:1] == "_" and name[1:] in values)}
