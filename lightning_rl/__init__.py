@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 ALGORITHMS = {
     "PPO": "lightning_rl.algorithms.ppo",
     "A2C": "lightning_rl.algorithms.a2c",
+    "IMPALA": "lightning_rl.algorithms.impala",
     "SAC": "lightning_rl.algorithms.sac",
     "DQN": "lightning_rl.algorithms.dqn",
     "TD3": "lightning_rl.algorithms.td3",
@@ -22,6 +23,7 @@ EXPORTS = {
     **ALGORITHMS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
     "EnvConfig": "lightning_rl.envs.config",
+    "ActorsConfig": "lightning_rl.actors.config",
     "Trainer": "lightning_rl.trainer",
     "EvaluationConfig": "lightning_rl.callbacks.evaluation",
     "CheckpointConfig": "lightning_rl.callbacks.checkpoints",

@@ -70,6 +70,12 @@ class Rollout(NamedTuple):
     memory: Tree = ()
     next_obs: Tree = ()
 
+    @property
+    def experience(self) -> Experience:
+        """The rows one by one, as reward signals see them."""
+        weight = self.valid / self.valid.sum().clamp(min=1)
+        return Experience(*flatten_time((self.obs, self.action, self.next_obs, (), self.terminated, weight)))
+
 
 class Transition(NamedTuple):
     """B rows of replayed experience, each the start of a window of k steps. Empty slots are `()`.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.cloning import CloningConfig, make_cloning
 from lightning_rl.algorithms.experience import replay, rollouts
 from lightning_rl.algorithms.loading import load
@@ -157,9 +158,9 @@ class Algorithm(Run):
         """The algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
         return load(checkpoint_path, cls, Algorithm, map_location, **overrides)
 
-    def collect(self, n_steps: int, log_probs: bool = True) -> RolloutDataset:
-        """On-policy experience: rollouts of `n_steps` steps from each environment, with the newest weights."""
-        return rollouts(self, n_steps, log_probs)
+    def collect(self, n_steps: int, log_probs: bool = True, actors: ActorsConfig | None = None) -> RolloutDataset:
+        """On-policy experience: rollouts of `n_steps` steps from each environment, with the newest weights or those that actors have."""
+        return rollouts(self, n_steps, log_probs, actors)
 
     def replay(self, settings: ReplaySettings, config: ReplayConfig) -> ReplayDataset:
         """Off-policy experience: iterations of acting and learning in turn, from a buffer."""

@@ -6,8 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Generator
 
+from lightning_rl.actors.actor import BuildActor
+from lightning_rl.actors.backends import make_workers
+from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.actors.pool import ActorPool
 from lightning_rl.algorithms.demonstrations import demonstrated_rows, demonstration_draws
 from lightning_rl.algorithms.replay_buffer import make_replay_buffer
 from lightning_rl.data.collector import Collector
@@ -24,9 +29,9 @@ from lightning_rl.spaces import single_spaces
 from lightning_rl.types import tree_leaves
 
 
-def rollouts(algorithm: Any, n_steps: int, log_probs: bool) -> RolloutDataset:
-    """Rollouts of `n_steps` steps from each environment."""
-    collector = make_collector(algorithm, n_steps, log_probs)
+def rollouts(algorithm: Any, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
+    """Rollouts of `n_steps` steps from each environment, which actors step if there are any."""
+    collector: Any = make_collector(algorithm, n_steps, log_probs) if actors is None else make_actor_pool(algorithm, n_steps, actors)
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
 
 
@@ -60,8 +65,25 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
         stepper.close()
         raise SettingError(f"the environment's spaces are not those of the model, {algorithm.spaces}; load it with its own environment")
     precision = algorithm.trainer.precision_plugin.forward_context
-    next_obs = any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
-    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, next_obs)
+    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+
+
+def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> ActorPool:
+    """The actors of this rank."""
+    env = algorithm.env
+    if env is None:
+        raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
+    if isinstance(env, VectorEnv):
+        raise SettingError("actors build their environments themselves: pass an id, an EnvConfig, or a function that builds one")
+    seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * algorithm.num_envs
+    build = BuildActor(env, algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
+    workers = make_workers(build, config, algorithm.network)
+    return ActorPool(workers, algorithm.network, config, n_steps, algorithm.num_envs, seed)
+
+
+def sees_next(algorithm: Any) -> bool:
+    """Whether a reward signal asks for what was seen next."""
+    return any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
 
 
 def seed_draws(algorithm: Any) -> int:

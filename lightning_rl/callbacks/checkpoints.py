@@ -126,7 +126,7 @@ class SaveCheckpoints(Checkpoint):
         self.saved_at = pl_module.count
         self.folder = trainer.strategy.broadcast(self.folder)
         if not pl_module.collector.can_be_saved:
-            name = pl_module.collector.stepper.name
+            name = pl_module.collector.name
             pl_module.say(
                 f"{name} cannot be saved in the middle of an episode: a run that continues begins new ones (see README: own get_state)"
             )

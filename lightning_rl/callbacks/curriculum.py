@@ -72,7 +72,7 @@ class Curriculum(pl.Callback):
 
     def send(self, algorithm: Any) -> None:
         """Tell the environments which lessons to play from their next episodes on, and evaluations what to play beside the final ones."""
-        algorithm.collector.stepper.set_lessons({name: each.until(self.lessons[name]) for name, each in self.parameters.items()})
+        algorithm.collector.set_lessons({name: each.until(self.lessons[name]) for name, each in self.parameters.items()})
         variants: dict[str, Any] = {"lesson": partial(with_lessons, self)} if any(map(self.criteria, self.parameters)) else {}
         for evaluator in algorithm.trainer.callbacks:
             if isinstance(evaluator, RolloutEvaluator) and evaluator.env is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from lightning_rl.data.episode_statistics import EpisodeStatistics
+from lightning_rl.data.unroll import Unroll, gather_ends, judge
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
 from lightning_rl.errors import Interrupted
@@ -119,6 +121,15 @@ class Collector:
         self.statistics.finished.clear()
         return make_actor(self.network, tree_index(self._obs, slice(self.n_steps)), self.generator, self.precision)
 
+    @property
+    def name(self) -> str:
+        """Of the environments, for messages."""
+        return self.stepper.name
+
+    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+        """What environments draw their parameters from at their next resets, see `envs/parameters.py`."""
+        self.stepper.set_lessons(lessons)
+
     def begin_anew(self) -> None:
         """Between iterations: the episodes under way are given up, with the next step in place of an action."""
         self._begins_anew = self._current is not None
@@ -179,15 +190,25 @@ class Collector:
 
     def collect(self) -> Rollout:
         """Step `n_steps` times from where the last rollout ended, and judge what was done."""
-        actor, ends = self.begin(), []
+        unroll = self.unroll()
+        with torch.no_grad(), self.precision():
+            return judge(unroll, self.network, self.generator.device, self.log_probs)
+
+    def unroll(self) -> Unroll:
+        """Step `n_steps` times from where the last rollout ended. Tensors, and arrays of what ended."""
+        actor, found = self.begin(), []
         for t in range(self.n_steps):
             step, after = self.step(t, actor)
             if len(step.ended) and (len(self._next_obs) or step.truncated.any()):
-                cut = step.ended if len(self._next_obs) else np.flatnonzero(step.truncated)
-                ends.append((t, cut, tree_index(step.final_obs, np.searchsorted(step.ended, cut)), tree_index(after, cut)))
+                ended = step.ended if len(self._next_obs) else np.flatnonzero(step.truncated)
+                final = tree_index(step.final_obs, np.searchsorted(step.ended, ended))
+                found.append((t, ended, final, tree_to_numpy(tree_index(after, ended))))
         self.end()
-        with torch.no_grad(), self.precision():
-            return self._judge(actor.actions(), ends)
+        seen, start = self.rollout(), torch.from_numpy(self._flags["start"])
+        memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories])
+        ends = gather_ends(found, partial(allocate, self._space))
+        flags = seen.terminated, seen.truncated, seen.valid, start
+        return Unroll(self._obs_tensor, actor.actions(), (), seen.reward, *flags, seen.action_mask, memory, seen.next_obs, ends)
 
     def rollout(self) -> Rollout:
         """What the environments said in the last iteration, on the CPU; the slots for what a network adds are empty."""
@@ -262,34 +283,6 @@ class Collector:
     def close(self) -> None:
         """Close the environments."""
         self.stepper.close()
-
-    def _judge(self, action: Tree, ends: list[Any]) -> Rollout:
-        """Values and log-probabilities of all rows at once, with the weights that acted.
-
-        `ends` lists, for each step t where episodes were cut: t, the environments, their final observations, and the memory after them.
-        """
-        network, device = self.network, self.generator.device
-        obs = tree_map(lambda leaf: leaf.to(device), self._obs_tensor)
-        start = torch.from_numpy(self._flags["start"]).to(device)
-        memories = tree_stack([tree_to_torch(memory, device) for memory in self._memories])
-        memory = tree_index(memories, 0)
-        value = network.value(obs, memory, start)
-        obs, start = tree_index(obs, slice(-1)), start[:-1]
-        next_value = value[1:]
-        if ends:
-            steps, envs, finals, after = zip(*ends, strict=True)
-            rows = np.repeat(steps, [len(each) for each in envs]), np.concatenate(envs)
-            final = tree_map(_assign, allocate(self._space, len(rows[0])), tree_map(lambda *leaves: np.concatenate(leaves), *finals))
-            memory_then = tree_map(lambda *leaves: torch.cat(leaves), *(tree_to_torch(each, device) for each in after))
-            none = torch.zeros(len(rows[0]), dtype=torch.bool, device=device)
-            next_value = next_value.clone()
-            next_value[rows] = network.value(tree_to_torch(final, device), memory_then, none)
-        rollout = self.rollout()
-        mask = tree_map(lambda leaf: leaf.to(device), rollout.action_mask)
-        log_prob = network.log_prob(obs, action, memory, start, mask) if self.log_probs else ()
-        next_obs = tree_map(lambda leaf: leaf.to(device), rollout.next_obs)
-        rollout = rollout._replace(obs=obs, action=action, action_mask=mask, episode_start=start, memory=memories, next_obs=next_obs)
-        return rollout._replace(log_prob=log_prob, value=value[:-1], next_value=next_value)
 
 
 def _shapes(tree: Tree) -> list[tuple[int, ...]]:

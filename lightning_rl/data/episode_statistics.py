@@ -13,11 +13,14 @@ from lightning_rl.envs.stepping import EnvStep
 
 
 class Finished(NamedTuple):
-    """An episode that ended: the sum of its rewards, its success (None if the environment tells none), and what lessons it played."""
+    """An episode that ended: the sum of its rewards, its success (None if the environment tells none), what lessons it played, how many
+    steps it took, and what parameters it drew."""
 
     return_: float
     success: float | None
-    lessons: dict[str, int]
+    lessons: Mapping[str, int]
+    length: int = 0
+    parameters: Mapping[str, float] = {}
 
 
 class EpisodeStatistics:
@@ -43,17 +46,23 @@ class EpisodeStatistics:
         success = step.info.get("is_success", step.info.get("success"))
         lessons, drawn = said(step.info, LESSONS), said(step.info, PARAMETERS)
         for i in step.ended:
-            self.returns.append(float(self.running_return[i]))
-            self.lengths.append(int(self.running_length[i]))
-            if success is not None:
-                self.successes.append(float(success[i]))
-            for name, values in drawn.items():
-                self.parameters.setdefault(name, deque(maxlen=self.returns.maxlen)).append(float(values[i]))
             played = {name: int(values[i]) for name, values in lessons.items()}
-            self.finished.append(Finished(self.returns[-1], None if success is None else float(success[i]), played))
-        self.episodes += len(step.ended)
+            numbers = {name: float(values[i]) for name, values in drawn.items()}
+            succeeded = None if success is None else float(success[i])
+            self.add(Finished(float(self.running_return[i]), succeeded, played, int(self.running_length[i]), numbers))
         self.running_return[step.ended] = 0.0
         self.running_length[step.ended] = 0
+
+    def add(self, episode: Finished) -> None:
+        """Add an episode that ended."""
+        self.returns.append(episode.return_)
+        self.lengths.append(episode.length)
+        if episode.success is not None:
+            self.successes.append(episode.success)
+        for name, value in episode.parameters.items():
+            self.parameters.setdefault(name, deque(maxlen=self.returns.maxlen)).append(value)
+        self.finished.append(episode)
+        self.episodes += 1
 
     def get_state(self) -> dict[str, Any]:
         """Everything."""

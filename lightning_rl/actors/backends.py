@@ -1,0 +1,16 @@
+"""Where workers live."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.actors.processes import Processes
+from lightning_rl.actors.workers import Build, InTurn, Workers
+
+
+def make_workers(build: Build, config: ActorsConfig, network: nn.Module) -> Workers:
+    """As many workers as the settings say, where they say."""
+    if config.backend == "in_process":
+        return InTurn(build, config.num_actors, network)
+    return Processes(build, config.num_actors, network, config.depth + 1, config.timeout, config.max_restarts)

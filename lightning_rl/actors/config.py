@@ -1,0 +1,68 @@
+"""Settings of actors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
+
+BACKENDS = ("in_process", "processes", "ray")
+
+
+@dataclass(frozen=True)
+class ActorsConfig:
+    """How many actors there are and where; each steps `env.num_envs` environments with a policy of its own.
+
+    Args:
+        num_actors: how many.
+        backend: `in_process` (in turn, with the newest policy), `processes` on this machine, or `ray` for many machines.
+        rollouts_per_batch: of `n_steps` steps each; as many as actors unless given.
+        queue_factor: how many batches may wait beside the one that is learned from. Rollouts are at most
+            `queue_factor + num_actors / rollouts_per_batch` updates old, rounded up; more keeps actors busy.
+        max_policy_lag: rollouts of policies older than so many updates are dropped; none unless given.
+        ordered: actors wait for the newest policy and rollouts come in their order, so that runs are reproducible. In one process always.
+        timeout: seconds after which an actor that does not answer is started anew.
+        max_restarts: how often each actor may be started anew in an hour, as it died or froze.
+        address: of a Ray cluster such as `auto` or `ray://host:10001`; a local one is started unless given.
+    """
+
+    num_actors: int = 2
+    backend: Literal["in_process", "processes", "ray"] = "processes"
+    rollouts_per_batch: int | None = None
+    queue_factor: float = 1.0
+    max_policy_lag: int | None = None
+    ordered: bool = False
+    timeout: float = 60.0
+    max_restarts: int = 10
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_range("actors.num_actors", self.num_actors, 1, whole=True)
+        check_choice("actors.backend", self.backend, BACKENDS)
+        check_range("actors.queue_factor", self.queue_factor, 0)
+        check_flag("actors.ordered", self.ordered)
+        check_range("actors.timeout", self.timeout, 0, open_low=True)
+        check_range("actors.max_restarts", self.max_restarts, 0, whole=True)
+        for name, low in {"rollouts_per_batch": 1, "max_policy_lag": 0}.items():
+            if getattr(self, name) is not None:
+                check_range(f"actors.{name}", getattr(self, name), low, whole=True)
+        if self.address is not None and self.backend != "ray":
+            raise SettingError(f"actors.address is of backend ray, and this one is {self.backend}; leave it out")
+
+    @property
+    def in_order(self) -> bool:
+        """Whether actors act in turn, with the newest policy."""
+        return self.ordered or self.backend == "in_process"
+
+    @property
+    def batch(self) -> int:
+        """Rollouts of a batch."""
+        return self.rollouts_per_batch or self.num_actors
+
+    @property
+    def depth(self) -> int:
+        """Rollouts that are asked of an actor at once, so that it has something to do while others are learned from."""
+        ahead = 0 if self.in_order else self.num_actors + self.queue_factor * self.batch - self.batch
+        return math.ceil((self.batch + ahead) / self.num_actors)

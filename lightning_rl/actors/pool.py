@@ -1,0 +1,179 @@
+"""Actors in the place of a collector: rollouts of many, each with the weights that it had."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, nn
+
+from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.actors.workers import Answer, Workers
+from lightning_rl.data.episode_statistics import EpisodeStatistics
+from lightning_rl.data.unroll import join, judge
+from lightning_rl.errors import Interrupted
+from lightning_rl.guards import Guard
+from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
+
+
+class ActorPool:
+    """Collects batches of rollouts, side by side, from actors that go on acting while one is learned from.
+
+    Log-probabilities are those of the policy that acted, values those of the network as it is.
+
+    Args:
+        workers: the actors, see `actor.py`.
+        network: what learns, whose weights they get.
+        config: how many, and how they keep step with the learner.
+        n_steps: T, of each rollout.
+        num_envs: environments of each actor.
+        seed: of this rank's own draws.
+    """
+
+    def __init__(self, workers: Workers, network: nn.Module, config: ActorsConfig, n_steps: int, num_envs: int, seed: int) -> None:
+        self.workers, self.network, self.config, self.n_steps = workers, network, config, n_steps
+        self.num_envs = num_envs * config.batch
+        """Of a batch."""
+        self.guard = Guard()
+        self.generator = Generator().manual_seed(seed)
+        self.statistics = EpisodeStatistics(self.num_envs)
+        self.env_steps = self.rows = self.version = self.dropped = 0
+        self.waiting: deque[Answer] = deque()
+        """Rollouts that came while something else was awaited."""
+        self.acting = False
+        self.env_restarts = [0] * config.num_actors
+        self.notices: list[str] = []
+        self.seen: Any = ()
+        self.recorded: dict[str, float] = {}
+        self.name, can_be_saved = self._ask_all("describe")[0]
+        self.can_be_saved = can_be_saved and config.in_order
+
+    def collect(self) -> Rollout:
+        """The next batch `[T, N, ...]`."""
+        began = time.monotonic()
+        self.statistics.finished.clear()
+        self.version += 1
+        self.workers.publish(self.version)
+        answers = self._in_order() if self.config.in_order else self._as_they_come()
+        self._record(answers, time.monotonic() - began)
+        unroll = join([answer.value.unroll for answer in answers])
+        self.rows += self.n_steps * self.num_envs
+        ends = unroll.ends
+        unroll = tree_to_torch(unroll._replace(ends=()))._replace(ends=ends)  # type: ignore[arg-type]
+        self.seen = unroll.rollout()
+        with torch.no_grad():
+            return judge(unroll, self.network, next(self.network.parameters()).device)
+
+    def _in_order(self) -> list[Answer]:
+        for k in range(self.config.batch):
+            self.workers.call(k % self.config.num_actors, "act")
+        answers = [self._receive() for _ in range(self.config.batch)]
+        return sorted(answers, key=lambda answer: answer.worker)  # those of one actor stay in their order
+
+    def _as_they_come(self) -> list[Answer]:
+        answers: list[Answer] = []
+        for worker in () if self.acting else [*range(self.config.num_actors)] * self.config.depth:
+            self.workers.call(worker, "act")
+        self.acting, oldest = True, self.config.max_policy_lag
+        while len(answers) < self.config.batch:
+            answer = self._receive()
+            self.workers.call(answer.worker, "act")
+            if oldest is not None and self.version - answer.version > oldest:
+                self.dropped += 1
+            else:
+                answers.append(answer)
+        return answers
+
+    def _receive(self) -> Answer:
+        """The next rollout; it counts from now on."""
+        answer = self.waiting.popleft() if self.waiting else self.workers.receive()
+        acted = answer.value
+        self.env_steps += acted.env_steps
+        for episode in acted.finished:
+            self.statistics.add(episode)
+        self.notices += acted.notices
+        self.env_restarts[answer.worker] = acted.restarts
+        return answer
+
+    def _ask_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda worker: ()) -> list[Any]:
+        """What a method of each actor returns."""
+        for worker in range(self.config.num_actors):
+            self.workers.call(worker, method, *arguments(worker))
+        values: dict[int, Any] = {}
+        while len(values) < self.config.num_actors:
+            answer = self.workers.receive()
+            if answer.method == method:
+                values[answer.worker] = answer.value
+            else:
+                self.waiting.append(answer)
+        return [values[worker] for worker in range(self.config.num_actors)]
+
+    def _record(self, answers: list[Answer], seconds: float) -> None:
+        lags = [self.version - answer.version for answer in answers]
+        self.recorded = {
+            "actors/policy_lag_mean": float(np.mean(lags)),
+            "actors/policy_lag_max": float(max(lags)),
+            "actors/waiting": float(len(self.waiting) + self.workers.num_ready()),
+            "time/waiting_for_actors": seconds,
+            "time/rollout": float(np.mean([answer.seconds for answer in answers])),
+        }
+
+    def rollout(self) -> Rollout:
+        """What the environments said in the last batch, on the CPU."""
+        return self.seen
+
+    def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
+        """As that of a collector, shared among the actors."""
+        if stop():
+            raise Interrupted
+        made = self._ask_all("random_steps", lambda worker: (-(-count // self.config.num_actors),))
+        steps = sum(steps for _, steps in made)
+        self.env_steps, self.rows = self.env_steps + steps, self.rows + steps
+        return tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *(rows for rows, _ in made))
+
+    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+        """What environments draw their parameters from at their next resets."""
+        self._ask_all("set_lessons", lambda worker: (lessons,))
+
+    def begin_anew(self) -> None:
+        """The episodes under way are given up."""
+        self._ask_all("begin_anew")
+
+    def get_state(self) -> dict[str, Any]:
+        """Between iterations: all that the next one depends on, where actors wait for the learner."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in ("env_steps", "rows", "version", "dropped")}
+        state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
+        return state | {"actors": self._ask_all("get_state") if self.config.in_order else []}
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        """The inverse, before the first iteration; one line if the environments start new episodes instead."""
+        for name in ("env_steps", "rows", "version", "dropped"):
+            setattr(self, name, state[name])
+        self.statistics.set_state(state["statistics"])
+        self.generator.set_state(torch.from_numpy(state["generator"]))
+        if not self.config.in_order:
+            return "actors that act while others learn are not saved"
+        if len(state["actors"]) != self.config.num_actors:
+            return f"the checkpoint holds {len(state['actors'])} actors, not {self.config.num_actors}"
+        return next((said for said in self._ask_all("set_state", lambda i: (state["actors"][i],)) if said is not None), None)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last 100 episodes, and of the actors."""
+        restarts = {"env/worker_restarts": sum(self.env_restarts), "actors/restarts": self.workers.restarts, "actors/dropped": self.dropped}
+        counts = {name: float(count) for name, count in restarts.items() if count}
+        return {**self.statistics.metrics(), **self.recorded, **counts}
+
+    def take_notices(self) -> list[str]:
+        """What befell environments and actors since the last time."""
+        notices = [*self.notices, *self.workers.notices]
+        self.notices.clear()
+        self.workers.notices.clear()
+        return notices
+
+    def close(self) -> None:
+        """End all actors."""
+        self.workers.close()

@@ -1,0 +1,45 @@
+"""The process of one worker: answers what `Processes` asks."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from multiprocessing.connection import Connection
+from textwrap import shorten
+
+import torch
+
+from lightning_rl.actors.shared_memory import SharedWeights, SlotWriter
+from lightning_rl.envs.processes import live_and_die_with_the_parent
+
+ERROR = "error"
+"""Stands where an answer has its time, if the worker raised."""
+
+
+def work(index: int, restarts: int, made_of: bytes, weights_name: str, pipe: Connection) -> None:
+    """Build a worker and answer, until told to close or until the parent is gone."""
+    live_and_die_with_the_parent()
+    torch.set_num_threads(1)  # the others have the other cores
+    worker, writers = None, dict[int, SlotWriter]()
+    try:
+        build, network = pickle.loads(made_of)
+        weights = SharedWeights(network, weights_name)
+        while (request := pipe.recv()) is not None:
+            slot, method, arguments, slot_name = request
+            version, began = weights.read(network), time.monotonic()
+            if worker is None:
+                worker = build(index, restarts, network)
+            value = getattr(worker, method)(*arguments)
+            answer = writers.setdefault(slot, SlotWriter()).dump(slot_name, value)
+            pipe.send((time.monotonic(), version, *answer[:2], answer[2], time.monotonic() - began))
+    except (EOFError, ConnectionError):
+        pass
+    except Exception as error:  # an environment of others may raise anything
+        line = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
+        pipe.send((ERROR, line, traceback.format_exc()))
+    finally:
+        if worker is not None:
+            worker.close()
+        for writer in writers.values():
+            writer.close()

@@ -1,0 +1,131 @@
+"""Importance Weighted Actor-Learner Architecture, with V-trace (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError, as_settings, check_range
+from lightning_rl.losses import policy_gradient as losses
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.flat import FlatAdam, FlatParameters
+from lightning_rl.returns import explained_variance, vtrace
+from lightning_rl.schedules import ScheduleSetting, make_schedule
+from lightning_rl.types import Rollout, flatten_time, tree_index
+
+
+class IMPALA(Algorithm):
+    """Rollouts by actors whose policy may be some updates old, and one gradient step, corrected by V-trace, on each batch of them.
+
+    Args:
+        learning_rate: step size of the optimizer, a number or a schedule.
+        max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
+        n_steps: steps of each environment in a rollout. A memory is learned through all of them.
+        actors: how many act and where, see `actors/config.py`; unless given, `env.num_envs` environments in turn with learning, always with
+            the newest policy.
+        clip_rho: ρ̄, the largest importance weight of a temporal difference: what the values converge to; null does not clip.
+        clip_c: c̄, the largest factor of what is carried back along a rollout: how fast they converge; at most ρ̄.
+        clip_pg_rho: the largest importance weight in the policy's gradient.
+        lambda_: λ, a further factor of what is carried back.
+        ent_coef: weight of the entropy bonus, a number or a schedule.
+        vf_coef: weight of the value loss.
+        use_rms_prop: RMSprop as in the paper, else Adam.
+        rms_prop_eps: ε of RMSprop, added outside its square root.
+        share_encoder: one encoder and memory for policy and value, or one each.
+        action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
+        log_std_init: first log σ of Box actions.
+
+    Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/explained_variance` (of the targets
+    by the values), `train/rho_mean` and `train/rho_clip_fraction` (importance weights, and how many are beyond ρ̄), and for each part of a
+    Dict or Tuple action `train/entropy/<part>` and `train/log_prob/<part>`; with actors `actors/policy_lag_mean` and
+    `actors/policy_lag_max` (updates between acting and learning), `actors/waiting` (rollouts that are there beyond a batch),
+    `actors/dropped`, `actors/restarts`, `time/waiting_for_actors` and `time/rollout` (seconds).
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        *,
+        learning_rate: ScheduleSetting = 6e-4,
+        max_grad_norm: float | None = 40.0,
+        n_steps: int = 20,
+        actors: ActorsConfig | None = None,
+        clip_rho: float | None = 1.0,
+        clip_c: float | None = 1.0,
+        clip_pg_rho: float | None = 1.0,
+        lambda_: float = 1.0,
+        ent_coef: ScheduleSetting = 0.01,
+        vf_coef: float = 0.5,
+        use_rms_prop: bool = True,
+        rms_prop_eps: float = 0.01,
+        share_encoder: bool = True,
+        action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
+        log_std_init: float = 0.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(env, learning_rate=learning_rate, max_grad_norm=max_grad_norm, **common)
+        check_range("n_steps", n_steps, 1, whole=True)
+        check_range("vf_coef", vf_coef, 0)
+        check_range("lambda_", lambda_, 0, 1)
+        check_range("rms_prop_eps", rms_prop_eps, 0, open_low=True)
+        for name, clip in {"clip_rho": clip_rho, "clip_c": clip_c, "clip_pg_rho": clip_pg_rho}.items():
+            if clip is not None:
+                check_range(name, clip, 0, open_low=True)
+        if clip_rho is not None and (clip_c is None or clip_c > clip_rho):
+            raise SettingError(f"clip_c {clip_c} must not be greater than clip_rho {clip_rho}")
+        if self.memory is not None and self.memory.sequence_length < n_steps:
+            length = self.memory.sequence_length
+            raise SettingError(f"memory.sequence_length {length} is shorter than n_steps {n_steps}: rollouts are learned from as a whole")
+        self.actors = None if actors is None else as_settings("actors", ActorsConfig, actors)
+        self.n_steps, self.vf_coef = n_steps, vf_coef
+        self.clips: dict[str, Any] = {"clip_rho": clip_rho, "clip_c": clip_c, "clip_pg_rho": clip_pg_rho, "lambda_": lambda_}
+        self.ent_coef = make_schedule("ent_coef", ent_coef)
+        self.use_rms_prop, self.rms_prop_eps = use_rms_prop, rms_prop_eps
+        self.network = ActorCritic(
+            self.spaces,
+            **self.network_settings,
+            share_encoder=share_encoder,
+            action_dist=action_dist,
+            log_std_init=log_std_init,
+            streams=len(self.reward_signals),
+        )
+
+    def experience(self) -> RolloutDataset:
+        return self.collect(self.n_steps, actors=self.actors)
+
+    def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        loss = self.loss(*self.prepare(rollout))
+        self.record(loss=loss, grad_norm=self.step(loss, self.raw_optimizers()[0]))
+        self.end_update(rollout)
+
+    def loss(self, rollout: Rollout, discount: Tensor) -> Tensor:
+        """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace."""
+        memory = tree_index(rollout.memory, 0)
+        log_prob, entropy, value = self.network.evaluate(rollout.obs, rollout.action, memory, rollout.episode_start, rollout.action_mask)
+        log_rho = (log_prob.detach() - rollout.log_prob).sum(-1, keepdim=True)
+        carry = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)
+        target, advantage = vtrace(log_rho, rollout.reward, discount, rollout.value, rollout.next_value, carry, **self.clips)
+
+        weight = (rollout.valid / rollout.valid.sum().clamp(min=1)).flatten()
+        log_prob, entropy, value, log_rho, target, advantage = flatten_time((log_prob, entropy, value, log_rho, target, advantage))
+        policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), advantage.sum(-1)), weight)
+        value_loss = 0.5 * losses.mean(losses.value_loss(value, target), weight)
+        entropy_loss = -losses.mean(entropy.sum(-1), weight)
+        self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
+        self.record_parts(weight, entropy=entropy, log_prob=log_prob)
+        rho = log_rho.squeeze(-1).exp()
+        beyond = rho > (self.clips["clip_rho"] or float("inf"))
+        self.record(rho_mean=(weight * rho).sum(), rho_clip_fraction=(weight * beyond).sum())
+        self.record(explained_variance=lambda: explained_variance(value.detach(), target, weight > 0))
+        return self.finite("loss", policy_loss + self.vf_coef * value_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss))
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        if self.use_rms_prop:
+            return self.with_side_learners(torch.optim.RMSprop([FlatParameters(self.network)], alpha=0.99, eps=self.rms_prop_eps))
+        return self.with_side_learners(FlatAdam(self.network, eps=1e-5))
