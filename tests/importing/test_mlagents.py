@@ -280,6 +280,7 @@ ERRORS = [
     ("behaviors: {A: {trainer_type: ppo, batch_size: 3}}", "behaviors.A.batch_size is not a setting"),
     ("behaviors: {A: {network_settings: {memory: {size: 3}}}}", "network_settings.memory.size is not", "memory_size"),
     ("{behaviors: {A: {}}, behaviours: {}}", "behaviours is not a setting of an ML-Agents file; did you mean behaviors?"),
+    ("{behaviors: {A: {}}, env_settings: {num_envs: 0}}", "env_settings.num_envs must be >= 1, got 0"),
     ("{behaviors: {A: {}}, env_settings: {nm_envs: 1}}", "env_settings.nm_envs is not", "did you mean num_envs?"),
     ("A: {reward_signals: {gial: {}}}", "A.reward_signals.gial is not", "did you mean gail?"),
     ("A: {reward_signals: {extrinsic: {gama: 1}}}", "A.reward_signals.extrinsic.gama is not", "did you mean gamma?"),
