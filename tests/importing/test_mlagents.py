@@ -144,6 +144,9 @@ def test_numbers_fall_over_the_run_as_theirs(convert):
     text = convert(ppo(epsilon=0.05))
     assert settings(text)["clip_range"] == {"schedule": "linear", "start": 0.05, "end": 0.05}
     assert remark(text, "learning_rate") == "as there unless the file says constant"
+    entropy = "theirs is for the mean entropy of a continuous action's dimensions, here it is for the sum"
+    assert remark(text, "ent_coef") == f"as there unless the file says constant; {entropy}"
+    assert remark(import_mlagents(TODAY, "BigWallJump"), "ent_coef") == entropy
     today = settings(import_mlagents(TODAY, "BigWallJump"))
     assert (today["learning_rate"], today["clip_range"], today["ent_coef"]) == (3e-4, 0.2, 0.005)
 
