@@ -26,10 +26,10 @@ class Curriculum(pl.Callback):
     """Moves parameters of the environments from lesson to lesson, each by its own criteria.
 
     Algorithms bring this callback themselves where `env.parameters` have lessons. Episodes count that play a parameter's current lesson,
-    of all ranks; each is judged as it ended, so that decisions are the same on every rank. A new lesson begins with the next episode of
-    each environment, or at once where the one before had `require_reset`, and empties the windows of all parameters. Evaluations play the
-    final lessons, and until those are reached the current ones beside them, as `eval/mean_reward_lesson`. The metric
-    `curriculum/<parameter>/lesson` counts from 0.
+    of all ranks; each is judged as it ended, for all parameters before any moves on, so that decisions are the same on every rank. A new
+    lesson begins with the next episode of each environment, or at once where the one before had `require_reset`, and empties the windows
+    of all parameters. Evaluations play the final lessons, and until those are reached the current ones beside them, as
+    `eval/mean_reward_lesson`. The metric `curriculum/<parameter>/lesson` counts from 0.
 
     Args:
         parameters: as in `env.parameters`.
@@ -82,10 +82,9 @@ class Curriculum(pl.Callback):
         before, progress, reset = dict(self.lessons), pl_module.count / pl_module.length, False
         for episode in of_all_ranks(trainer, pl_module.collector.statistics.finished):
             reset |= self.judge(pl_module, episode, progress)
-        for name in self.parameters:
-            criteria = self.criteria(name)
-            if criteria is not None and criteria.measure == "progress":  # which moves without an episode, too
-                reset |= self.advance_if_due(pl_module, name, criteria, progress)
+        current = {name: self.criteria(name) for name in self.parameters}
+        by_progress = {name: each for name, each in current.items() if each is not None and each.measure == "progress"}
+        reset |= self.advance(pl_module, by_progress, progress)  # which moves without an episode, too
         if self.lessons != before:
             self.send(pl_module)
         if reset:
@@ -93,32 +92,38 @@ class Curriculum(pl.Callback):
 
     def judge(self, algorithm: Any, episode: Finished, progress: float) -> bool:
         """Count an episode for the parameters whose current lesson it played. Whether a new lesson is to begin at once."""
-        reset = False
-        current = {name for name, lesson in self.lessons.items() if episode.lessons.get(name) == lesson}
-        for name in self.parameters:
+        judged: dict[str, CompletionCriteria] = {}
+        for name, lesson in self.lessons.items():
             criteria = self.criteria(name)
-            if criteria is None or name not in current:
-                continue
-            self.windows[name].append(measured(name, criteria, episode))
-            reset |= self.advance_if_due(algorithm, name, criteria, progress)
-        return reset
+            if criteria is not None and episode.lessons.get(name) == lesson:
+                self.windows[name].append(measured(name, criteria, episode))
+                judged[name] = criteria
+        return self.advance(algorithm, judged, progress)
 
-    def advance_if_due(self, algorithm: Any, name: str, criteria: CompletionCriteria, progress: float) -> bool:
-        """Begin a parameter's next lesson if this one is learned. Whether it is to begin at once."""
-        window = self.windows[name]
-        due, self.smoothed[name] = need_increment(criteria, progress, window, self.smoothed[name])
-        if not due:
-            return False
+    def advance(self, algorithm: Any, judged: Mapping[str, CompletionCriteria], progress: float) -> bool:
+        """Begin the next lesson of each of these parameters whose own is learned. Whether one is to begin at once."""
+        learned = []
+        for name, criteria in judged.items():
+            window = self.windows[name]
+            due, self.smoothed[name] = need_increment(criteria, progress, window, self.smoothed[name])
+            if due:
+                self.tell(algorithm, name, criteria, progress)
+                learned.append(name)
+        for name in learned:
+            self.lessons[name] += 1
+        if learned:
+            self.windows = {name: deque(maxlen=self.window(name)) for name in self.parameters}
+        return any(judged[name].require_reset for name in learned)
+
+    def tell(self, algorithm: Any, name: str, criteria: CompletionCriteria, progress: float) -> None:
+        """A line for a lesson that is learned."""
+        window, lessons, old = self.windows[name], self.parameters[name].lessons, self.lessons[name]
         value = progress if criteria.measure == "progress" else self.smoothed[name] if criteria.signal_smoothing else mean(window)
-        lessons, old = self.parameters[name].lessons, self.lessons[name]
-        self.lessons[name] = old + 1
         algorithm.say(
             f"curriculum: {name} goes to lesson {old + 2} of {len(lessons)}, {lessons[old + 1].name} ({lessons[old + 1].value}): "
             f"{criteria.measure} {value:.4g} > {criteria.threshold:g} in {lessons[old].name}, "
             f"{len(window)} of {criteria.window} episodes, at {algorithm.count:,} environment steps"
         )
-        self.windows = {each: deque(maxlen=self.window(each)) for each in self.parameters}
-        return criteria.require_reset
 
     def run_metrics(self) -> dict[str, float]:
         """For the rows of the log."""
@@ -202,5 +207,5 @@ def with_lessons(curriculum: Curriculum, env: gym.Env) -> gym.Env:
 def make_curriculum(env: Any) -> list[Curriculum]:
     """The callback for an environment's settings, if they have lessons."""
     parameters: dict[str, Parameter] = as_parameters(env.parameters) if isinstance(env, EnvConfig) else {}
-    lessons = {name for name, parameter in parameters.items() if len(parameter.lessons) > 1}
-    return [Curriculum({name: env.parameters[name] for name in lessons})] if lessons else []
+    lessons = {name: env.parameters[name] for name, parameter in parameters.items() if len(parameter.lessons) > 1}
+    return [Curriculum(lessons)] if lessons else []

@@ -12,6 +12,7 @@ import numpy as np
 from lightning_rl.envs.lessons import Parameter
 from lightning_rl.envs.receiving import make_receiver
 from lightning_rl.envs.samplers import as_sampler
+from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import with_vector
 
 PARAMETERS, LESSONS = "env_parameters", "env_lessons"
@@ -33,7 +34,8 @@ class EnvParameters(gym.Wrapper):
         observe: append the numbers to the observation: to a vector, or under the key `parameters` of a Dict.
 
     Raises:
-        SettingError: the environment has no such parameter, or its observations cannot be appended to.
+        SettingError: the environment has no such parameter, or its observations cannot be appended to; at a reset: a parameter is an
+            attribute that the environment sets itself.
     """
 
     def __init__(self, env: gym.Env, parameters: Mapping[str, Parameter], index: int = 0, observe: bool = False) -> None:
@@ -46,12 +48,18 @@ class EnvParameters(gym.Wrapper):
         self.played: dict[str, int] = {}
         self.received: dict[str, float] = {}
         """What the environment has, the object `drawn` itself; it is another one where this state came from a checkpoint."""
-        self.receive, self.restore = make_receiver(env, parameters)
+        self.receive, self.restore, self.check = make_receiver(env, parameters)
         if observe:
             self.observation_space = with_vector(env.observation_space, OBSERVED, len(self.lessons))
 
     def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
-        """What to draw from the next reset on, as `Parameter.until` and `only` say it."""
+        """What to draw from the next reset on, as `Parameter.until` and `only` say it.
+
+        Raises:
+            SettingError: the environment has no such parameter.
+        """
+        for name in lessons.keys() - self.lessons.keys():
+            raise SettingError(f"{name} is not a parameter that this environment draws{nearest(name, self.lessons)}")
         self.lessons = {**self.lessons, **lessons}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -62,6 +70,7 @@ class EnvParameters(gym.Wrapper):
         self.drawn = self.received = {name: value for name, (_, value) in episode.items()}
         self.played = {name: lesson for name, (lesson, _) in episode.items()}
         obs, info = self.env.reset(seed=seed, options=self.receive(self.drawn, options))
+        self.check(self.drawn)
         return self.shown(obs), self.told(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,20 +22,24 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from lightning_rl.envs.places import find, simulation
 from lightning_rl.errors import SettingError, nearest
 
 Options = dict[str, Any] | None
 Values = Mapping[str, float]
-NAMED = {"body": "body", "geom": "geom", "site": "site", "jnt": "joint", "actuator": "actuator", "tendon": "tendon"}
-"""Beginnings of the names of a MuJoCo model's arrays, and what their entries are."""
 WIND = ("wind_power", "turbulence_power")
 
 
 class Receiver(NamedTuple):
-    """receive: before a reset: take values, and give the options for it.  restore: take those of the episode under way again."""
+    """How an environment takes values.
+
+    receive: before a reset: take them, and give the options for it.  restore: take those of the episode under way again.
+    check: after a reset: raise `SettingError` for one that did nothing.
+    """
 
     receive: Callable[[Values, Options], Options]
     restore: Callable[[Values], Any]
+    check: Callable[[Values], Any]
 
 
 def make_receiver(env: gym.Env, names: Iterable[str]) -> Receiver:
@@ -48,12 +51,12 @@ def make_receiver(env: gym.Env, names: Iterable[str]) -> Receiver:
     told, who = (env.metadata or {}).get("parameters"), type(env.unwrapped).__name__
     if env.has_wrapper_attr("set_parameters"):
         check_names(names, told, who)
-        return Receiver(partial(call, env), nothing)
+        return Receiver(partial(call, env), nothing, nothing)
     if told is not None:
         check_names(names, told, who)
-        return Receiver(with_options, nothing)
+        return Receiver(with_options, nothing, nothing)
     write = Attributes(env.unwrapped, names)
-    return Receiver(partial(before_reset, write), partial(write))
+    return Receiver(partial(before_reset, write), partial(write), write.check)
 
 
 def check_names(names: Iterable[str], told: Iterable[str] | None, who: str) -> None:
@@ -64,7 +67,7 @@ def check_names(names: Iterable[str], told: Iterable[str] | None, who: str) -> N
 
 
 def nothing(values: Values) -> None:
-    """What an environment received by itself it keeps by itself."""
+    """What an environment received by itself it keeps by itself, and uses as it likes."""
 
 
 def call(env: gym.Env, values: Values, options: Options) -> Options:
@@ -82,24 +85,6 @@ def before_reset(write: Attributes, values: Values, options: Options) -> Options
     """The third way."""
     write(values)
     return options
-
-
-class Place(NamedTuple):
-    """A number, or an array of them, by what holds it: an attribute of an object, or an entry of an array."""
-
-    holder: Any
-    key: Any
-
-    def get(self) -> Any:
-        return self.holder[self.key] if isinstance(self.holder, np.ndarray) else getattr(self.holder, self.key)
-
-    def set(self, value: Any) -> None:
-        if isinstance(self.holder, np.ndarray):
-            self.holder[self.key] = value
-        elif isinstance(getattr(self.holder, self.key), np.ndarray):
-            getattr(self.holder, self.key)[...] = value  # a simulation's, which only its own memory changes
-        else:
-            setattr(self.holder, self.key, value)
 
 
 class Attributes:
@@ -127,10 +112,22 @@ class Attributes:
 
     def __call__(self, values: Values) -> None:
         for name, value in values.items():
-            new = self.built[name] * value if name.endswith(".scale") else value
+            new = self.new(name, value)
             whole = isinstance(self.built[name], int) and float(new).is_integer()  # what counts something goes on counting
             find(self.env, name.removesuffix(".scale")).set(int(new) if whole else new)
         self.refresh()
+
+    def new(self, name: str, value: float) -> Any:
+        """What a parameter writes."""
+        return self.built[name] * value if name.endswith(".scale") else value
+
+    def check(self, values: Values) -> None:
+        """Raise `SettingError` for what the environment, or another parameter, wrote over."""
+        for name, value in values.items():
+            if not np.allclose(find(self.env, name.removesuffix(".scale")).get(), self.new(name, value), rtol=1e-5):
+                raise SettingError(
+                    f"env.parameters.{name} does nothing: {type(self.env).__name__} sets it itself, or another parameter does"
+                )
 
 
 def refresher(env: Any, names: list[str]) -> Callable[[], None]:
@@ -158,69 +155,3 @@ def refresh_bodies(model: Any, mass: np.ndarray, inertia: np.ndarray, constants:
     factor = np.divide(model.body_mass, mass, where=mass > 0, out=np.ones_like(mass))
     model.body_inertia[...] = inertia * factor[:, None]
     constants()
-
-
-def simulation(env: Any) -> Any:
-    """A MuJoCo environment's model; None for others."""
-    model = getattr(env, "model", None)
-    return model if type(model).__name__ == "MjModel" else None
-
-
-def find(env: Any, name: str) -> Place:
-    """The place of a dotted name.
-
-    Raises:
-        SettingError: it leads nowhere, or to what is no number.
-    """
-    holder, parts = env, name.split(".")
-    place: Place | None = None
-    for i, part in enumerate(parts):
-        place = enter(env, holder, parts[i - 1], part)
-        if place is None:
-            prefix = ".".join([*parts[:i], ""])
-            raise SettingError(
-                f"env.parameters.{name} is not a parameter of {type(env).__name__}{near(env, holder, parts[i - 1], part, prefix)}"
-            )
-        holder = place.get()
-    if place is None or not is_number(holder):
-        raise SettingError(f"env.parameters.{name} of {type(env).__name__} is no number")
-    return place
-
-
-def enter(env: Any, holder: Any, above: str, part: str) -> Place | None:
-    """What a part of a name means in a holder, which the part above names; None if nothing."""
-    if not isinstance(holder, np.ndarray):
-        return Place(holder, part) if hasattr(holder, part) and not is_number(holder) else None
-    if part.isdecimal():
-        return Place(holder, int(part)) if holder.ndim and int(part) < len(holder) else None
-    kind, names = entries(env, above)
-    return Place(holder, getattr(simulation(env), kind)(part).id) if part in names else None
-
-
-def entries(env: Any, array: str) -> tuple[str, list[str]]:
-    """What the entries of an array of a MuJoCo model are, and their names."""
-    kind, model = NAMED.get(array.partition("_")[0], ""), simulation(env)
-    if model is None or not kind:
-        return kind, []
-    size = {"joint": "njnt", "actuator": "nu"}.get(kind, f"n{kind}")
-    return kind, [name for i in range(getattr(model, size)) if (name := getattr(model, kind)(i).name)]
-
-
-def near(env: Any, holder: Any, above: str, part: str, prefix: str) -> str:
-    """The nearest name to a wrong one."""
-    names = entries(env, above)[1] if isinstance(holder, np.ndarray) else []
-    if isinstance(holder, np.ndarray) and not names:
-        return f"; {above} has {len(holder)} numbers"
-    for name in dir(holder) if not is_number(holder) else []:
-        with suppress(Exception):  # properties of others may raise anything
-            if not name.startswith("_") and (is_number(getattr(holder, name)) or name in ("model", "opt")):
-                names.append(name)
-    found = nearest(part, names)
-    return found.replace("did you mean ", f"did you mean {prefix}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether something is a number, or an array of such."""
-    if isinstance(value, bool | np.bool_):
-        return False
-    return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.dtype.kind in "iuf")

@@ -5,7 +5,6 @@ A sampler's `seed` is that of its draws; -1 takes the run's. Each environment ha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
@@ -13,6 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from lightning_rl.errors import SettingError, check_range, nearest
+
+LARGEST = 1e300
+"""Differences of such numbers are finite, too."""
 
 
 class Sampler(Protocol):
@@ -167,7 +169,7 @@ def as_plain(sampler: Any) -> float | dict[str, Any]:
 
 def check_number(name: str, value: Any) -> None:
     """Raise `SettingError` unless a value is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise SettingError(f"{name} must be a finite number, got {value!r}")
 
 

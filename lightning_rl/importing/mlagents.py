@@ -66,7 +66,7 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
 def sections(config: Config, behavior: Behavior) -> None:
     """What stands beside the behaviors."""
     given = behavior.sections
-    env, checkpoint, torch = (Given(given.mapping(f"{name}_settings")) for name in ("env", "checkpoint", "torch"))
+    env, checkpoint, torch = (section(given, f"{name}_settings") for name in ("env", "checkpoint", "torch"))
     num_envs = env.integer("num_envs", 1) * env.integer("num_areas", 1)
     config.set("model.env.num_envs", num_envs)
     environment_parameters(config, given, behavior.given)
@@ -79,6 +79,12 @@ def sections(config: Config, behavior: Behavior) -> None:
         if name in checkpoint:
             config.set(target, str(checkpoint.take(name)))
     config.drop(env.settings | checkpoint.settings | given.settings, ON_THE_COMMAND_LINE)
+
+
+def section(sections: Given, name: str) -> Given:
+    """The settings of one of them."""
+    settings = sections.mapping(name)
+    return Given(settings, {each: f"{name}.{each}" for each in settings})
 
 
 def checkpoints(config: Config, given: Given) -> None:

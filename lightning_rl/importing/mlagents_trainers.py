@@ -20,7 +20,7 @@ def ppo(config: Config, given: Given, old: bool) -> None:
     inherited = "linear" if old else given.settings.get("learning_rate_schedule") or "linear"
     decaying(config, given, "learning_rate", "linear")
     decaying(config, given, "epsilon", inherited)
-    decaying(config, given, "beta", inherited)
+    decaying(config, given, "beta", inherited, "theirs is for the mean entropy of a continuous action's dimensions, here it is for the sum")
     config.set("model.share_encoder", bool(given.take("shared_critic", False)))
 
 
@@ -79,18 +79,17 @@ def cadence(config: Config, given: Given) -> None:
 TRAINERS: dict[str, Callable[[Config, Given, bool], None]] = {"ppo": ppo, "sac": sac}
 
 
-def decaying(config: Config, given: Given, name: str, default: str) -> None:
+def decaying(config: Config, given: Given, name: str, default: str, remark: str = "") -> None:
     """A number that stays or falls in a line over the run; which of both by default."""
     said, (path, start, end) = f"{name}_schedule" in given, DECAYING[name]
     schedule = given.take(f"{name}_schedule", default)
     check_choice(given.place(f"{name}_schedule"), schedule, ("linear", "constant"))
     start = given.number(name, start)
     if schedule == "constant":
-        config.set(path, start)
+        config.set(path, start, remark)
     else:
-        config.set(
-            path, {"schedule": "linear", "start": start, "end": min(start, end)}, "" if said else "as there unless the file says constant"
-        )
+        why = remark if said else "; ".join(filter(None, ["as there unless the file says constant", remark]))
+        config.set(path, {"schedule": "linear", "start": start, "end": min(start, end)}, why)
 
 
 def network(config: Config, given: Given) -> None:

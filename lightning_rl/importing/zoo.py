@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.importing.config import Config
 from lightning_rl.importing.expressions import read_expression
 from lightning_rl.importing.given import Given, check_known
@@ -74,6 +74,7 @@ def often(config: Config, given: Given, num_envs: int) -> None:
     freq, steps = given.take("train_freq", 1), given.take("gradient_steps", 1)
     every, unit = freq if isinstance(freq, list | tuple) and len(freq) == 2 else (freq, "step")
     check_range(given.place("train_freq"), every, 1, whole=True)
+    check_choice(given.place("train_freq"), unit, ("step", "episode"))
     check_range(given.place("gradient_steps"), steps, -1, whole=True)
     if unit == "episode":
         updates = "as many updates as steps" if steps == -1 else f"{steps} updates"
@@ -94,6 +95,8 @@ def often(config: Config, given: Given, num_envs: int) -> None:
 def noise(config: Config, given: Given, num_envs: int) -> None:
     """TD3's noise, of which there is none unless it is given."""
     kind, sigma = given.take("noise_type"), given.number("noise_std", 0.0)
+    if kind is not None:
+        check_choice(given.place("noise_type"), kind, ("normal", "ornstein-uhlenbeck"))
     remark = "without correlation in time; an Ornstein-Uhlenbeck process there" if kind == "ornstein-uhlenbeck" else ""
     config.set("model.action_noise", sigma if kind else 0.0, remark)
 

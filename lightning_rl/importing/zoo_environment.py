@@ -21,6 +21,8 @@ def environment(config: Config, given: Given) -> None:
         SettingError: a setting of the wrong kind.
     """
     arguments = read_expression(given.take("env_kwargs", {}), given.place("env_kwargs"))
+    if not isinstance(arguments, dict):
+        raise SettingError(f"{given.place('env_kwargs')} must be a mapping of arguments, got {arguments!r}")
     if arguments:
         config.set("model.env.kwargs", arguments)
     frames = given.integer("frame_stack", 1)
@@ -77,7 +79,8 @@ def known_wrapper(name: str, settings: dict[str, Any], path: str) -> tuple[dict[
 def atari(config: Config, settings: dict[str, Any]) -> None:
     """The standard preprocessing of games."""
     config.set("model.env.atari", True)
-    config.set("model.env.kwargs", {"repeat_action_probability": 0.0})
+    arguments = {"repeat_action_probability": 0.0} | config.settings.get("model.env.kwargs", {})
+    config.set("model.env.kwargs", arguments, "no sticky actions, as in the NoFrameskip games that the zoo is for")
     if settings.get("clip_reward", True):
         config.set("model.clip_reward", 1)
     config.note("AtariWrapper is env.atari here: a lost life does not end an episode, and FIRE is not pressed at its beginning")

@@ -9,7 +9,7 @@ ALGORITHMS = {"ppo": "PPO", "a2c": "A2C", "dqn": "DQN", "sac": "SAC", "td3": "TD
 _SCHEDULED = {"learning_rate": "model.learning_rate"}
 _COMMON = {name: f"model.{name}" for name in ("gamma",)}
 _ON_POLICY = {name: f"model.{name}" for name in ("n_steps", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")}
-_OFF_POLICY = {name: f"model.{name}" for name in ("buffer_size", "batch_size", "learning_starts", "tau")}
+_OFF_POLICY = {name: f"model.{name}" for name in ("buffer_size", "batch_size", "learning_starts", "tau", "n_steps")}
 _OFF_POLICY |= {"optimize_memory_usage": "model.replay.optimize_memory_usage"}
 _EXPLORATION = ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps", "max_grad_norm")
 

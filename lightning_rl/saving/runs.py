@@ -140,11 +140,14 @@ def _wrong_in_rank(rank: Any) -> Iterator[str]:
         window = _get(statistics, name)
         if not isinstance(window, list) or not all(map(_is_number, window)):
             yield name
+    if not _are_windows(statistics.get("parameters", {}) if isinstance(statistics, dict) else None):
+        yield "parameters"
     episodes = _get(collector, "episodes")
     if episodes is not None and not (
         {"obs", "memory", "start", "envs"} <= _keys(episodes)
         and isinstance(episodes["envs"], dict)
         and _is_vector(episodes["start"], torch.bool, num_envs)
+        and type(episodes.get("begin_anew", False)) is bool
     ):
         yield "episodes under way"
     if not _is_count(_get(rank, "log", "logged_env_steps")) or not _is_number(_get(rank, "log", "elapsed")):
@@ -185,11 +188,17 @@ def _is_guard(guard: Any) -> bool:
 def _are_lessons(state: Mapping[str, Any]) -> bool:
     """Whether a curriculum finds, for each of its parameters, a lesson, a smoothed measure and a window."""
     lessons, smoothed, windows = (state.get(name) for name in ("lessons", "smoothed", "windows"))
-    if not (isinstance(lessons, dict) and isinstance(smoothed, dict) and isinstance(windows, dict)):
+    if not (isinstance(lessons, dict) and isinstance(smoothed, dict) and _are_windows(windows)):
         return False
-    numbers = [*smoothed.values(), *(number for window in windows.values() for number in _list(window))]
-    alike = lessons.keys() == smoothed.keys() == windows.keys() and all(isinstance(window, list) for window in windows.values())
-    return alike and all(map(_is_count, lessons.values())) and all(map(_is_number, numbers))
+    alike = lessons.keys() == smoothed.keys() == _keys(windows)
+    return alike and all(map(_is_count, lessons.values())) and all(map(_is_number, smoothed.values()))
+
+
+def _are_windows(windows: Any) -> bool:
+    """Whether something has a list of numbers for each of some names."""
+    if not isinstance(windows, dict) or not all(isinstance(name, str) for name in windows):
+        return False
+    return all(isinstance(window, list) and all(map(_is_number, window)) for window in windows.values())
 
 
 def _are_loops(loops: Any) -> bool:

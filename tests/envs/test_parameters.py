@@ -127,6 +127,26 @@ def test_a_name_that_is_none_is_said_in_one_line_with_the_nearest(env_id, name, 
     assert line in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "parameters", "name"),
+    [
+        ("CartPole-v1", {"total_mass": 2.0}, "total_mass"),  # it follows from two others
+        ("CartPole-v1", {"gravity": 9.0, "gravity.scale": 2.0}, "gravity"),
+        ("HalfCheetah-v5", {"data.qpos.0": 3.0}, "data.qpos.0"),  # each reset begins somewhere
+    ],
+)
+def test_what_does_nothing_is_said_at_the_first_reset(env_id, parameters, name):
+    env = make_env(EnvConfig(env_id, parameters=parameters))
+    with pytest.raises(SettingError, match=rf"env.parameters.{name} does nothing: \w+Env sets it itself, or another parameter does"):
+        env.reset(seed=0)
+
+
+def test_lessons_of_a_parameter_that_is_not_drawn_are_refused():
+    env = EnvParameters(gym.make("CartPole-v1"), as_parameters({"length": 2}))
+    with pytest.raises(SettingError, match=r"lenght is not a parameter that this environment draws; did you mean length\?"):
+        env.set_lessons({"lenght": LESSONS_OF_LENGTH.until(0)})
+
+
 def test_an_environment_that_tells_its_parameters_refuses_others():
     with pytest.raises(SettingError, match=r"env.parameters.mas is not a parameter of ByOptions; did you mean mass\?"):
         EnvParameters(ByOptions(), as_parameters({"mas": 2}))

@@ -52,6 +52,12 @@ def test_intervals_without_length_are_as_likely_as_one_another():
     assert close((values == 1).mean(), 0.5, 0.5) and set(values) == {1.0, 2.0}
 
 
+@pytest.mark.parametrize("number", [10**400, 1e301, math.inf, math.nan])
+def test_numbers_beyond_what_can_be_computed_with_are_refused(number):
+    with pytest.raises(SettingError, match="mass must be a finite number"):
+        as_sampler("mass", number)
+
+
 def test_a_bare_number_is_a_constant():
     assert as_sampler("mass", 3) == Constant(3) == sampler("constant", value=3)
     assert set(draws(as_sampler("mass", 0.25))) == {0.25}

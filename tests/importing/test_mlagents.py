@@ -144,6 +144,9 @@ def test_numbers_fall_over_the_run_as_theirs(convert):
     text = convert(ppo(epsilon=0.05))
     assert settings(text)["clip_range"] == {"schedule": "linear", "start": 0.05, "end": 0.05}
     assert remark(text, "learning_rate") == "as there unless the file says constant"
+    entropy = "theirs is for the mean entropy of a continuous action's dimensions, here it is for the sum"
+    assert remark(text, "ent_coef") == f"as there unless the file says constant; {entropy}"
+    assert remark(import_mlagents(TODAY, "BigWallJump"), "ent_coef") == entropy
     today = settings(import_mlagents(TODAY, "BigWallJump"))
     assert (today["learning_rate"], today["clip_range"], today["ent_coef"]) == (3e-4, 0.2, 0.005)
 
@@ -280,6 +283,7 @@ ERRORS = [
     ("behaviors: {A: {trainer_type: ppo, batch_size: 3}}", "behaviors.A.batch_size is not a setting"),
     ("behaviors: {A: {network_settings: {memory: {size: 3}}}}", "network_settings.memory.size is not", "memory_size"),
     ("{behaviors: {A: {}}, behaviours: {}}", "behaviours is not a setting of an ML-Agents file; did you mean behaviors?"),
+    ("{behaviors: {A: {}}, env_settings: {num_envs: 0}}", "env_settings.num_envs must be >= 1, got 0"),
     ("{behaviors: {A: {}}, env_settings: {nm_envs: 1}}", "env_settings.nm_envs is not", "did you mean num_envs?"),
     ("A: {reward_signals: {gial: {}}}", "A.reward_signals.gial is not", "did you mean gail?"),
     ("A: {reward_signals: {extrinsic: {gama: 1}}}", "A.reward_signals.extrinsic.gama is not", "did you mean gamma?"),

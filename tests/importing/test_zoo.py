@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from lightning_rl.cli_configs import Loader
+from lightning_rl.errors import SettingError
 from lightning_rl.importing.zoo import import_zoo
 from tests.command_line import run
 from tests.importing.converting import FILES, comments, remark, settings, trains
@@ -160,6 +161,29 @@ def test_atari_games_share_a_section():
     assert settings(imported("ppo", "PongNoFrameskip-v4"))["env"]["id"] == "ALE/Pong-v5"
 
 
+def test_arguments_of_a_game_are_kept_beside_what_atari_needs(convert):
+    text = convert("{env_wrapper: AtariWrapper, env_kwargs: {mode: 1, repeat_action_probability: 0.25}}")
+    assert settings(text)["env"]["kwargs"] == {"repeat_action_probability": 0.25, "mode": 1}
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("{train_freq: [1, week]}", "CartPole-v1.train_freq must be one of step, episode, got 'week'"),
+        ("{noise_type: lin-normal, noise_std: 0.1}", "CartPole-v1.noise_type must be one of normal, ornstein-uhlenbeck, got 'lin-normal'"),
+    ],
+)
+def test_units_and_noises_that_are_not_known_are_refused(section, said, convert):
+    with pytest.raises(SettingError) as error:
+        convert(section, "td3")
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
+def test_returns_of_several_steps_are_kept_off_policy(algorithm, convert):
+    assert settings(convert("{n_steps: 3}", algorithm))["n_steps"] == 3
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "today", "said"),
     [
@@ -225,6 +249,7 @@ ERRORS = [
     ('{policy_kwargs: "dict(net_arch=[a])"}', "policy_kwargs.net_arch must be a list of widths", "['a']"),
     ('{policy_kwargs: "os.system(1)"}', "CartPole-v1.policy_kwargs must be a mapping", "'os.system(1)'"),
     ('{policy_kwargs: "dict("}', "CartPole-v1.policy_kwargs must be a mapping", "'dict('"),
+    ("{env_kwargs: 3}", "CartPole-v1.env_kwargs must be a mapping of arguments, got 3"),
     ("{env_wrapper: [3]}", "CartPole-v1.env_wrapper must be class paths", "got 3"),
 ]
 

@@ -180,6 +180,8 @@ CASES = [
     *[((*STATISTICS, "running_length"), value) for value in ([1 << 70, 1], torch.zeros(2), torch.zeros(3, dtype=torch.int64), GONE)],
     *[((*STATISTICS, "running_return"), value) for value in ([1.0, 1.0], torch.zeros(2), torch.full((2,), nan).double())],
     *[((*STATISTICS, "returns"), value) for value in (["a"], [nan], 3, "ab", [[1]], GONE)],
+    *[((*STATISTICS, "parameters"), value) for value in (3, {"a": 3}, {"a": ["x"]}, {3: []})],
+    ((*COLLECTOR, "episodes", "begin_anew"), torch.zeros(2)),
     *[((*COLLECTOR, "episodes", "obs"), value) for value in (torch.zeros(7), torch.zeros(2), 3, {"x": torch.zeros(2, 3)}, GONE)],
     *[((*COLLECTOR, "episodes", name), 3) for name in ("start", "envs")],
     *[((*COLLECTOR, "episodes"), value) for value in (3, {}, "x")],
