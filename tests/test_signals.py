@@ -25,9 +25,11 @@ def start(folder, options):
     process = subprocess.Popen(
         [*COMMAND, *shlex.split(f"{FIT} {options}")], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + 180
     while not any(read_rows(file) for file in folder.rglob("metrics.csv")):
-        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        if process.poll() is not None or time.monotonic() > until:
+            process.kill()  # else its output would be awaited for ever
+            raise AssertionError(process.communicate())
         time.sleep(0.05)
     return process
 
