@@ -9,11 +9,11 @@ import torch
 from pytorch_lightning.loggers.logger import Logger
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3, BehavioralCloning
+from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, BehavioralCloning
 from lightning_rl.algorithms.algorithm import Algorithm
 from tests.experts import at_random
 
-ON_POLICY = [PPO, A2C]
+ON_POLICY = [PPO, A2C, IMPALA]
 OFF_POLICY = [SAC, DQN, TD3]
 ALL = ON_POLICY + OFF_POLICY
 """What steps environments to learn."""
@@ -21,6 +21,7 @@ REPLAY = {"buffer_size": 200, "batch_size": 8, "learning_starts": 16, "train_fre
 TINY: dict[type[Algorithm], dict[str, Any]] = {
     PPO: {"n_steps": 8, "batch_size": 8, "n_epochs": 2},
     A2C: {"n_steps": 8},
+    IMPALA: {"n_steps": 8},
     SAC: REPLAY,
     DQN: REPLAY | {"learning_rate": 1e-3, "target_update_interval": 4},
     TD3: REPLAY,
@@ -28,7 +29,7 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
 }
 """Two environments of eight steps: 16 environment steps an iteration, in two minibatches for PPO; four updates for those that replay, from
 the second iteration on. An iteration of cloning has 16 updates."""
-UPDATES = {PPO: 6 * 4, A2C: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4}
+UPDATES = {PPO: 6 * 4, A2C: 6, IMPALA: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4}
 """Of a tiny run."""
 
 

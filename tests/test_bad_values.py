@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lightning_rl as lrl
-from lightning_rl import A2C, DQN, PPO, SAC, TD3
+from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3
 from lightning_rl.errors import NotFiniteError
 from lightning_rl.finite import all_finite, first_bad
 from tests.fitting import ALL, TINY, Rows, fit, weights
@@ -22,8 +22,8 @@ from tests.poisoned import two
 
 VALUES = (math.nan, math.inf, -math.inf)
 TOLERANT = ("skip_update", "restore_last")
-ACTION = {PPO: "box", A2C: "discrete", SAC: "box", DQN: "discrete", TD3: "box"}
-LOSSES = {PPO: "loss", A2C: "loss", SAC: "actor_loss", DQN: "loss", TD3: "actor_loss"}
+ACTION = {PPO: "box", A2C: "discrete", IMPALA: "box", SAC: "box", DQN: "discrete", TD3: "box"}
+LOSSES = {PPO: "loss", A2C: "loss", IMPALA: "loss", SAC: "actor_loss", DQN: "loss", TD3: "actor_loss"}
 AT = {"reward": 3, "observation": 7, "final observation": 10}
 """Which step of the second environment is bad; episodes have 5 steps."""
 

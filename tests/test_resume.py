@@ -12,7 +12,21 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer, load_policy
+from lightning_rl import (
+    A2C,
+    DQN,
+    GRU,
+    IMPALA,
+    LSTM,
+    PPO,
+    SAC,
+    TD3,
+    BehavioralCloning,
+    CheckpointConfig,
+    EvaluationConfig,
+    Trainer,
+    load_policy,
+)
 from lightning_rl.callbacks.csv_logger import read_rows
 from tests.experts import at_random
 from tests.fitting import tiny
@@ -69,6 +83,13 @@ CASES = [
     ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO CartPole LSTM"),
     pytest.param(A2C, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {"memory": GRU(4, 8)}, id="A2C GRU"),
+    pytest.param(IMPALA, {"id": "CartPole-v1"}, {"memory": LSTM(8, 16)}, id="IMPALA LSTM"),
+    pytest.param(
+        IMPALA,
+        {"id": "Pendulum-v1", "max_episode_steps": 30, "num_envs": 1},
+        {"actors": {"num_actors": 2, "ordered": True}, "normalize_obs": "running"},
+        id="IMPALA ordered processes",
+    ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": GRU(8, 3), "batch_size": 9, "share_encoder": False}, id="PPO two memories"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": LSTM(8, 4), "n_steps": 2}, id="SAC Pendulum LSTM"),
     pytest.param(
@@ -267,7 +288,7 @@ def leaves(tree, path="", seen=None):
                 yield from leaves(child, f"{path}.{name}", seen)
 
 
-@pytest.mark.parametrize("algorithm", [PPO, A2C, SAC, DQN, TD3, BehavioralCloning])
+@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA, SAC, DQN, TD3, BehavioralCloning])
 def test_no_running_state_of_any_object_is_missing_from_a_checkpoint(algorithm, tmp_path):
     env = {"id": "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"}
     settings = {"normalize_obs": "running", "normalize_reward": True} if algorithm in (PPO, SAC) else {}

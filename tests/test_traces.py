@@ -31,6 +31,7 @@ CASES = {
     "PPO discrete": (lrl.PPO, "CartPole-v1", {"n_steps": 32, "batch_size": 64}),
     "PPO continuous": (lrl.PPO, "Pendulum-v1", {"n_steps": 32, "batch_size": 64, "normalize_obs": "running", "normalize_reward": True}),
     "A2C": (lrl.A2C, "CartPole-v1", {}),
+    "IMPALA": (lrl.IMPALA, "CartPole-v1", {}),
     "SAC continuous": (lrl.SAC, "Pendulum-v1", REPLAY),
     "SAC discrete": (lrl.SAC, "CartPole-v1", REPLAY),
     "DQN": (lrl.DQN, "CartPole-v1", REPLAY | {"train_freq": 1, "target_update_interval": 20, "learning_rate": 1e-3}),

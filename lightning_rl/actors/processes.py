@@ -115,7 +115,7 @@ class Processes:
             return Answer(worker, method, version, self.slots[worker][slot].load(header, sizes), seconds)
         if sizes and not self.slots[worker][slot].grow(room(sizes)):
             self.notices.append(f"shared memory is full: what {self.name} {worker} answers goes through pipes")
-        return Answer(worker, method, version, pickle.loads(header, buffers=inline), seconds)
+        return Answer(worker, method, version, pickle.loads(header, buffers=map(bytearray, inline)), seconds)
 
     def num_ready(self) -> int:
         for i, each in enumerate(self.processes):

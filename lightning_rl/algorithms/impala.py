@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.burn_in import end_burn_in
+from lightning_rl.data.minibatch import in_sequences, in_time
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, as_settings, check_range
@@ -17,7 +19,7 @@ from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam, FlatParameters
 from lightning_rl.returns import explained_variance, vtrace
 from lightning_rl.schedules import ScheduleSetting, make_schedule
-from lightning_rl.types import Rollout, flatten_time, tree_index
+from lightning_rl.types import Rollout, flatten_time
 
 
 class IMPALA(Algorithm):
@@ -26,7 +28,7 @@ class IMPALA(Algorithm):
     Args:
         learning_rate: step size of the optimizer, a number or a schedule.
         max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
-        n_steps: steps of each environment in a rollout. A memory is learned through all of them.
+        n_steps: steps of each environment in a rollout.
         actors: how many act and where, see `actors/config.py`; unless given, `env.num_envs` environments in turn with learning, always with
             the newest policy.
         clip_rho: ρ̄, the largest importance weight of a temporal difference: what the values converge to; null does not clip.
@@ -37,6 +39,8 @@ class IMPALA(Algorithm):
         vf_coef: weight of the value loss.
         use_rms_prop: RMSprop as in the paper, else Adam.
         rms_prop_eps: ε of RMSprop, added outside its square root.
+        critic_burn_in_steps: environment steps at the start, in whole batches, of which only the value function learns (and an encoder it
+            shares); those that `normalize_obs: frozen` takes are among them.
         share_encoder: one encoder and memory for policy and value, or one each.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
@@ -64,6 +68,7 @@ class IMPALA(Algorithm):
         vf_coef: float = 0.5,
         use_rms_prop: bool = True,
         rms_prop_eps: float = 0.01,
+        critic_burn_in_steps: int = 0,
         share_encoder: bool = True,
         action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
         log_std_init: float = 0.0,
@@ -74,19 +79,17 @@ class IMPALA(Algorithm):
         check_range("vf_coef", vf_coef, 0)
         check_range("lambda_", lambda_, 0, 1)
         check_range("rms_prop_eps", rms_prop_eps, 0, open_low=True)
+        check_range("critic_burn_in_steps", critic_burn_in_steps, 0, whole=True)
         for name, clip in {"clip_rho": clip_rho, "clip_c": clip_c, "clip_pg_rho": clip_pg_rho}.items():
             if clip is not None:
                 check_range(name, clip, 0, open_low=True)
         if clip_rho is not None and (clip_c is None or clip_c > clip_rho):
-            raise SettingError(f"clip_c {clip_c} must not be greater than clip_rho {clip_rho}")
-        if self.memory is not None and self.memory.sequence_length < n_steps:
-            length = self.memory.sequence_length
-            raise SettingError(f"memory.sequence_length {length} is shorter than n_steps {n_steps}: rollouts are learned from as a whole")
+            raise SettingError(f"clip_c {'null' if clip_c is None else clip_c} must not be greater than clip_rho {clip_rho}")
         self.actors = None if actors is None else as_settings("actors", ActorsConfig, actors)
         self.n_steps, self.vf_coef = n_steps, vf_coef
         self.clips: dict[str, Any] = {"clip_rho": clip_rho, "clip_c": clip_c, "clip_pg_rho": clip_pg_rho, "lambda_": lambda_}
         self.ent_coef = make_schedule("ent_coef", ent_coef)
-        self.use_rms_prop, self.rms_prop_eps = use_rms_prop, rms_prop_eps
+        self.use_rms_prop, self.rms_prop_eps, self.critic_burn_in_steps = use_rms_prop, rms_prop_eps, critic_burn_in_steps
         self.network = ActorCritic(
             self.spaces,
             **self.network_settings,
@@ -100,14 +103,15 @@ class IMPALA(Algorithm):
         return self.collect(self.n_steps, actors=self.actors)
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        optimizer = self.raw_optimizers()[0]
         loss = self.loss(*self.prepare(rollout))
-        self.record(loss=loss, grad_norm=self.step(loss, self.raw_optimizers()[0]))
+        self.record(loss=loss, grad_norm=self.step(loss, optimizer))
         self.end_update(rollout)
+        end_burn_in(self, optimizer)
 
     def loss(self, rollout: Rollout, discount: Tensor) -> Tensor:
         """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace."""
-        memory = tree_index(rollout.memory, 0)
-        log_prob, entropy, value = self.network.evaluate(rollout.obs, rollout.action, memory, rollout.episode_start, rollout.action_mask)
+        log_prob, entropy, value = self.evaluate(rollout)
         log_rho = (log_prob.detach() - rollout.log_prob).sum(-1, keepdim=True)
         carry = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)
         target, advantage = vtrace(log_rho, rollout.reward, discount, rollout.value, rollout.next_value, carry, **self.clips)
@@ -123,7 +127,16 @@ class IMPALA(Algorithm):
         beyond = rho > (self.clips["clip_rho"] or float("inf"))
         self.record(rho_mean=(weight * rho).sum(), rho_clip_fraction=(weight * beyond).sum())
         self.record(explained_variance=lambda: explained_variance(value.detach(), target, weight > 0))
-        return self.finite("loss", policy_loss + self.vf_coef * value_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss))
+        actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
+        actor_learns = float(self.began_at >= self.critic_burn_in_steps)
+        return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
+
+    def evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities and entropies `[T, N, D]` and values `[T, N, S]`, by sequences of which each begins with the actor's memory."""
+        (steps, num), length = rollout.valid.shape, min(self.network.memory.sequence_length, self.n_steps)
+        obs, action, mask, start = in_sequences((rollout.obs, rollout.action, rollout.action_mask, rollout.episode_start), length)
+        evaluated = self.network.evaluate(obs, action, flatten_time(rollout.memory), start.unflatten(0, (length, -1)), mask)
+        return in_time(evaluated, length, steps, num)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         if self.use_rms_prop:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from lightning_rl.returns import gae
-from lightning_rl.types import Experience, Rollout, Tree, flatten_time, tree_index, tree_map
+from lightning_rl.types import Experience, Rollout, Tree, flatten_time, tree_index, tree_leaves, tree_map
 
 
 class Batch(NamedTuple):
@@ -54,17 +54,28 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
     returns = advantage + rollout.value
     valid = rollout.valid.to(advantage.dtype)
     weight = valid / valid.sum().clamp(min=1)
-    steps, length = len(weight), min(sequence_length, len(weight))
+    length = min(sequence_length, len(weight))
     advantage, start = advantage.sum(-1), rollout.episode_start
     rows = Batch(rollout.obs, rollout.action, rollout.log_prob, rollout.value, advantage, returns, weight, start, rollout.action_mask)
     if len(rollout.next_obs):
         rows = rows._replace(next_obs=rollout.next_obs, terminated=rollout.terminated)
-    if steps % length:
-        times = torch.arange(-steps % length + steps, device=weight.device)
-        rows = tree_index(rows, times.clamp(max=steps - 1))
-        rows.weight.mul_(times.unsqueeze(1) < steps)
-    batch = tree_map(lambda leaf: leaf.unflatten(0, (-1, length)).transpose(0, 1).flatten(0, 2), rows)
+    batch = in_sequences(rows, length)
+    if len(weight) % length:
+        batch.weight.unflatten(0, (length, -1, weight.shape[1]))[len(weight) % length :, -1] = 0.0
     return batch._replace(episode_start=batch.episode_start.unflatten(0, (length, -1)), memory=flatten_time(rollout.memory))
+
+
+def in_sequences(rows: Tree, length: int) -> Any:
+    """From `[T, N, ...]` to rows of sequences of `length` steps, time-major and flat. A last one that is shorter repeats its last row."""
+    steps = len(next(tree_leaves(rows)))
+    if steps % length:
+        rows = tree_index(rows, torch.arange(steps - steps % length + length).clamp(max=steps - 1))
+    return tree_map(lambda leaf: leaf.unflatten(0, (-1, length)).transpose(0, 1).flatten(0, 2), rows)
+
+
+def in_time(rows: Tree, length: int, steps: int, num: int) -> Any:
+    """The inverse: `[steps, num, ...]`."""
+    return tree_map(lambda leaf: leaf.unflatten(0, (length, -1, num)).transpose(0, 1).flatten(0, 1)[:steps], rows)
 
 
 def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, generator: Generator) -> Iterator[Batch]:

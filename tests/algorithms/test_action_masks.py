@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Generator
 
-from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, EvaluationConfig, RolloutEvaluator, Trainer, load_policy
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, EvaluationConfig, RolloutEvaluator, Trainer, load_policy
 from lightning_rl.data.minibatch import make_batch
 from lightning_rl.distributions import SoftActions
 from lightning_rl.errors import SettingError
@@ -35,6 +35,7 @@ CASES = {
     "PPO nested": (PPO, "nested", {}),
     "PPO LSTM": (PPO, "discrete", {"memory": LSTM(4, 4)}),
     "A2C": (A2C, "discrete", {}),
+    "IMPALA": (IMPALA, "multi-discrete", {}),
     "DQN": (DQN, "discrete", {"exploration_fraction": 1.0}),
     "DQN rainbow": (DQN, "discrete", RAINBOW),
     "DQN quantiles": (DQN, "discrete", {"distribution": "quantiles", "replay": {"optimize_memory_usage": True}}),

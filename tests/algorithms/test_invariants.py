@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from lightning_rl import A2C, DQN, LSTM, PPO, SAC, TD3, EnvConfig, SettingError
+from lightning_rl import A2C, DQN, IMPALA, LSTM, PPO, SAC, TD3, EnvConfig, SettingError
 from lightning_rl.data.collector import Collector
 from tests.environments import Scripted, ScriptedBox
 from tests.fitting import ALL, ON_POLICY, UPDATES, Rows, fit, tiny, weights
@@ -18,7 +18,7 @@ from tests.fitting import ALL, ON_POLICY, UPDATES, Rows, fit, tiny, weights
 ITERATIONS = 6
 every_algorithm = pytest.mark.parametrize("algorithm", ALL)
 every_on_policy_algorithm = pytest.mark.parametrize("algorithm", ON_POLICY)
-STEPS_OF_AN_UPDATE = {PPO: 1, A2C: 1, DQN: 1, SAC: 3, TD3: 1.5}
+STEPS_OF_AN_UPDATE = {PPO: 1, A2C: 1, IMPALA: 1, DQN: 1, SAC: 3, TD3: 1.5}
 """How many optimizers step in one, on average."""
 
 
@@ -142,10 +142,10 @@ def test_every_row_is_learned_from_once_in_each_epoch():
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
 def test_batches_of_one_row_and_rows_that_do_not_count_give_numbers(algorithm, autoreset):
     # with a period of 1 under NEXT_STEP every other row is a reset: a minibatch may have no row that counts
-    settings = {"batch_size": 1} if algorithm is PPO else {}
+    settings = {PPO: {"batch_size": 1, "normalize_advantage": True}, A2C: {"normalize_advantage": True}}.get(algorithm, {})
     env = {"num_envs": 1, "autoreset": autoreset, "kwargs": {"period": 1}}
     for n_steps in (1, 2):
-        model = tiny(algorithm, env=env, n_steps=n_steps, normalize_advantage=True, max_env_steps=8, **settings)
+        model = tiny(algorithm, env=env, n_steps=n_steps, max_env_steps=8, **settings)
         actor = [p.detach().clone() for p in model.network.actor.parameters()]
         fit(model)
         assert weights(model).isfinite().all()
@@ -272,7 +272,7 @@ def test_the_same_environment_stores_the_same_settings_however_it_is_given(algor
 @every_algorithm
 def test_a_function_that_builds_an_environment_trains_and_is_not_stored(algorithm):
     torch.manual_seed(0)
-    settings = {PPO: {"n_steps": 2, "batch_size": 16}, A2C: {"n_steps": 2}}.get(
+    settings = {PPO: {"n_steps": 2, "batch_size": 16}, A2C: {"n_steps": 2}, IMPALA: {"n_steps": 2}}.get(
         algorithm, {"steps_per_iteration": 16, "learning_starts": 8}
     )
     model = algorithm(ScriptedBox if algorithm is TD3 else Scripted, max_env_steps=16, **settings)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, BehavioralCloning
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, BehavioralCloning
 from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.data.layouts import DerivedNext, StoredNext
 from lightning_rl.data.replay import ReplayBuffer
@@ -133,6 +133,16 @@ OWN = {
     A2C: ON
     | {
         "normalize_advantage": [Option(True)],
+        "use_rms_prop": [Option(False)],
+        "rms_prop_eps": [Option(0.1)],
+    },
+    IMPALA: {name: rows for name, rows in ON.items() if name != "gae_lambda"}
+    | {
+        "actors": [Option({"num_actors": 2, "backend": "in_process"})],
+        "clip_rho": [],  # the largest weights are those of older policies, see test_impala.py
+        "clip_c": [Option(0.1)],
+        "clip_pg_rho": [Option(0.5)],
+        "lambda_": [Option(0.5)],
         "use_rms_prop": [Option(False)],
         "rms_prop_eps": [Option(0.1)],
     },

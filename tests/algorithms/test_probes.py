@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3
+from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3
 from lightning_rl.types import tree_leaves, tree_to_numpy
 from tests.environments import ConstantReward, DelayedReward, Endless, ObservedAction, ObservedReward
 from tests.fitting import fit, tiny
@@ -43,6 +43,7 @@ NOISY = DEEP | {"noisy": True, "exploration_initial_eps": 0.0, "exploration_fina
 LEARNERS = {
     "PPO": Learner(PPO, ON_POLICY | {"batch_size": 32, "n_epochs": 4}, ("discrete", "box"), False),
     "A2C": Learner(A2C, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), False),
+    "IMPALA": Learner(IMPALA, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), False),
     "SAC": Learner(SAC, SOFT, ("discrete",)),
     "SAC of continuous actions": Learner(SAC, SOFT | {"gradient_steps": 2}, ("box", "hybrid")),
     "SAC with a value network": Learner(SAC, SOFT | {"value_network": True}, ("discrete", "box")),

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, GRU, LSTM, PPO, SAC, TD3, Demonstration, RolloutEvaluator, SettingError, Trainer, load_policy
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, Demonstration, RolloutEvaluator, SettingError, Trainer, load_policy
 from lightning_rl.networks.acting import forgotten
 from lightning_rl.types import tree_index, tree_leaves, tree_map, tree_stack
 from tests.fitting import ALL, OFF_POLICY, fit, tiny, weights
 
 KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
-MEMORIES = {PPO: LSTM(4, 4), A2C: GRU(4, 4), SAC: LSTM(4, 4), DQN: GRU(4, 4), TD3: LSTM(4, 4)}
+MEMORIES = {PPO: LSTM(4, 4), A2C: GRU(4, 4), IMPALA: GRU(4, 4), SAC: LSTM(4, 4), DQN: GRU(4, 4), TD3: LSTM(4, 4)}
 every_algorithm = pytest.mark.parametrize("algorithm", ALL)
 
 
@@ -90,6 +90,7 @@ REPLAY = {"batch_size": 64, "learning_starts": 400, "train_freq": 4, "tau": 0.1,
 LEARNING: dict[type, tuple[dict[str, Any], int]] = {
     PPO: ({"n_steps": 16, "batch_size": 32, "n_epochs": 4}, 6_000),
     A2C: ({"n_steps": 8, "use_rms_prop": False}, 6_000),
+    IMPALA: ({"n_steps": 8, "use_rms_prop": False}, 6_000),
     SAC: (REPLAY | {"ent_coef": 1e-3}, 3_000),
     DQN: (REPLAY | {"tau": 1.0, "target_update_interval": 10}, 3_000),
     TD3: (REPLAY, 3_000),
@@ -100,6 +101,7 @@ TASKS = [
     (SAC, "discrete"),
     (PPO, "box"),
     (A2C, "discrete"),
+    (IMPALA, "discrete"),
     (SAC, "box"),
     (SAC, "hybrid"),
     (TD3, "box"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from lightning_rl import A2C, DQN, GRU, PPO, SAC, TD3, SettingError
+from lightning_rl import A2C, DQN, GRU, IMPALA, PPO, SAC, TD3, SettingError
 from lightning_rl.distributions import make_distribution
 from lightning_rl.rewards import settings as signal_settings
 from lightning_rl.rewards.curiosity import Curiosity
@@ -315,6 +315,7 @@ def test_the_value_beyond_a_termination_is_that_of_the_last_observation(algorith
 LEARNERS = {
     PPO: {"n_steps": 8, "batch_size": 32, "n_epochs": 4, "learning_rate": 0.01, "max_env_steps": 6_000},
     A2C: {"n_steps": 8, "use_rms_prop": False, "learning_rate": 0.01, "max_env_steps": 6_000},
+    IMPALA: {"n_steps": 8, "use_rms_prop": False, "learning_rate": 0.01, "max_env_steps": 6_000},
     SAC: {"tau": 0.1, "ent_coef": 1e-4},
     DQN: {"target_update_interval": 10, "exploration_final_eps": 0.2},
     TD3: {"tau": 0.2},
@@ -322,7 +323,7 @@ LEARNERS = {
 REPLAY = {"batch_size": 64, "learning_starts": 600, "buffer_size": 4_000, "steps_per_iteration": 100, "max_env_steps": 3_000}
 
 
-@pytest.mark.parametrize("algorithm", [PPO, DQN, pytest.param(A2C, marks=pytest.mark.slow), SAC, pytest.param(TD3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", [PPO, DQN, SAC, *(pytest.param(each, marks=pytest.mark.slow) for each in (A2C, IMPALA, TD3))])
 def test_two_signals_have_values_of_their_own(algorithm, paid):
     # 1 / (1 - 0.9) for the environment's 1, 2 / (1 - 0.5) for the other's 2
     replay = {} if algorithm in ON_POLICY else REPLAY | {"learning_rate": {"schedule": "linear", "start": 0.02}}
@@ -361,8 +362,8 @@ def test_signals_may_learn_at_their_own_pace(algorithm):
     model = tiny(algorithm, reward_signals={"rnd": {}}, reward_signal_steps_per_update=8)
     fit(model)
     # A2C has one for each update at most; learning_starts are 16
-    assert model.signal_learner.updates == {PPO: 96 // 8, A2C: 6}.get(algorithm, (96 - 16) // 8)
-    assert model.updates > model.signal_learner.updates or algorithm is A2C
+    assert model.signal_learner.updates == {PPO: 96 // 8, A2C: 6, IMPALA: 6}.get(algorithm, (96 - 16) // 8)
+    assert model.updates > model.signal_learner.updates or algorithm in (A2C, IMPALA)
 
 
 @pytest.mark.parametrize("algorithm", OFF_POLICY)
