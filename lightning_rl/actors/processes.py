@@ -21,11 +21,8 @@ from torch import nn
 
 from lightning_rl.actors.process import ERROR, work
 from lightning_rl.actors.shared_memory import SharedWeights, Slot, room
-from lightning_rl.actors.workers import Answer, Build, RemoteTraceback, WorkerError, own_copy
+from lightning_rl.actors.workers import HOUR, START_TIMEOUT, Answer, Build, RemoteTraceback, WorkerError, own_copy
 
-HOUR = 3600.0
-START_TIMEOUT = 300.0
-"""Seconds for a process to start and to build its worker, with many others at once."""
 CLOSE_TIMEOUT = 5.0
 
 _open: WeakSet[Processes] = WeakSet()

@@ -17,6 +17,9 @@ from torch import nn
 
 from lightning_rl.errors import SettingError
 
+HOUR = 3600.0
+START_TIMEOUT = 300.0
+"""Seconds for a process to start and to build its worker, with many others at once."""
 Build = Callable[[int, int, nn.Module], Any]
 """Makes a worker from its index, how often it was started anew, and its network."""
 

@@ -1,0 +1,62 @@
+"""Workers that Ray places behave as processes do; one local cluster for all of these tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import SettingError
+from lightning_rl.actors.ray_workers import RayWorkers
+from lightning_rl.actors.workers import WorkerError
+from tests.actors.test_processes import Echo, ask, network
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray starts for many seconds, and warns
+
+
+@pytest.fixture(scope="module")
+def workers():
+    both = RayWorkers(Echo, 2, network(), timeout=60.0, max_restarts=1)
+    yield both
+    assert not ray.is_initialized()
+
+
+def test_calls_are_answered_with_the_newest_weights_and_arrays_of_ones_own(workers):
+    torch.nn.init.constant_(workers.network.weight, 2.0)
+    workers.publish(3)
+    answers = ask(workers, (0, "weight"), (1, "weight"), (0, "say", np.arange(1000)))
+    values = {(answer.worker, answer.method): answer for answer in answers}
+    assert values[0, "weight"].value == values[1, "weight"].value == 6.0 and values[0, "weight"].version == 3
+    array = values[0, "say"].value
+    assert array.flags.writeable and array.sum() == 499_500
+    ((*_, modules, _),) = ask(workers, (0, "modules"))
+    assert "pytorch_lightning" not in modules
+
+
+def test_one_that_dies_or_freezes_is_replaced_and_asked_again(workers):
+    assert [answer.value for answer in ask(workers, (0, "die_once"))] == [(0, 1)]
+    workers.timeout = 1.0
+    try:
+        answers = ask(workers, (1, "wait", 0.01), (1, "freeze_once"), (1, "say", "after it"))
+    finally:
+        workers.timeout = 60.0
+    assert [answer.value for answer in answers] == [1, (1, 1), "after it"]
+    assert workers.restarts == 2 and workers.notices[1] == "actor 1 was started anew: no answer in 1 s"
+
+
+def test_what_one_raises_is_raised_here_and_one_that_fails_too_often_ends_the_run(workers):
+    with pytest.raises(WorkerError, match="actor 1 raised KeyError: 'nothing'") as error:
+        ask(workers, (1, "fail"))
+    assert 'return {}["nothing"]' in str(error.value.__cause__)
+    workers.calls[1].clear()
+    workers.call(0, "who")
+    workers.ray.kill(workers.workers[0])
+    with pytest.raises(WorkerError, match="actor 0 failed more than 1 times in an hour"):
+        workers.receive()
+
+
+def test_no_cluster_at_an_address_is_told_in_one_line(workers):
+    workers.close()
+    with pytest.raises(SettingError, match=r"^actors.address '127.0.0.1:1': there is no Ray cluster to join"):
+        RayWorkers(Echo, 1, network(), address="127.0.0.1:1")
