@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.episode_statistics import Finished
-from lightning_rl.data.unroll import Unroll
+from lightning_rl.data.unroll import Ends, Unroll
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import make_stepper
@@ -43,12 +43,12 @@ class Actor:
 
     @torch.no_grad()
     def act(self) -> Acted:
-        """Step `n_steps` times."""
+        """Step `n_steps` times. The arrays belong to who asked."""
         collector, before = self.collector, self.collector.env_steps
         unroll = collector.unroll()
         start, memory = unroll.episode_start[:-1], tree_index(unroll.memory, 0)
         log_prob = collector.network.log_prob(tree_index(unroll.obs, slice(-1)), unroll.action, memory, start, unroll.action_mask)
-        arrays = tree_to_numpy(unroll._replace(log_prob=log_prob, ends=()))  # type: ignore[arg-type]
+        arrays = tree_map(np.array, unroll._replace(log_prob=log_prob, ends=()))  # type: ignore[arg-type]
         acted = Acted(arrays._replace(ends=unroll.ends), collector.env_steps - before, list(collector.statistics.finished), [], 0)
         return acted._replace(notices=collector.take_notices(), restarts=collector.stepper.restarts)
 
@@ -114,8 +114,8 @@ class BuildActor:
         return Actor(collector)
 
 
-def copied(acted: Acted) -> Acted:
-    """With arrays of its own, which the actor's next rollout does not overwrite."""
-    ends = acted.unroll.ends
-    unroll = tree_map(np.copy, acted.unroll._replace(ends=()))  # type: ignore[arg-type]
-    return acted._replace(unroll=unroll._replace(ends=ends))
+def from_plain(acted: Any) -> Acted:
+    """One that was saved, as plain tuples."""
+    unroll, env_steps, finished, notices, restarts = acted
+    whole = Unroll(*unroll)
+    return Acted(whole._replace(ends=Ends(*whole.ends)), env_steps, [Finished(*episode) for episode in finished], notices, restarts)

@@ -7,6 +7,7 @@ from torch import nn
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.processes import Processes
 from lightning_rl.actors.ray_workers import RayWorkers
+from lightning_rl.actors.threads import InThreads
 from lightning_rl.actors.workers import Build, InTurn, Workers
 
 
@@ -14,6 +15,8 @@ def make_workers(build: Build, config: ActorsConfig, network: nn.Module) -> Work
     """As many workers as the settings say, where they say."""
     if config.backend == "in_process":
         return InTurn(build, config.num_actors, network)
+    if config.backend == "threads":
+        return InThreads(build, config.num_actors, network)
     if config.backend == "ray":
         return RayWorkers(build, config.num_actors, network, config.timeout, config.max_restarts, config.address)
     return Processes(build, config.num_actors, network, config.depth + 1, config.timeout, config.max_restarts)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
 
-BACKENDS = ("in_process", "processes", "ray")
+BACKENDS = ("in_process", "threads", "processes", "ray")
 
 
 @dataclass(frozen=True)
@@ -17,19 +17,20 @@ class ActorsConfig:
 
     Args:
         num_actors: how many.
-        backend: `in_process` (in turn, with the newest policy), `processes` on this machine, or `ray` for many machines.
+        backend: `in_process` (in turn, with the newest policy), `threads` of this process (for environments that wait for something else),
+            `processes` on this machine, or `ray` for many machines.
         rollouts_per_batch: of `n_steps` steps each; as many as actors unless given.
         queue_factor: how many batches may wait beside the one that is learned from. Rollouts are at most
             `queue_factor + num_actors / rollouts_per_batch` updates old, rounded up; more keeps actors busy.
         max_policy_lag: rollouts of policies older than so many updates are dropped; none unless given.
         ordered: actors wait for the newest policy and rollouts come in their order, so that runs are reproducible. In one process always.
-        timeout: seconds after which an actor that does not answer is started anew.
-        max_restarts: how often each actor may be started anew in an hour, as it died or froze.
+        timeout: of `processes` and `ray`: seconds after which an actor that does not answer is started anew.
+        max_restarts: of these: how often each actor may be started anew in an hour, as it died or froze.
         address: of a Ray cluster such as `auto` or `ray://host:10001`; a local one is started unless given.
     """
 
     num_actors: int = 2
-    backend: Literal["in_process", "processes", "ray"] = "processes"
+    backend: Literal["in_process", "threads", "processes", "ray"] = "processes"
     rollouts_per_batch: int | None = None
     queue_factor: float = 1.0
     max_policy_lag: int | None = None
@@ -66,3 +67,7 @@ class ActorsConfig:
         """Rollouts that are asked of an actor at once, so that it has something to do while others are learned from."""
         ahead = 0 if self.in_order else self.num_actors + self.queue_factor * self.batch - self.batch
         return math.ceil((self.batch + ahead) / self.num_actors)
+
+
+IN_A_THREAD = ActorsConfig(num_actors=1, backend="threads", queue_factor=0)
+"""One actor that makes the next rollout while the last one is learned from."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Generator, nn
 
+from lightning_rl.actors.actor import from_plain
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
 from lightning_rl.data.episode_statistics import EpisodeStatistics
@@ -18,6 +19,8 @@ from lightning_rl.data.unroll import join, judge
 from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
 from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
+
+COUNTS = ("env_steps", "rows", "version", "dropped")
 
 
 class ActorPool:
@@ -44,13 +47,13 @@ class ActorPool:
         self.env_steps = self.rows = self.version = self.dropped = 0
         self.waiting: deque[Answer] = deque()
         """Rollouts that came while something else was awaited."""
-        self.acting = False
+        self.under_way = 0
+        """Rollouts that were asked for and did not come yet."""
         self.env_restarts = [0] * config.num_actors
         self.notices: list[str] = []
         self.seen: Any = ()
         self.recorded: dict[str, float] = {}
-        self.name, can_be_saved = self._ask_all("describe")[0]
-        self.can_be_saved = can_be_saved and config.in_order
+        self.name, self.can_be_saved = self._ask_all("describe")[0]
 
     def collect(self) -> Rollout:
         """The next batch `[T, N, ...]`."""
@@ -70,27 +73,37 @@ class ActorPool:
 
     def _in_order(self) -> list[Answer]:
         for k in range(self.config.batch):
-            self.workers.call(k % self.config.num_actors, "act")
+            self._ask(k % self.config.num_actors)
         answers = [self._receive() for _ in range(self.config.batch)]
         return sorted(answers, key=lambda answer: answer.worker)  # those of one actor stay in their order
 
     def _as_they_come(self) -> list[Answer]:
         answers: list[Answer] = []
-        for worker in () if self.acting else [*range(self.config.num_actors)] * self.config.depth:
-            self.workers.call(worker, "act")
-        self.acting, oldest = True, self.config.max_policy_lag
+        if not self.waiting and not self.under_way:
+            for worker in [*range(self.config.num_actors)] * self.config.depth:
+                self._ask(worker)
+        oldest = self.config.max_policy_lag
         while len(answers) < self.config.batch:
             answer = self._receive()
-            self.workers.call(answer.worker, "act")
+            self._ask(answer.worker)
             if oldest is not None and self.version - answer.version > oldest:
                 self.dropped += 1
             else:
                 answers.append(answer)
         return answers
 
+    def _ask(self, worker: int) -> None:
+        self.workers.call(worker, "act")
+        self.under_way += 1
+
+    def _await(self) -> Answer:
+        """The next rollout that comes."""
+        self.under_way -= 1
+        return self.workers.receive()
+
     def _receive(self) -> Answer:
-        """The next rollout; it counts from now on."""
-        answer = self.waiting.popleft() if self.waiting else self.workers.receive()
+        """The next rollout to learn from; it counts from now on."""
+        answer = self.waiting.popleft() if self.waiting else self._await()
         acted = answer.value
         self.env_steps += acted.env_steps
         for episode in acted.finished:
@@ -109,6 +122,7 @@ class ActorPool:
             if answer.method == method:
                 values[answer.worker] = answer.value
             else:
+                self.under_way -= 1
                 self.waiting.append(answer)
         return [values[worker] for worker in range(self.config.num_actors)]
 
@@ -144,22 +158,26 @@ class ActorPool:
         self._ask_all("begin_anew")
 
     def get_state(self) -> dict[str, Any]:
-        """Between iterations: all that the next one depends on, where actors wait for the learner."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in ("env_steps", "rows", "version", "dropped")}
+        """Between iterations: all that the next one depends on. Rollouts under way are awaited, and saved too."""
+        while self.under_way:
+            self.waiting.append(self._await())
+        state: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
-        return state | {"actors": self._ask_all("get_state") if self.config.in_order else []}
+        return state | {"actors": self._ask_all("get_state"), "waiting": [tuple(answer) for answer in self.waiting]}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         """The inverse, before the first iteration; one line if the environments start new episodes instead."""
-        for name in ("env_steps", "rows", "version", "dropped"):
+        for name in COUNTS:
             setattr(self, name, state[name])
         self.statistics.set_state(state["statistics"])
         self.generator.set_state(torch.from_numpy(state["generator"]))
-        if not self.config.in_order:
-            return "actors that act while others learn are not saved"
         if len(state["actors"]) != self.config.num_actors:
             return f"the checkpoint holds {len(state['actors'])} actors, not {self.config.num_actors}"
-        return next((said for said in self._ask_all("set_state", lambda i: (state["actors"][i],)) if said is not None), None)
+        said = self._ask_all("set_state", lambda i: (state["actors"][i],))
+        if not any(said) and not self.config.in_order:
+            answers = [Answer(*answer) for answer in state["waiting"]]
+            self.waiting.extend(answer._replace(value=from_plain(answer.value)) for answer in answers)
+        return next((line for line in said if line is not None), None)
 
     def metrics(self) -> dict[str, float]:
         """Of the last 100 episodes, and of the actors."""

@@ -73,12 +73,13 @@ def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> Actor
     env = algorithm.env
     if env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
-    if isinstance(env, VectorEnv):
+    if isinstance(env, VectorEnv) and (config.num_actors > 1 or config.backend not in ("in_process", "threads")):
         raise SettingError("actors build their environments themselves: pass an id, an EnvConfig, or a function that builds one")
-    seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * algorithm.num_envs
+    num_envs = algorithm.num_envs // config.batch
+    seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * num_envs
     build = BuildActor(env, algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
     workers = make_workers(build, config, algorithm.network)
-    return ActorPool(workers, algorithm.network, config, n_steps, algorithm.num_envs, seed)
+    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, seed)
 
 
 def sees_next(algorithm: Any) -> bool:

@@ -99,6 +99,11 @@ class IMPALA(Algorithm):
             streams=len(self.reward_signals),
         )
 
+    @property
+    def num_envs(self) -> int:
+        """How many environments' steps a batch has side by side."""
+        return super().num_envs * (1 if self.actors is None else self.actors.batch)
+
     def experience(self) -> RolloutDataset:
         return self.collect(self.n_steps, actors=self.actors)
 

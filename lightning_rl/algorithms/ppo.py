@@ -8,12 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.burn_in import end_burn_in
 from lightning_rl.data.minibatch import Batch, make_batch, minibatches
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, check_choice, check_range
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam
@@ -38,6 +39,8 @@ class PPO(Algorithm):
         target_kl: stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does.
         ratio: clip the `joint` probability ratio of an action, that of each part of a Dict or Tuple (`per_part`), or that of each dimension
             or branch (`per_dim`).
+        threaded: collect the next rollout in a thread of its own while this one is learned from: with a policy that is one iteration old.
+            For environments that wait for something else, such as a simulator, or have processes of their own.
         critic_burn_in_steps: environment steps at the start, in whole rollouts, of which only the value function learns (and an encoder it
             shares); those that `normalize_obs: frozen` takes are among them.
         share_encoder: one encoder and memory for policy and value, or one each.
@@ -64,6 +67,7 @@ class PPO(Algorithm):
         vf_coef: float = 0.5,
         target_kl: float | None = None,
         ratio: Literal["joint", "per_part", "per_dim"] = "joint",
+        threaded: bool = False,
         critic_burn_in_steps: int = 0,
         share_encoder: bool = True,
         action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
@@ -76,6 +80,7 @@ class PPO(Algorithm):
         check_range("gae_lambda", gae_lambda, 0, 1)
         check_range("vf_coef", vf_coef, 0)
         check_range("critic_burn_in_steps", critic_burn_in_steps, 0, whole=True)
+        check_flag("threaded", threaded)
         check_choice("ratio", ratio, ("joint", "per_part", "per_dim"))
         if target_kl is not None:
             check_range("target_kl", target_kl, 0, open_low=True)
@@ -85,6 +90,7 @@ class PPO(Algorithm):
         self.clip_range = make_schedule("clip_range", clip_range)
         self.clip_range_vf = None if clip_range_vf is None else make_schedule("clip_range_vf", clip_range_vf)
         self.ent_coef, self.vf_coef = make_schedule("ent_coef", ent_coef), vf_coef
+        self.actors = IN_A_THREAD if threaded else None
         self.target_kl, self.ratio, self.critic_burn_in_steps = target_kl, ratio, critic_burn_in_steps
         self.network = ActorCritic(
             self.spaces,
@@ -96,7 +102,7 @@ class PPO(Algorithm):
         )
 
     def experience(self) -> RolloutDataset:
-        return self.collect(self.n_steps)
+        return self.collect(self.n_steps, actors=self.actors)
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]

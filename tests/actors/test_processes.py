@@ -17,6 +17,7 @@ import torch
 
 from lightning_rl.actors.processes import Processes
 from lightning_rl.actors.shared_memory import SharedWeights, Slot, SlotWriter
+from lightning_rl.actors.threads import InThreads
 from lightning_rl.actors.workers import InTurn, WorkerError
 
 
@@ -146,15 +147,27 @@ def test_what_a_worker_raises_is_raised_here_with_its_traceback(workers):
     assert 'return {}["nothing"]' in str(error.value.__cause__)
 
 
-def test_workers_in_turn_answer_alike_and_share_the_network():
+@pytest.mark.parametrize("kind", [InTurn, InThreads])
+def test_workers_of_this_process_answer_alike(kind):
     module = network()
-    both = InTurn(Echo, 2, module)
-    assert [answer.value for answer in ask(both, (1, "who"), (0, "who"))] == [(1, 0), (0, 0)]
+    both = kind(Echo, 2, module)
+    assert sorted(answer.value for answer in ask(both, (1, "who"), (0, "who"))) == [(0, 0), (1, 0)]
     torch.nn.init.constant_(module.weight, 5.0)
     both.publish(7)
     assert [(answer.version, answer.value) for answer in ask(both, (0, "weight"))] == [(7, 15.0)]
     with pytest.raises(KeyError):
         ask(both, (0, "fail"))
+    both.close()
+
+
+def test_workers_in_threads_have_the_weights_of_before_until_others_are_published():
+    module = network(1.0)
+    both = InThreads(Echo, 1, module)
+    torch.nn.init.constant_(module.weight, 5.0)
+    assert ask(both, (0, "weight"))[0].value == 3.0
+    both.publish(1)
+    assert ask(both, (0, "weight"))[0].value == 15.0
+    both.close()
 
 
 def test_torn_weights_are_read_again():

@@ -105,8 +105,9 @@ def test_a_batch_has_the_rollouts_of_all_actors_side_by_side():
     fit(model)
     assert [rollout.reward.shape for rollout, _ in seen] == [(8, 8, 1)] * 2  # 4 rollouts of 2 environments
     assert model.env_steps == 128 and model.global_step == 2
-    episodes = seen[0][0].obs[0, :, 0]  # each observation tells its episode
-    assert model.episodes > 0 and episodes.shape == (8,)
+    times = seen[0][0].obs[:, :, 1]  # each observation tells its step in an episode of three
+    first, second = times[:, :2], times[:, 2:4]  # of one actor: eight steps, and the eight that follow
+    assert torch.equal(first[:, 0], torch.arange(8.0) % 3) and torch.equal(second[:, 0], torch.arange(8.0, 16.0) % 3)
 
 
 def test_actors_in_turn_have_the_newest_policy():
@@ -123,10 +124,7 @@ def test_actors_in_turn_have_the_newest_policy():
         ({"clip_c": None}, "clip_c null must not be greater than clip_rho 1.0"),
         ({"actors": {"num_actor": 2}}, "actors.num_actor is not a setting; did you mean num_actors?"),
         ({"actors": {"num_actors": 0}}, "actors.num_actors must be >= 1, got 0"),
-        (
-            {"actors": {"backend": "process"}},
-            "actors.backend must be one of in_process, processes, ray, got 'process'; did you mean processes?",
-        ),
+        ({"actors": {"backend": "rey"}}, "actors.backend must be one of in_process, threads, processes, ray, got 'rey'; did you mean ray?"),
         ({"actors": {"address": "auto"}}, "actors.address is of backend ray, and this one is processes; leave it out"),
     ],
 )

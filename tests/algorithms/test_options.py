@@ -128,6 +128,7 @@ OWN = {
         "clip_range_vf": [Option(0.1, given={"learning_rate": 0.01}), Option(0.01, given={"clip_range_vf": 0.1, "learning_rate": 0.01})],
         "normalize_advantage": [Option(False)],
         "target_kl": [Option(1e-9)],
+        "threaded": [Option(True)],
         "ratio": [Option("per_dim", "ScriptedBox-v0"), Option("per_part", "Anything-v0", given=MIXED)],
     },
     A2C: ON

@@ -1,0 +1,64 @@
+"""Workers in threads of this process, for environments that wait for something else, such as a simulator."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.actors.workers import Answer, Build, own_copy
+
+
+class InThreads:
+    """Workers in a thread each, with a copy of the network each."""
+
+    restarts = 0
+
+    def __init__(self, build: Build, num: int, network: nn.Module) -> None:
+        self.num, self.network, self.notices = num, network, list[str]()
+        self.copies = [own_copy(network) for _ in range(num)]
+        self.workers = [build(i, 0, copy) for i, copy in enumerate(self.copies)]
+        self.threads = [ThreadPoolExecutor(1, f"actor-{i}") for i in range(num)]
+        self.calls: list[deque[tuple[str, Future[Any]]]] = [deque() for _ in range(num)]
+        self.publish(0)
+
+    def publish(self, version: int) -> None:
+        weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.network.state_dict().items()}
+        self.published = version, weights
+
+    def call(self, worker: int, method: str, *arguments: Any) -> None:
+        self.calls[worker].append((method, self.threads[worker].submit(self._answer, worker, method, arguments)))
+
+    def receive(self) -> Answer:
+        firsts = [calls[0][1] for calls in self.calls if calls]
+        done, _ = wait(firsts, return_when="FIRST_COMPLETED")
+        worker = next(i for i, calls in enumerate(self.calls) if calls and calls[0][1] in done)
+        method, answer = self.calls[worker].popleft()
+        version, value, seconds = answer.result()
+        return Answer(worker, method, version, value, seconds)
+
+    def num_ready(self) -> int:
+        return sum(answer.done() for calls in self.calls for _, answer in calls)
+
+    def close(self) -> None:
+        for thread in self.threads:
+            thread.shutdown(cancel_futures=True)
+        for worker in self.workers:
+            worker.close()
+
+    def _answer(self, worker: int, method: str, arguments: tuple[Any, ...]) -> tuple[int, Any, float]:
+        began = time.monotonic()
+        version, weights = self.published
+        load(self.copies[worker], weights)
+        return version, getattr(self.workers[worker], method)(*arguments), time.monotonic() - began
+
+
+@torch.no_grad()
+def load(network: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy weights into a network in place, where others have views of them."""
+    for name, tensor in network.state_dict().items():
+        tensor.copy_(weights[name])
