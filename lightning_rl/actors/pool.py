@@ -131,7 +131,7 @@ class ActorPool:
         self.recorded = {
             "actors/policy_lag_mean": float(np.mean(lags)),
             "actors/policy_lag_max": float(max(lags)),
-            "actors/waiting": float(len(self.waiting) + self.workers.num_ready()),
+            "time/rollouts_waiting": float(len(self.waiting) + self.workers.num_ready()),
             "time/waiting_for_actors": seconds,
             "time/rollout": float(np.mean([answer.seconds for answer in answers])),
         }
