@@ -27,9 +27,9 @@ def work(index: int, restarts: int, made_of: bytes, weights_name: str, pipe: Con
         weights = SharedWeights(network, weights_name)
         while (request := pipe.recv()) is not None:
             slot, method, arguments, slot_name = request
-            version, began = weights.read(network), time.monotonic()
-            if worker is None:
+            if worker is None:  # which takes seconds; weights are read behind it
                 worker = build(index, restarts, network)
+            version, began = weights.read(network), time.monotonic()
             value = getattr(worker, method)(*arguments)
             answer = writers.setdefault(slot, SlotWriter()).dump(slot_name, value)
             pipe.send((time.monotonic(), version, *answer[:2], answer[2], time.monotonic() - began))
