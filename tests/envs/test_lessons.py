@@ -31,7 +31,7 @@ def test_criteria_have_the_defaults_of_ml_agents():
 
 def test_null_is_not_set():
     assert list(as_parameters({"length": None, "gravity": 9.8})) == ["gravity"]
-    with pytest.raises(SettingError, match="env.observe_parameters needs env.parameters"):
+    with pytest.raises(SettingError, match=r"env\.observe_parameters needs"):
         EnvConfig("CartPole-v1", parameters={"length": None}, observe_parameters=True)
 
 
