@@ -245,6 +245,17 @@ def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, cap
     assert drawn["return_mean"] != result["return_mean"]
 
 
+def test_evaluate_says_that_it_plays_the_final_lesson(fit, folder):
+    lessons = "[{name: short, value: 0.5, completion_criteria: {threshold: 5}}, {name: long, value: 2}]"
+    (folder / "lessons.yaml").write_text(
+        f"model: {{class_path: PPO, init_args: {{env: {{parameters: {{length: {{curriculum: {lessons}}}}}}}}}}}"
+    )
+    fit(CARTPOLE + "--config lessons.yaml")
+    options = f"evaluate --ckpt_path {RUN}0/checkpoints/last.ckpt --episodes 2"
+    assert fit(options).splitlines()[1:] == ["played in the final lessons: length long (2)"]
+    assert json.loads(fit(options + " --json"))["episodes"] == 2
+
+
 def test_a_run_continues_from_a_checkpoint_by_its_path_and_from_the_last(fit, folder):
     fit(CARTPOLE)
     fit(CARTPOLE + f"--model.max_env_steps 128 --ckpt_path {RUN}0/checkpoints/last.ckpt")
