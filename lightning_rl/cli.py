@@ -20,6 +20,7 @@ from rich.console import Console
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
+from lightning_rl.callbacks.curriculum import make_curriculum
 from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.cli_messages import explain, explain_flag
 from lightning_rl.cli_settings import read_arguments
@@ -38,7 +39,8 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --config FILE                        settings in YAML, or a packaged config such as ppo/cartpole; later ones win
   --model ALGORITHM                    see lightning-rl list
   --model.SETTING VALUE                a setting of the algorithm; all of PPO's: lightning-rl fit --model.help PPO
-  --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari
+  --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari,
+                                       parameters, observe_parameters, step_timeout, max_restarts: --model.env.help
   --model.max_env_steps N              length of the run; of BehavioralCloning --model.max_updates N
   --evaluation.SETTING VALUE           every_n_env_steps, every_n_updates, episodes, seed, num_envs, deterministic, max_episode_steps,
                                        stop_at, patience
@@ -180,7 +182,8 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
         if getattr(options, name) is not None:
             check_range(f"--{name}", getattr(options, name), 1, whole=True)
     check_range("--seed", options.seed, 0, whole=True)
-    result = evaluate_checkpoint(options)
+    algorithm = load_with_env(options.ckpt_path)
+    result = evaluate_checkpoint(algorithm, options)
     if options.json:
         print(json.dumps(result))
     else:
@@ -191,12 +194,13 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
             f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
             f"mean length {result['length_mean']:.1f}, trained for {trained}"
         )
+        for curriculum in make_curriculum(algorithm.env):
+            print(f"played in the final lessons: {curriculum.finals()}")
     return 0
 
 
-def evaluate_checkpoint(options: Namespace) -> dict[str, float]:
+def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, float]:
     """The statistics that `evaluate --json` prints."""
-    algorithm = load_with_env(options.ckpt_path)
     num_envs = min(options.num_envs, options.episodes)
     player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
     with closing(player), torch_threads(threads_for(algorithm)):

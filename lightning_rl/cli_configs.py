@@ -99,3 +99,8 @@ def spell_out(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, dict) and isinstance(arguments.get("env"), str):
         arguments["env"] = {"id": arguments["env"]}
     return config
+
+
+def written(config: dict[str, Any]) -> str:
+    """A config in one line of YAML, the kind of each value said: jsonargparse reads JSON's NaN and Infinity as words."""
+    return yaml.safe_dump(config, default_style='"', default_flow_style=True, sort_keys=False, width=float("inf")).strip()

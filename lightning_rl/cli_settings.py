@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -22,7 +21,7 @@ from lightning_rl.algorithms.loading import ALGORITHMS, algorithm_class
 from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.evaluation import EvaluationConfig
-from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, spell_out
+from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, spell_out, written
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
@@ -176,7 +175,7 @@ def read_arguments(arguments: list[str]) -> list[str]:
             if "reward_signals" in init_args(config):
                 named = mapping("model.reward_signals", init_args(config)["reward_signals"])
                 signals = merged(signals or {}, named) if named else {}  # nothing is what there is unless given
-            result.append(f"--config={json.dumps(config)}")
+            result.append(f"--config={written(config)}")
         elif option.startswith("--model.reward_signals."):
             check_option(option.removeprefix("--"), algorithm)
             signals = merged(signals or {}, signal_option(option, value))
@@ -187,12 +186,13 @@ def read_arguments(arguments: list[str]) -> list[str]:
                 raise SettingError(f"{option} comes before the kind of memory: {MEMORY_KIND}")
             value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
             part, _, name = option.removeprefix("--model.").partition(".")
-            if value == "null" and name in NESTED.get(part, ()):  # as an option, jsonargparse takes it for the word None
-                result.append(f"--config={json.dumps({'model': {'init_args': {part: {name: None}}}})}")
+            if (value == "null" or value.startswith(("{", "["))) and name in NESTED.get(part, ()):
+                whole = {part: {name: parse(value, option)}}  # of an option jsonargparse takes null for the word None
+                result.append(f"--config={written({'model': {'init_args': whole}})}")
             else:
                 result.append(f"{option}={value}" if value else option)
     if signals is not None:
-        result.append(f"--config={json.dumps({'model': {'init_args': {'reward_signals': signals or None}}})}")
+        result.append(f"--config={written({'model': {'init_args': {'reward_signals': signals or None}}})}")
     if not env_id:
         raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import struct
 import time
 
@@ -243,6 +244,26 @@ def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, cap
     assert text.startswith(f"return {result['return_mean']:.2f} ±") and text.count("\n") == 1
     drawn = json.loads(fit(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt {options} --stochastic --json"))
     assert drawn["return_mean"] != result["return_mean"]
+
+
+@pytest.mark.parametrize("way", ["config", "option"])
+def test_nulls_and_infinities_inside_a_mapping_stay_what_they_are(way, fit, folder):
+    kwargs = "{a: null, b: .inf, c: {d: null}}"
+    (folder / "mine.yaml").write_text(f"model: {{class_path: PPO, init_args: {{env: {{kwargs: {kwargs}}}}}}}")
+    given = "--config mine.yaml" if way == "config" else f"--model.env.kwargs '{kwargs}'"
+    config = yaml.safe_load(fit(f"{CARTPOLE} {given} --print_config"))
+    assert config["model"]["init_args"]["env"]["kwargs"] == {"a": None, "b": math.inf, "c": {"d": None}}
+
+
+def test_evaluate_says_that_it_plays_the_final_lesson(fit, folder):
+    lessons = "[{name: short, value: 0.5, completion_criteria: {threshold: 5}}, {name: long, value: 2}]"
+    (folder / "lessons.yaml").write_text(
+        f"model: {{class_path: PPO, init_args: {{env: {{parameters: {{length: {{curriculum: {lessons}}}}}}}}}}}"
+    )
+    fit(CARTPOLE + "--config lessons.yaml")
+    options = f"evaluate --ckpt_path {RUN}0/checkpoints/last.ckpt --episodes 2"
+    assert fit(options).splitlines()[1:] == ["played in the final lessons: length long (2)"]
+    assert json.loads(fit(options + " --json"))["episodes"] == 2
 
 
 def test_a_run_continues_from_a_checkpoint_by_its_path_and_from_the_last(fit, folder):

@@ -297,7 +297,7 @@ CONFIGS = [
     (MODEL + "checkpoint: [3]", "checkpoint in c.yaml must be a mapping", "[3]"),
     (MODEL + "    n_steps: [1]", "model.n_steps must be an integer", "[1]"),
     (MODEL + "    max_env_steps: null", "max_env_steps must be an integer", "None"),
-    (MODEL + "    gamma: .nan", "model.gamma must be a number", "NaN"),
+    (MODEL + "    gamma: .nan", "gamma must be >= 0 and <= 1, got nan"),
     (MODEL + "evaluation: {stop_at: high}", "evaluation.stop_at must be a number", "high"),
     (MODEL + "trainer: {logger: {class_path: NoLogger}}", "trainer.logger: there is no class NoLogger", "full path"),
     (MODEL + "trainer: {callbacks: [{class_path: NoCallback}]}", "trainer.callbacks: there is no class NoCallback", "full path"),

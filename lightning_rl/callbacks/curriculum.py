@@ -133,6 +133,10 @@ class Curriculum(pl.Callback):
         """For the progress bar."""
         return ", ".join(f"{name} {lesson + 1}/{len(self.parameters[name].lessons)}" for name, lesson in self.lessons.items())
 
+    def finals(self) -> str:
+        """The lessons that a policy is judged in, as a reader sees them."""
+        return ", ".join(f"{name} {each.lessons[-1].name} ({each.lessons[-1].value})" for name, each in self.parameters.items())
+
     def state_dict(self) -> dict[str, Any]:
         windows = {name: list(window) for name, window in self.windows.items()}
         return {"lessons": dict(self.lessons), "smoothed": dict(self.smoothed), "windows": windows}

@@ -74,7 +74,9 @@ class EnvStepsProgressBar(ProgressBar):
         """Say what an evaluation found."""
         mean, deviation = metrics["eval/mean_reward"], metrics["eval/std_reward"]
         loss = f", validation loss {metrics['val/loss']:.4g}" if "val/loss" in metrics else ""
-        self.print(f"evaluation at {pl_module.count:,} {unit(pl_module)}: mean return {mean:.1f} ± {deviation:.1f}{loss}")
+        current = metrics.get("eval/mean_reward_lesson")
+        where = "" if current is None else f" in the final lesson, {current:.1f} in the current one"
+        self.print(f"evaluation at {pl_module.count:,} {unit(pl_module)}: mean return {mean:.1f} ± {deviation:.1f}{where}{loss}")
 
     def text(self, algorithm: Any) -> str:
         """What is done of what is planned, speed since the start, how it goes, time left."""

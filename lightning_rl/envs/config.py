@@ -31,7 +31,7 @@ class EnvConfig:
         frame_stack: observe the last so many frames.
         atari: the standard preprocessing of Atari games (Machado et al. 2018): no-op starts, frame skip 4, 84 x 84 grey, 4 frames.
         parameters: numbers of the environment by name, drawn anew for each episode: a number, a sampler
-            `{sampler_type, sampler_parameters}`, or `{curriculum: [lessons]}` each; see `receiving.py` for names and `lessons.py`.
+            `{sampler_type, sampler_parameters}`, or `{curriculum: [lessons]}` each; see "Environments that change" in the README.
         observe_parameters: append the numbers drawn to the observation.
         step_timeout: of `async`: seconds after which an environment that does not answer is started anew; 60 unless given.
         max_restarts: of `async`: how often each environment may be started anew in an hour, as it froze, raised or died; 10 unless given.
@@ -57,8 +57,7 @@ class EnvConfig:
         for name, kind in {"kwargs": dict, "wrappers": list}.items():
             if not isinstance(getattr(self, name), kind):
                 raise SettingError(f"env.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
-        as_parameters(self.parameters)
-        if self.observe_parameters and not self.parameters:
+        if not as_parameters(self.parameters) and self.observe_parameters:
             raise SettingError("env.observe_parameters needs env.parameters")
         check_range("env.num_envs", self.num_envs, 1, whole=True)
         check_choice("env.vectorization", self.vectorization, VECTORIZATIONS)

@@ -26,7 +26,6 @@ class CompletionCriteria:
         min_lesson_length: the fewest episodes of a lesson.
         signal_smoothing: smooth the measure of episodes: a quarter of what it was and three quarters of what it is, after each episode.
         require_reset: give up the episodes under way, so that the next lesson begins at once and everywhere.
-        behavior: ignored; a run learns one.
     """
 
     measure: str = "reward"
@@ -34,7 +33,6 @@ class CompletionCriteria:
     min_lesson_length: int = 0
     signal_smoothing: bool = True
     require_reset: bool = False
-    behavior: str | None = None
 
     def __post_init__(self) -> None:
         if str(self.measure).lower() == "elo":
@@ -42,7 +40,9 @@ class CompletionCriteria:
         check_choice("measure", self.measure, MEASURES)
         check_number("threshold", self.threshold)
         if self.measure != "reward":
-            check_range("threshold", self.threshold, 0, 1)
+            check_range("threshold", self.threshold, 0)
+            if self.threshold >= 1:
+                raise SettingError(f"threshold must be < 1: a lesson ends when {self.measure} exceeds it; got {self.threshold!r}")
         check_range("min_lesson_length", self.min_lesson_length, 0, whole=True)
         for name in ("signal_smoothing", "require_reset"):
             if not isinstance(getattr(self, name), bool):
@@ -86,23 +86,25 @@ class Parameter:
 
 
 def as_parameters(settings: Any, name: str = "env.parameters") -> dict[str, Parameter]:
-    """The parameters that settings describe.
+    """The parameters that settings describe, without those that are null.
 
     Raises:
         SettingError: a setting that is unknown, missing or out of its range, by its full name.
     """
     if not isinstance(settings, Mapping):
         raise SettingError(f"{name} must be a mapping of names to values, got {settings!r}")
-    return {str(key): as_parameter(f"{name}.{key}", setting) for key, setting in settings.items()}
+    if "" in settings:
+        raise SettingError(f"{name} has a value {settings['']!r} without a name")
+    return {str(key): as_parameter(f"{name}.{key}", setting) for key, setting in settings.items() if setting is not None}
 
 
 def as_parameter(name: str, setting: Any) -> Parameter:
     """One parameter from a number, a sampler or `{curriculum: [lessons]}`."""
     if not (isinstance(setting, Mapping) and setting.keys() & {"curriculum", "replay_old_lessons"}):
         if isinstance(setting, Mapping) and not setting.keys() & {"sampler_type", "sampler_parameters"}:
-            key = next(iter(setting), "")
             known = ("sampler_type", "sampler_parameters", "curriculum")
-            raise SettingError(f"{name} is a number, a sampler or {{curriculum: [lessons]}}, got the key {key!r}{nearest(str(key), known)}")
+            got = "".join(f"the key {key!r}{nearest(str(key), known)}" for key in list(setting)[:1]) or "nothing"
+            raise SettingError(f"{name} must be a number, a sampler or {{curriculum: [lessons]}}, got {got}")
         return Parameter((Lesson("", as_sampler(name, setting)),))
     check_keys(name, setting, ("curriculum", "replay_old_lessons"))
     lessons, replay = setting.get("curriculum"), setting.get("replay_old_lessons", 0.0)
@@ -131,6 +133,8 @@ def as_criteria(name: str, setting: Any) -> CompletionCriteria:
     """Criteria from a mapping."""
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a mapping, got {setting!r}")
+    if "behavior" in setting:
+        raise SettingError(f"{name}.behavior is of ML-Agents; a run learns one behavior here, leave it out")
     check_keys(name, setting, [field.name for field in fields(CompletionCriteria)])
     length = setting.get("min_lesson_length", 0)
     if isinstance(length, float) and length.is_integer():  # 1e2

@@ -11,6 +11,17 @@ from lightning_rl.errors import SettingError, nearest
 
 NAMED = {"body": "body", "geom": "geom", "site": "site", "jnt": "joint", "actuator": "actuator", "tendon": "tendon"}
 """Beginnings of the names of a MuJoCo model's arrays, and what their entries are."""
+MEANT = {
+    "gravity": "model.opt.gravity.2",
+    "wind": "model.opt.wind.0",
+    "mass": "model.body_mass.scale",
+    "friction": "model.geom_friction.scale",
+    "damping": "model.dof_damping.scale",
+}
+"""What one looks for in a MuJoCo environment, and where it is."""
+BUILT = ("action_space", "observation_space", "spec")
+"""Parts of an environment that are as they were built: others hold copies."""
+PICTURE = ("width", "height", "screen_dim", "screen_width", "screen_height")
 
 
 class Place(NamedTuple):
@@ -39,6 +50,8 @@ def find(env: Any, name: str) -> Place:
     """
     holder, parts = env, name.split(".")
     place: Place | None = None
+    if parts[0] in BUILT:
+        raise SettingError(f"env.parameters.{name} cannot be changed: {parts[0]} of {type(env).__name__} stays as it was built")
     for i, part in enumerate(parts):
         place = enter(env, holder, parts[i - 1], part)
         if place is None:
@@ -76,12 +89,22 @@ def near(env: Any, holder: Any, above: str, part: str, prefix: str) -> str:
     names = entries(env, above)[1] if isinstance(holder, np.ndarray) else []
     if isinstance(holder, np.ndarray) and not names:
         return f"; {above} has {len(holder)} numbers"
+    if holder is env and simulation(env) is not None and part in MEANT:
+        return f"; did you mean {MEANT[part]}?"
     for name in dir(holder) if not is_number(holder) else []:
         with suppress(Exception):  # properties of others may raise anything
-            if not name.startswith("_") and (is_number(getattr(holder, name)) or name in ("model", "opt")):
+            if not name.startswith("_") and is_offered(env, holder, name):
                 names.append(name)
     found = nearest(part, names)
     return found.replace("did you mean ", f"did you mean {prefix}")
+
+
+def is_offered(env: Any, holder: Any, name: str) -> bool:
+    """Whether an attribute is one to suggest: a number to set, or a way to such."""
+    if holder is env and (isinstance(getattr(type(env), name, None), property) or name in PICTURE):
+        return False
+    value = getattr(holder, name)
+    return name in ("model", "opt") or (is_number(value) and not (holder is env and np.ndim(value)))
 
 
 def is_number(value: Any) -> bool:

@@ -71,8 +71,15 @@ def nothing(values: Values) -> None:
 
 
 def call(env: gym.Env, values: Values, options: Options) -> Options:
-    """The first way."""
-    env.get_wrapper_attr("set_parameters")(dict(values))
+    """The first way.
+
+    Raises:
+        SettingError: the environment does not take them.
+    """
+    try:
+        env.get_wrapper_attr("set_parameters")(dict(values))
+    except Exception as error:  # a method of others may raise anything
+        raise SettingError(f"set_parameters raised {type(error).__name__}: {error}; given were env.parameters {dict(values)}") from error
     return options
 
 

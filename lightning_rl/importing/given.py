@@ -20,7 +20,7 @@ class Given:
     """
 
     def __init__(self, settings: Mapping[str, Any], places: Mapping[str, str] | None = None) -> None:
-        self.settings, self.places = dict(settings), places or {}
+        self.settings, self.places = dict(settings), dict(places or {})
 
     def __contains__(self, name: str) -> bool:
         return self.settings.get(name) is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.importing.given import Given, check_known, merged, read_file
-from lightning_rl.importing.mlagents_tables import BEHAVIOR, ENTRIES, HYPERPARAMETERS, MEMORY, NETWORK, SECTIONS, SEED_ERA
+from lightning_rl.importing.mlagents_tables import BEHAVIOR, ENTRIES, HYPERPARAMETERS, MEMORY, NETWORK, SECTIONS, SEED_ERA, SELF_PLAY
 
 NESTED = {"hyperparameters": HYPERPARAMETERS, "network_settings": NETWORK}
 FLAT = HYPERPARAMETERS | NETWORK | MEMORY | SEED_ERA
@@ -52,6 +52,8 @@ def read_behavior(path: str, name: str | None) -> Behavior:
         prefix = ""
     for section, known in ENTRIES.items():
         check_known(part(sections, section), known, "ML-Agents", f"{section}.")
+    if not behaviors and not default:
+        raise SettingError(f"{path} has no behaviors; each has a name and settings")
     name = choose(name, behaviors, bool(default))
     settings = merged(default, part(behaviors, name, prefix))
     given, old = side_by_side(settings, f"{prefix}{name}.")
@@ -87,6 +89,7 @@ def side_by_side(settings: Mapping[str, Any], prefix: str) -> tuple[Given, bool]
     new = "trainer_type" in settings or any(section in settings for section in NESTED)
     old = not new and bool(settings.keys() & FLAT)
     check_known(settings, BEHAVIOR | (set() if new else FLAT), "ML-Agents", prefix)
+    check_known(part(settings, "self_play", prefix), SELF_PLAY, "ML-Agents", f"{prefix}self_play.")
     flat, places = {}, {}
     for name, value in settings.items():
         if name not in NESTED:

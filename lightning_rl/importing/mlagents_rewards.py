@@ -51,6 +51,8 @@ def signal(config: Config, name: str, settings: Any, where: str, old: bool) -> d
     network = given.mapping("network_settings")
     check_known(network, NETWORK, "ML-Agents", f"{where}.network_settings.")
     if name == "extrinsic":
+        if network:
+            config.note(f"{where}.network_settings dropped: the environment's own reward needs no network")
         return ours
     size = given.take("encoding_size", network.get("hidden_units"))
     chosen = {"encoding_size": size, "encoder": network.get("vis_encode_type"), "normalize": network.get("normalize")}

@@ -16,7 +16,17 @@ BEHAVIOR = {
     *("max_steps", "time_horizon", "summary_freq", "keep_checkpoints", "checkpoint_interval", "even_checkpoints", "threaded", "framework"),
 }
 SEED_ERA = {
-    *("trainer", "num_update", "train_interval", "use_recurrent", "pretraining", "gamma", "curiosity_enc_size", "curiosity_strength"),
+    *(
+        "trainer",
+        "num_update",
+        "reward_signals_num_update",
+        "train_interval",
+        "use_recurrent",
+        "pretraining",
+        "gamma",
+        "curiosity_enc_size",
+        "curiosity_strength",
+    ),
     *("demo_path", "model_path", "summary_path", "use_curiosity", "num_to_record", "curriculum"),
 }
 """Settings of a behavior; in old files all of them stand side by side."""
@@ -104,6 +114,14 @@ ENTRIES = {
         *("max_lifetime_restarts", "restarts_rate_limit_n", "restarts_rate_limit_period_s"),
     },
     "torch_settings": {"device"},
+    "engine_settings": {
+        *("width", "height", "quality_level", "time_scale", "target_frame_rate", "capture_frame_rate", "no_graphics"),
+        "no_graphics_monitor",
+    },
+}
+SELF_PLAY = {
+    *("save_steps", "team_change", "swap_steps", "window", "play_against_latest_model_ratio", "initial_elo"),
+    "play_against_current_self_ratio",
 }
 PASSED_ON = {"run_id": "trainer.run_name", "results_dir": "trainer.default_root_dir"}
 ON_THE_COMMAND_LINE = {

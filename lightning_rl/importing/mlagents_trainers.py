@@ -64,16 +64,17 @@ def cadence(config: Config, given: Given) -> None:
         raise SettingError(f"{given.place('steps_per_update')} must be at least 0.01")
     config.set("model.train_freq", ratio.numerator)
     config.set("model.gradient_steps", ratio.denominator)
-    signals = given.mapping("reward_signals")
-    signal_updates = Given(signals, {"reward_signal_num_update": "reward_signals.reward_signal_num_update"})
-    own = interval / signal_updates.integer("reward_signal_num_update", 1) if "reward_signal_num_update" in signals else float(ratio)
+    signals, number = given.mapping("reward_signals"), "reward_signals_num_update"
+    if "reward_signal_num_update" in signals:
+        given.settings[number] = signals.pop("reward_signal_num_update")
+        given.places[number] = f"{given.place('reward_signals')}.reward_signal_num_update"
+    own = interval / given.integer(number, 1) if number in given else float(ratio)
     own = given.number("reward_signal_steps_per_update", own)
-    learning = signals.keys() - {"extrinsic", "reward_signal_num_update"}
-    if own != float(ratio) and learning:
+    given.settings["reward_signals"] = signals
+    if own != float(ratio) and signals.keys() - {"extrinsic"}:
         config.set("model.reward_signal_steps_per_update", own)
     elif own != float(ratio):
         config.note("reward_signal_steps_per_update dropped: no reward signal learns")
-    given.settings["reward_signals"] = {name: value for name, value in signals.items() if name != "reward_signal_num_update"}
 
 
 TRAINERS: dict[str, Callable[[Config, Given, bool], None]] = {"ppo": ppo, "sac": sac}

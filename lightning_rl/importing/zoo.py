@@ -10,9 +10,9 @@ from typing import Any
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.importing.config import Config
 from lightning_rl.importing.expressions import read_expression
-from lightning_rl.importing.given import Given, check_known
+from lightning_rl.importing.given import Given, check_known, read_file
 from lightning_rl.importing.zoo_environment import environment
-from lightning_rl.importing.zoo_file import algorithm_of, environment_of_today, read_section
+from lightning_rl.importing.zoo_file import algorithm_of, environment_of_today, section_of
 from lightning_rl.importing.zoo_policy import policy
 from lightning_rl.importing.zoo_tables import ALGORITHMS, DEFAULTS, DROPPED, OTHERS, RENAMED, SCHEDULED, ZOO
 
@@ -28,8 +28,9 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     Raises:
         SettingError: the file cannot be read, has nothing for the environment, or says something unknown.
     """
+    file = read_file(path)
     algorithm = algorithm_of(path, algorithm)
-    section, given = read_section(path, env_id)
+    section, given = section_of(file, Path(path).name, env_id)
     known = ZOO | RENAMED[algorithm].keys() | SCHEDULED[algorithm].keys() | OTHERS[algorithm] | DROPPED.keys()
     check_known(given.settings, known, f"the zoo's {algorithm}", f"{section}.")
     given.settings = DEFAULTS[algorithm] | {name: value for name, value in given.settings.items() if value is not None}
@@ -101,6 +102,12 @@ def noise(config: Config, given: Given, num_envs: int) -> None:
     config.set("model.action_noise", sigma if kind else 0.0, remark)
 
 
+def as_ddpg(config: Config, given: Given, num_envs: int) -> None:
+    """What makes DDPG of TD3."""
+    for name, value in {"n_critics": 1, "policy_delay": 1, "target_policy_noise": 0.0}.items():
+        config.set(f"model.{name}", value)
+
+
 def target_entropy(config: Config, given: Given, num_envs: int) -> None:
     """SAC's, which is of the environment's own actions here, and of actions in [-1, 1] there."""
     target = given.take("target_entropy", "auto")
@@ -114,6 +121,7 @@ STEPS: dict[str, list[Callable[[Config, Given, int], None]]] = {
     "dqn": [often],
     "sac": [often, target_entropy],
     "td3": [often, noise],
+    "ddpg": [often, noise, as_ddpg],
 }
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 
 from lightning_rl.envs.packages import prepare_package
 from lightning_rl.errors import SettingError, check_choice, nearest
-from lightning_rl.importing.given import Given, read_file
-from lightning_rl.importing.zoo_tables import ALGORITHMS
+from lightning_rl.importing.given import Given
+from lightning_rl.importing.zoo_tables import ALGORITHMS, ELSEWHERE
 
 VERSION = re.compile(r"(.+)-v(\d+)")
+SHARED = {
+    "atari": "the section of all games: name one of them, such as ALE/Pong-v5",
+    "default": "the section of no environment: name one of the file's",
+}
 
 
 def algorithm_of(path: str, given: str | None) -> str:
@@ -21,30 +26,31 @@ def algorithm_of(path: str, given: str | None) -> str:
     Raises:
         SettingError: there is no such algorithm here.
     """
+    name = Path(path).stem.lower() if given is None else given
+    if name in ELSEWHERE:
+        where = path if given is None else "--algo"
+        raise SettingError(f"{where}: there is no {name} here; {ELSEWHERE[name]}")
     if given is not None:
         check_choice("--algo", given, ALGORITHMS)
-        return given
-    name = Path(path).stem.lower()
-    if name not in ALGORITHMS:
+    elif name not in ALGORITHMS:
         raise SettingError(f"{path}: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo")
     return name
 
 
-def read_section(path: str, env_id: str) -> tuple[str, Given]:
-    """The name and settings of the section for an environment: its own, that of another version, or that of all Atari games.
+def section_of(file: dict[str, Any], name: str, env_id: str) -> tuple[str, Given]:
+    """The name and settings of a file's section for an environment: its own, that of another version, or that of all Atari games.
 
     Raises:
         SettingError: there is none.
     """
-    file = read_file(path)
-    if env_id == "atari":
-        raise SettingError("atari is the section of all games: name one of them, such as ALE/Pong-v5")
-    name = section_name(env_id, file)
-    if name is None:
-        raise SettingError(f"{Path(path).name} has no section for {env_id}{nearest(env_id, map(str, file))}")
-    if not isinstance(file[name], dict):
-        raise SettingError(f"{name} must be a mapping of settings, got {file[name]!r}")
-    return name, Given(file[name], {each: f"{name}.{each}" for each in file[name]})
+    if env_id in SHARED:
+        raise SettingError(f"{env_id} is {SHARED[env_id]}")
+    section = section_name(env_id, file)
+    if section is None:
+        raise SettingError(f"{name} has no section for {env_id}{nearest(env_id, map(str, file.keys() - SHARED.keys()))}")
+    if not isinstance(file[section], dict):
+        raise SettingError(f"{section} must be a mapping of settings, got {file[section]!r}")
+    return section, Given(file[section], {each: f"{section}.{each}" for each in file[section]})
 
 
 def section_name(env_id: str, file: dict[str, object]) -> str | None:

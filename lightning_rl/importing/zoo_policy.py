@@ -70,7 +70,7 @@ def off_policy(config: Config, inner: Given) -> None:
     inner.take("share_features_extractor")
 
 
-PARTS = {"ppo": on_policy, "a2c": on_policy, "dqn": off_policy, "sac": off_policy, "td3": off_policy}
+PARTS = {"ppo": on_policy, "a2c": on_policy, "dqn": off_policy, "sac": off_policy, "td3": off_policy, "ddpg": off_policy}
 
 
 def net_arch(setting: Any, where: str) -> tuple[list[int], str]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-ALGORITHMS = {"ppo": "PPO", "a2c": "A2C", "dqn": "DQN", "sac": "SAC", "td3": "TD3"}
+ALGORITHMS = {"ppo": "PPO", "a2c": "A2C", "dqn": "DQN", "sac": "SAC", "td3": "TD3", "ddpg": "TD3"}
+ELSEWHERE = {
+    "ars": "PPO and SAC learn the same tasks",
+    "crossq": "SAC is nearest",
+    "her": "SAC is nearest, without hindsight",
+    "ppo_lstm": "it is PPO with model.memory LSTM: take ppo.yml",
+    "qrdqn": "it is DQN with model.distribution quantiles: take dqn.yml",
+    "tqc": "SAC is nearest",
+    "trpo": "PPO is nearest",
+}
+"""The zoo's other algorithms, and what is here instead."""
 
 _SCHEDULED = {"learning_rate": "model.learning_rate"}
 _COMMON = {name: f"model.{name}" for name in ("gamma",)}
@@ -19,12 +29,13 @@ RENAMED: dict[str, dict[str, str]] = {
     "dqn": _COMMON | _OFF_POLICY | {name: f"model.{name}" for name in _EXPLORATION},
     "sac": _COMMON | _OFF_POLICY | {name: f"model.{name}" for name in ("ent_coef", "target_update_interval")},
     "td3": _COMMON | _OFF_POLICY | {name: f"model.{name}" for name in ("policy_delay", "target_policy_noise", "target_noise_clip")},
+    "ddpg": _COMMON | _OFF_POLICY,
 }
 """Settings with the same meaning: theirs → ours."""
 
 SCHEDULED: dict[str, dict[str, str]] = {
     "ppo": _SCHEDULED | {"clip_range": "model.clip_range", "clip_range_vf": "model.clip_range_vf"},
-    **{algorithm: _SCHEDULED for algorithm in ("a2c", "dqn", "sac", "td3")},
+    **{algorithm: _SCHEDULED for algorithm in ("a2c", "dqn", "sac", "td3", "ddpg")},
 }
 """Numbers that may be schedules, `lin_0.001`."""
 
@@ -35,6 +46,7 @@ OTHERS: dict[str, set[str]] = {
     "dqn": OFTEN | {"target_update_interval"},
     "sac": OFTEN | {"target_entropy", "noise_type", "noise_std"},
     "td3": OFTEN | {"noise_type", "noise_std"},
+    "ddpg": OFTEN | {"noise_type", "noise_std"},
 }
 """Settings that take more than a new name."""
 
@@ -44,10 +56,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 10_000, "train_freq": 4},
     "sac": {},
     "td3": {},
+    "ddpg": {},
 }
 """What Stable-Baselines3 has unless given, where it is not what we have."""
 
-NET_ARCH: dict[str, list[int]] = {"td3": [400, 300]}
+NET_ARCH: dict[str, list[int]] = {"td3": [400, 300], "ddpg": [400, 300]}
 IMAGE_NET_ARCH: dict[str, list[int]] = {"ppo": [], "a2c": [], "dqn": []}
 """Hidden layers unless given, where they are not what we have; the second behind the encoder of CnnPolicy."""
 

@@ -1,6 +1,7 @@
 """Lessons follow one another as their criteria say, the same on all ranks and over a resume."""
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,9 @@ def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys):
     assert shown == sorted(shown) and set(shown) == {0.0, 1.0, 2.0}
     assert "curriculum: length goes to lesson 2 of 3, lesson 1 (0.75): reward" in said and "length 2/3" in said
     assert "lesson 3 of 3, final (2): progress 0.6 > 0.5 in lesson 1" in said
+    told = [line for line in said.splitlines() if line.startswith("evaluation at")]
+    shown_of = [re.search(r" ± \d+\.\d in the final lesson, \d+\.\d in the current one$", line) is not None for line in told]
+    assert shown_of == [True, True, False, False, False]
     judged = [(int(row["env_steps"]), row["eval/mean_reward_lesson"] != "") for row in rows if row["eval/mean_reward"]]
     assert judged == [(32, True), (64, True), (96, False), (128, False), (160, False)]  # the final lesson alone once it is reached
     lengths = [float(row["parameters/length"]) for row in rows if row["parameters/length"]]

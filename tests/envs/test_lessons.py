@@ -24,9 +24,15 @@ def test_a_number_a_sampler_and_lessons_are_read():
     assert hard.completion_criteria is None and found["length"].replay_old_lessons == 0.1
 
 
-def test_criteria_have_the_defaults_of_ml_agents_and_may_name_a_behavior():
-    easy = as_parameters(criteria(measure="progress", behavior="Walker"))["length"].lessons[0].completion_criteria
+def test_criteria_have_the_defaults_of_ml_agents():
+    easy = as_parameters(criteria(measure="progress"))["length"].lessons[0].completion_criteria
     assert (easy.threshold, easy.min_lesson_length, easy.signal_smoothing, easy.require_reset) == (0.0, 0, True, False)
+
+
+def test_null_is_not_set():
+    assert list(as_parameters({"length": None, "gravity": 9.8})) == ["gravity"]
+    with pytest.raises(SettingError, match=r"env\.observe_parameters needs"):
+        EnvConfig("CartPole-v1", parameters={"length": None}, observe_parameters=True)
 
 
 def test_a_length_may_be_written_as_a_whole_float():
@@ -46,8 +52,15 @@ def test_a_length_may_be_written_as_a_whole_float():
         ({"length": {"curriculum": [EASY | {"valeu": 1}, HARD]}}, "curriculum[0].valeu is not a setting; did you mean value?"),
         ({"length": {"curriculum": [HARD], "replay_old_lessons": 2}}, "length.replay_old_lessons must be >= 0 and <= 1, got 2"),
         ({"length": {"curriculum": [HARD], "replay_old": 0.1}}, "length.replay_old is not a setting; did you mean replay_old_lessons?"),
-        (criteria(measure="progress", threshold=1.5), "completion_criteria.threshold must be >= 0 and <= 1, got 1.5"),
-        (criteria(measure="success", threshold=-1), "completion_criteria.threshold must be >= 0 and <= 1, got -1"),
+        ({"length": {}}, "env.parameters.length must be a number, a sampler or {curriculum: [lessons]}, got nothing"),
+        ({"": 3}, "env.parameters has a value 3 without a name"),
+        (
+            criteria(measure="progress", threshold=1),
+            "completion_criteria.threshold must be < 1: a lesson ends when progress exceeds it; got 1",
+        ),
+        (criteria(measure="success", threshold=1.5), "completion_criteria.threshold must be < 1: a lesson ends when success exceeds it"),
+        (criteria(measure="success", threshold=-1), "completion_criteria.threshold must be >= 0, got -1"),
+        (criteria(behavior="Walker"), "completion_criteria.behavior is of ML-Agents; a run learns one behavior here, leave it out"),
         (criteria(measure="Elo", threshold=1500), "completion_criteria.measure elo is of self-play, which there is none of yet"),
         (
             criteria(measure="rewards"),

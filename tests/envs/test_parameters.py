@@ -62,6 +62,17 @@ def test_a_method_comes_before_options_and_those_before_attributes():
         assert (env.unwrapped.given, env.unwrapped.options, env.unwrapped.mass) == expected
 
 
+class Picky(Receiving):
+    def set_parameters(self, parameters):
+        raise KeyError("no parameter mas")
+
+
+def test_what_a_method_of_the_environment_refuses_is_said_with_the_setting():
+    with pytest.raises(SettingError) as error:
+        EnvParameters(Picky(), as_parameters({"mas": 2})).reset()
+    assert str(error.value) == "set_parameters raised KeyError: 'no parameter mas'; given were env.parameters {'mas': 2.0}"
+
+
 def test_options_of_others_are_kept_beside_the_parameters():
     env = EnvParameters(ByOptions(), as_parameters({"mass": 2}))
     env.reset(options={"low": 0.1})
@@ -113,6 +124,10 @@ def test_the_lander_falls_as_fast_as_it_is_told():
         ("CartPole-v1", "lenght", "env.parameters.lenght is not a parameter of CartPoleEnv; did you mean length?"),
         ("CartPole-v1", "gravity.x", "env.parameters.gravity.x is not a parameter of CartPoleEnv"),
         ("CartPole-v1", "kinematics_integrator", "env.parameters.kinematics_integrator of CartPoleEnv is no number"),
+        ("CartPole-v1", "action_space.n", "parameters.action_space.n cannot be changed: action_space of CartPoleEnv stays as it was built"),
+        ("Pendulum-v1", "mass", "is not a parameter of PendulumEnv; choose from dt, g, l, m, max_speed, max_torque"),
+        ("HalfCheetah-v5", "speed", "is not a parameter of HalfCheetahEnv; choose from frame_skip, model"),
+        ("HalfCheetah-v5", "gravity", "is not a parameter of HalfCheetahEnv; did you mean model.opt.gravity.2?"),
         ("HalfCheetah-v5", "model.opt.gravty", "is not a parameter of HalfCheetahEnv; did you mean model.opt.gravity?"),
         ("HalfCheetah-v5", "model.body_mass.torzo", "did you mean model.body_mass.torso?"),
         ("HalfCheetah-v5", "model.opt.gravity.3", "; gravity has 3 numbers"),

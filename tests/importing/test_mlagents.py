@@ -90,6 +90,15 @@ def test_old_train_interval_and_num_update_are_environment_steps_and_updates(con
     assert given["reward_signals"]["extrinsic"] == {"strength": 1, "gamma": 0.9}  # two strengths are averaged there
 
 
+def test_updates_of_the_signals_are_read_beside_those_of_the_policy_too(convert):
+    signals = "reward_signals: {extrinsic: {strength: 1}, curiosity: {strength: 0.1}}"
+    text = convert(f"A: {{trainer: sac, train_interval: 6, num_update: 3, reward_signals_num_update: 4, {signals}}}")
+    assert settings(text)["reward_signal_steps_per_update"] == 1.5
+    text = convert("A: {trainer: sac, num_update: 2, reward_signals_num_update: 4}")
+    assert "reward_signal_steps_per_update dropped: no reward signal learns" in comments(text)
+    assert "reward_signals_num_update dropped: not a setting of PPO" in comments(convert(ppo(reward_signals_num_update=4)))
+
+
 def test_a_cadence_of_signals_that_do_not_learn_is_dropped(convert):
     text = convert(
         "A: {trainer: sac, train_interval: 6, num_update: 3, reward_signals: {reward_signal_num_update: 2, extrinsic: {gamma: 0.9}}}"
@@ -194,6 +203,12 @@ def test_pretraining_is_behavioral_cloning():
     assert not any("Minari" in line for line in comments(text))
 
 
+def test_a_network_of_the_environments_own_reward_is_dropped_with_a_comment(convert):
+    text = convert("A: {reward_signals: {extrinsic: {strength: 1, network_settings: {hidden_units: 32}}}}")
+    dropped = "A.reward_signals.extrinsic.network_settings dropped: the environment's own reward needs no network"
+    assert dropped in comments(text)
+
+
 def test_what_ml_agents_writes_down_itself_is_read():
     text = import_mlagents(str(FILES / "configuration.yaml"))
     given, config = settings(text), yaml.load(text, Loader)
@@ -205,6 +220,7 @@ def test_what_ml_agents_writes_down_itself_is_read():
     assert comments(text)[1:] == [
         "base_port, engine_settings dropped: Unity's",
         "timeout_wait dropped: Unity's; see model.env.step_timeout",
+        "behaviors.A.reward_signals.extrinsic.network_settings dropped: the environment's own reward needs no network",
         "goal_conditioning_type dropped: name the observations that tell the goal in model.goals",
     ]
 
@@ -249,7 +265,7 @@ parameter_randomization:
     expected = {
         "height": {
             "curriculum": [
-                {"name": "Low", "completion_criteria": {"measure": "progress", "behavior": "A", "threshold": 0.1}, "value": 1.5},
+                {"name": "Low", "completion_criteria": {"measure": "progress", "threshold": 0.1}, "value": 1.5},
                 {"name": "High", "value": 2},
             ]
         },
@@ -263,6 +279,7 @@ parameter_randomization:
         },
     }
     assert settings(text)["env"]["parameters"] == expected
+    assert "completion_criteria.behavior A dropped: lessons are judged by the one that learns" in comments(text)
     assert "resampling-interval dropped: parameters are drawn anew for each episode" in comments(text)
 
 
@@ -285,6 +302,23 @@ ERRORS = [
     ("{behaviors: {A: {}}, behaviours: {}}", "behaviours is not a setting of an ML-Agents file; did you mean behaviors?"),
     ("{behaviors: {A: {}}, env_settings: {num_envs: 0}}", "env_settings.num_envs must be >= 1, got 0"),
     ("{behaviors: {A: {}}, env_settings: {nm_envs: 1}}", "env_settings.nm_envs is not", "did you mean num_envs?"),
+    ("{behaviors: {A: {}}, engine_settings: {time_scal: 1}}", "engine_settings.time_scal is not", "did you mean time_scale?"),
+    ("behaviors: {A: {self_play: {windw: 1}}}", "behaviors.A.self_play.windw is not", "did you mean window?"),
+    ("behaviors: {}", "trainer.yaml has no behaviors; each has a name and settings"),
+    ("A: {trainer: sac, reward_signals: {reward_signal_num_update: 0}}", "A.reward_signals.reward_signal_num_update must be >= 1, got 0"),
+    (
+        "{behaviors: {A: {}}, environment_parameters: {x: {curriculum: [{value: 1, completion_criteria: {measure: Elo}}, {value: 2}]}}}",
+        "environment_parameters.x.curriculum[0].completion_criteria.measure elo is of self-play",
+    ),
+    (
+        "{behaviors: {A: {}}, environment_parameters: {x: {sampler_type: uniform, sampler_parameters: {min_value: 2}}}}",
+        "environment_parameters.x.sampler_parameters.min_value must be <= max_value, got 2 and 1.0",
+    ),
+    ("{A: {}, parameter_randomization: {x: {sampler-type: unifrom}}}", "parameter_randomization.x.sampler_type 'unifrom' is not known"),
+    (
+        "A: {curriculum: {measure: reward, thresholds: [1], parameters: {x: [1, two]}}}",
+        "A.curriculum.parameters.x.curriculum[1].value must be a finite number, got 'two'",
+    ),
     ("A: {reward_signals: {gial: {}}}", "A.reward_signals.gial is not", "did you mean gail?"),
     ("A: {reward_signals: {extrinsic: {gama: 1}}}", "A.reward_signals.extrinsic.gama is not", "did you mean gamma?"),
     ("A: {reward_signals: {gail: {}}}", "A.reward_signals.gail.demo_path must name demonstrations, got None"),

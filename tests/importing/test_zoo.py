@@ -41,7 +41,7 @@ def test_every_entry_trains(path, name, tmp_path):
 
 
 def test_there_are_entries_of_every_algorithm():
-    assert len(ENTRIES) >= 10 and {each.values[0].stem for each in ENTRIES} == {"ppo", "a2c", "dqn", "sac", "td3"}
+    assert len(ENTRIES) >= 10 and {each.values[0].stem for each in ENTRIES} == {"ppo", "a2c", "dqn", "sac", "td3", "ddpg"}
 
 
 def test_the_command_prints_a_config_that_fit_reads(folder, capfd):
@@ -115,6 +115,13 @@ def test_noise_explores_for_td3():
     text = imported("td3", "MountainCarContinuous-v0")
     assert settings(text)["action_noise"] == 0.5
     assert remark(text, "action_noise") == "without correlation in time; an Ornstein-Uhlenbeck process there"
+
+
+def test_ddpg_is_td3_with_one_critic_and_neither_delay_nor_noise_of_its_target():
+    text = imported("ddpg", "Pendulum-v1")
+    given = settings(text)
+    assert yaml.load(text, Loader)["model"]["class_path"] == "TD3"
+    assert (given["n_critics"], given["policy_delay"], given["target_policy_noise"], given["action_noise"]) == (1, 1, 0, 0.1)
 
 
 def test_policies_are_expressions_that_are_read_and_not_run():
@@ -268,13 +275,20 @@ def test_what_cannot_be_understood_ends_in_one_line(text, said, folder, capfd):
         ("ppo.yml", "the following arguments are required: ENV"),
         ("ppo.yml atari", "atari is the section of all games: name one of them, such as ALE/Pong-v5"),
         ("ppo.yml CratPole-v1", "ppo.yml has no section for CratPole-v1; did you mean CartPole-v1?"),
-        ("ppo.yml CartPole-v1 --algo pp", "--algo must be one of ppo, a2c, dqn, sac, td3, got 'pp'; did you mean ppo?"),
-        ("tqc.yml CartPole-v1", "tqc.yml: a zoo file is named for its algorithm, ppo, a2c, dqn, sac, td3; say which by --algo"),
+        ("ppo.yml default", "default is the section of no environment: name one of the file's"),
+        ("ppo.yml CartPole-v1 --algo pp", "--algo must be one of ppo, a2c, dqn, sac, td3, ddpg, got 'pp'; did you mean ppo?"),
+        ("ppo.yml CartPole-v1 --algo trpo", "--algo: there is no trpo here; PPO is nearest"),
+        ("qrdqn.yml CartPole-v1", "qrdqn.yml: there is no qrdqn here; it is DQN with model.distribution quantiles: take dqn.yml"),
+        ("mine.yml CartPole-v1", "mine.yml: a zoo file is named for its algorithm, ppo, a2c, dqn, sac, td3, ddpg; say which by --algo"),
+        ("files CartPole-v1", "files: Is a directory"),
+        ("tqc.yml CartPole-v1", "tqc.yml: No such file or directory"),
         ("td3.yml CartPole-v1", "td3.yml: No such file or directory"),
     ],
 )
 def test_wrong_arguments_end_in_one_line(arguments, said, folder, capfd):
-    (folder / "ppo.yml").write_text("CartPole-v1: {n_envs: 2}")
+    (folder / "files").mkdir()
+    for name in ("ppo", "mine", "qrdqn"):
+        (folder / f"{name}.yml").write_text("CartPole-v1: {n_envs: 2}")
     status, out, err = run(f"import-zoo {arguments}", capfd)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert said in err
