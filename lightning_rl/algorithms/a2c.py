@@ -33,6 +33,8 @@ class A2C(Algorithm):
         vf_coef: weight of the value loss.
         use_rms_prop: RMSprop as in the paper, else Adam.
         rms_prop_eps: ε of RMSprop, added outside its square root.
+        value_transform: learn h(value): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
+        value_support: [low, high]: learn a histogram of h(value) over these integers (two-hot targets); null learns the number itself.
         critic_burn_in_steps: environment steps at the start, in whole rollouts, of which only the value function learns (and an encoder it
             shares); those that `normalize_obs: frozen` takes are among them.
         share_encoder: one encoder and memory for policy and value, or one each.
@@ -56,6 +58,8 @@ class A2C(Algorithm):
         vf_coef: float = 0.5,
         use_rms_prop: bool = True,
         rms_prop_eps: float = 1e-5,
+        value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity",
+        value_support: list[int] | None = None,
         critic_burn_in_steps: int = 0,
         share_encoder: bool = True,
         action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
@@ -78,6 +82,8 @@ class A2C(Algorithm):
             action_dist=action_dist,
             log_std_init=log_std_init,
             streams=len(self.reward_signals),
+            value_transform=value_transform,
+            value_support=value_support,
         )
 
     def experience(self) -> RolloutDataset:
@@ -96,9 +102,9 @@ class A2C(Algorithm):
 
     def loss(self, batch: Batch) -> Tensor:
         """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step)."""
-        log_prob, entropy, value = self.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
+        log_prob, entropy, z = self.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), batch.advantage), batch.weight)
-        value_loss = losses.mean(losses.value_loss(value, batch.returns), batch.weight)
+        value_loss = losses.mean(self.network.value_head.loss(z, batch.returns), batch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), batch.weight)
         self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
         self.record_parts(batch.weight, entropy=entropy, log_prob=log_prob)

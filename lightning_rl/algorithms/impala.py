@@ -39,6 +39,8 @@ class IMPALA(Algorithm):
         vf_coef: weight of the value loss.
         use_rms_prop: RMSprop as in the paper, else Adam.
         rms_prop_eps: ε of RMSprop, added outside its square root.
+        value_transform: learn h(value): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
+        value_support: [low, high]: learn a histogram of h(value) over these integers (two-hot targets); null learns the number itself.
         critic_burn_in_steps: environment steps at the start, in whole batches, of which only the value function learns (and an encoder it
             shares); those that `normalize_obs: frozen` takes are among them.
         share_encoder: one encoder and memory for policy and value, or one each.
@@ -68,6 +70,8 @@ class IMPALA(Algorithm):
         vf_coef: float = 0.5,
         use_rms_prop: bool = True,
         rms_prop_eps: float = 0.01,
+        value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity",
+        value_support: list[int] | None = None,
         critic_burn_in_steps: int = 0,
         share_encoder: bool = True,
         action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
@@ -97,6 +101,8 @@ class IMPALA(Algorithm):
             action_dist=action_dist,
             log_std_init=log_std_init,
             streams=len(self.reward_signals),
+            value_transform=value_transform,
+            value_support=value_support,
         )
 
     @property
@@ -116,28 +122,28 @@ class IMPALA(Algorithm):
 
     def loss(self, rollout: Rollout, discount: Tensor) -> Tensor:
         """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace."""
-        log_prob, entropy, value = self.evaluate(rollout)
+        log_prob, entropy, z = self.evaluate(rollout)
         log_rho = (log_prob.detach() - rollout.log_prob).sum(-1, keepdim=True)
         carry = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)
         target, advantage = vtrace(log_rho, rollout.reward, discount, rollout.value, rollout.next_value, carry, **self.clips)
 
         weight = (rollout.valid / rollout.valid.sum().clamp(min=1)).flatten()
-        log_prob, entropy, value, log_rho, target, advantage = flatten_time((log_prob, entropy, value, log_rho, target, advantage))
+        log_prob, entropy, z, log_rho, target, advantage = flatten_time((log_prob, entropy, z, log_rho, target, advantage))
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), advantage.sum(-1)), weight)
-        value_loss = 0.5 * losses.mean(losses.value_loss(value, target), weight)
+        value_loss = 0.5 * losses.mean(self.network.value_head.loss(z, target), weight)
         entropy_loss = -losses.mean(entropy.sum(-1), weight)
         self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
         self.record_parts(weight, entropy=entropy, log_prob=log_prob)
         rho = log_rho.squeeze(-1).exp()
         beyond = rho > (self.clips["clip_rho"] or float("inf"))
         self.record(rho_mean=(weight * rho).sum(), rho_clip_fraction=(weight * beyond).sum())
-        self.record(explained_variance=lambda: explained_variance(value.detach(), target, weight > 0))
+        self.record(explained_variance=lambda: explained_variance(flatten_time(rollout.value), target, weight > 0))
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
         actor_learns = float(self.began_at >= self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
 
     def evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities and entropies `[T, N, D]` and values `[T, N, S]`, by sequences of which each begins with the actor's memory."""
+        """As that of the network, `[T, N, ...]`, by sequences of which each begins with the actor's memory."""
         (steps, num), length = rollout.valid.shape, min(self.network.memory.sequence_length, self.n_steps)
         obs, action, mask, start = in_sequences((rollout.obs, rollout.action, rollout.action_mask, rollout.episode_start), length)
         evaluated = self.network.evaluate(obs, action, flatten_time(rollout.memory), start.unflatten(0, (length, -1)), mask)

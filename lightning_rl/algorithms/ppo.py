@@ -41,6 +41,8 @@ class PPO(Algorithm):
             or branch (`per_dim`).
         threaded: collect the next rollout in a thread of its own while this one is learned from: with a policy that is one iteration old.
             For environments that wait for something else, such as a simulator, or have processes of their own.
+        value_transform: learn h(value): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
+        value_support: [low, high]: learn a histogram of h(value) over these integers (two-hot targets); null learns the number itself.
         critic_burn_in_steps: environment steps at the start, in whole rollouts, of which only the value function learns (and an encoder it
             shares); those that `normalize_obs: frozen` takes are among them.
         share_encoder: one encoder and memory for policy and value, or one each.
@@ -68,6 +70,8 @@ class PPO(Algorithm):
         target_kl: float | None = None,
         ratio: Literal["joint", "per_part", "per_dim"] = "joint",
         threaded: bool = False,
+        value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity",
+        value_support: list[int] | None = None,
         critic_burn_in_steps: int = 0,
         share_encoder: bool = True,
         action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
@@ -84,6 +88,8 @@ class PPO(Algorithm):
         check_choice("ratio", ratio, ("joint", "per_part", "per_dim"))
         if target_kl is not None:
             check_range("target_kl", target_kl, 0, open_low=True)
+        if clip_range_vf is not None and (value_transform != "identity" or value_support is not None):
+            raise SettingError("clip_range_vf clips values as they are: it does not go with value_transform or value_support")
         check_batch_size(batch_size, n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
         self.n_steps, self.batch_size, self.n_epochs = n_steps, batch_size, n_epochs
         self.gae_lambda, self.normalize_advantage = gae_lambda, normalize_advantage
@@ -99,6 +105,8 @@ class PPO(Algorithm):
             action_dist=action_dist,
             log_std_init=log_std_init,
             streams=len(self.reward_signals),
+            value_transform=value_transform,
+            value_support=value_support,
         )
 
     def experience(self) -> RolloutDataset:
@@ -119,7 +127,7 @@ class PPO(Algorithm):
 
     def loss(self, minibatch: Batch) -> tuple[Tensor, Tensor]:
         """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and the approximate KL divergence."""
-        log_prob, entropy, value = self.network.evaluate(
+        log_prob, entropy, z = self.network.evaluate(
             minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask
         )
         log_ratio = log_prob - minibatch.log_prob  # [B, D]
@@ -131,10 +139,10 @@ class PPO(Algorithm):
 
         policy_loss = losses.mean(losses.clipped_surrogate(ratio, minibatch.advantage.unsqueeze(-1), clip_range), minibatch.weight)
         if self.clip_range_vf is None:
-            value_loss = losses.value_loss(value, minibatch.returns)
+            value_loss = self.network.value_head.loss(z, minibatch.returns)
         else:
             clip_range_vf = self.clip_range_vf(self.progress)
-            value_loss = losses.clipped_value_loss(value, minibatch.value, minibatch.returns, clip_range_vf)
+            value_loss = losses.clipped_value_loss(z, minibatch.value, minibatch.returns, clip_range_vf)
         value_loss = losses.mean(value_loss, minibatch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), minibatch.weight)
 

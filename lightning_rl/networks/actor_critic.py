@@ -15,6 +15,7 @@ from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import orthogonal
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import Perceptron, PolicyNetwork
+from lightning_rl.networks.value_heads import make_value_head
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Step, Tree
 
@@ -40,6 +41,8 @@ class ActorCritic(PolicyNetwork):
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
         streams: S, the number of reward streams.
+        value_transform: learn h(value): `identity`, `signed_hyperbolic` or `symlog`.
+        value_support: the least and greatest integer of a histogram of h(value); null learns the number itself.
         memory: what the network remembers with.
 
     Raises:
@@ -61,6 +64,8 @@ class ActorCritic(PolicyNetwork):
         action_dist: str = "clipped_normal",
         log_std_init: float = 0.0,
         streams: int = 1,
+        value_transform: str = "identity",
+        value_support: Sequence[int] | None = None,
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
@@ -81,7 +86,9 @@ class ActorCritic(PolicyNetwork):
         last = net_arch[-1] if net_arch else features
         self.actor = goal_mlp(features, net_arch, activation, goal=goal)
         self.actor.append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
-        self.critic = goal_mlp(features, net_arch, activation, goal=goal).append(orthogonal(nn.Linear(last, streams), 1.0))
+        self.critic = goal_mlp(features, net_arch, activation, goal=goal)
+        self.value_head = make_value_head(value_transform, value_support)
+        self.critic.append(orthogonal(nn.Linear(last, streams * self.value_head.atoms), 1.0))
 
     def perceptron(self) -> Perceptron | None:
         """What turns normalized observations into the distribution's input; a subclass may compute something else."""
@@ -107,7 +114,7 @@ class ActorCritic(PolicyNetwork):
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """V(s) `[..., S]`."""
         features, _ = self.critic_memory(self.critic_encoder(self.normalizer(obs)), self._memories(memory)[1], episode_start)
-        return self.critic(features).float()
+        return self.value_head.value(self.critic(features).float())
 
     def log_prob(self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()) -> Tensor:
         """Log-probability of an action `[..., D]`."""
@@ -117,7 +124,7 @@ class ActorCritic(PolicyNetwork):
     def evaluate(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability of an action and entropy `[..., D]`, value `[..., S]`."""
+        """Log-probability of an action and entropy `[..., D]`, and what the critic says of the value, see `value_heads.py`."""
         obs, (actor_memory, critic_memory) = self.normalizer(obs), self._memories(memory)
         features, _ = self.memory(self.actor_encoder(obs), actor_memory, episode_start)
         log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
@@ -138,5 +145,5 @@ class ActorCritic(PolicyNetwork):
     ) -> Step:
         """Act on N observations: the action as sampled, its joint log-probability, the values, and the new memory."""
         action, after = self.sample(obs, memory, episode_start, action_mask, deterministic=deterministic, generator=generator)
-        log_prob, _, value = self.evaluate(obs, action, memory, episode_start, action_mask)
-        return Step(action, log_prob.sum(-1), value, after)
+        log_prob, _, z = self.evaluate(obs, action, memory, episode_start, action_mask)
+        return Step(action, log_prob.sum(-1), self.value_head.value(z), after)

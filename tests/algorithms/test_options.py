@@ -71,6 +71,8 @@ ON = {
     "ent_coef": [Option(0.1), Option({"schedule": "linear", "start": 0.1}, given={"ent_coef": 0.1})],
     "vf_coef": [Option(0.1)],
     "critic_burn_in_steps": [Option(16)],
+    "value_transform": [Option("signed_hyperbolic"), Option("symlog", given={"value_transform": "signed_hyperbolic"})],
+    "value_support": [Option([-5, 5]), Option([-5, 6], given={"value_support": [-5, 5]})],
     "share_encoder": [Option(False, "Image-v0")],
     "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
     "log_std_init": [Option(-1.0, "ScriptedBox-v0")],
