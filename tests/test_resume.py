@@ -84,6 +84,7 @@ CASES = [
     pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO CartPole LSTM"),
     pytest.param(A2C, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {"memory": GRU(4, 8)}, id="A2C GRU"),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"threaded": True, "memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO threaded"),
+    pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"threaded": True, "memory": GRU(8, 4)}, id="SAC threaded"),
     pytest.param(IMPALA, {"id": "CartPole-v1"}, {"memory": LSTM(8, 16)}, id="IMPALA LSTM"),
     pytest.param(
         IMPALA,

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from lightning_rl.data.collector import Collector
+from lightning_rl.data.collector import Collector, Stepped
 from lightning_rl.data.episode_statistics import Finished
 from lightning_rl.data.unroll import Ends, Unroll
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env
-from lightning_rl.envs.stepping import make_stepper
+from lightning_rl.envs.stepping import EnvStep, make_stepper
 from lightning_rl.guards import Guard
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import tree_index, tree_map, tree_to_numpy
+from lightning_rl.types import Rollout, tree_index, tree_map, tree_to_numpy
 
 
 class Acted(NamedTuple):
@@ -29,6 +29,17 @@ class Acted(NamedTuple):
     """
 
     unroll: Unroll
+    env_steps: int
+    finished: list[Finished]
+    notices: list[str]
+    restarts: int
+
+
+class Played(NamedTuple):
+    """What an actor made in one go for a replay buffer, as arrays: steps one by one, and all of them as a rollout. The rest as `Acted`."""
+
+    steps: list[Stepped]
+    rollout: Rollout
     env_steps: int
     finished: list[Finished]
     notices: list[str]
@@ -51,6 +62,17 @@ class Actor:
         arrays = tree_map(np.array, unroll._replace(log_prob=log_prob, ends=()))  # type: ignore[arg-type]
         acted = Acted(arrays._replace(ends=unroll.ends), collector.env_steps - before, list(collector.statistics.finished), [], 0)
         return acted._replace(notices=collector.take_notices(), restarts=collector.stepper.restarts)
+
+    def play(self, random_steps: int) -> Played:
+        """Step `n_steps` times, the first of them at random. The arrays belong to who asked."""
+        collector, before = self.collector, self.collector.env_steps
+        steps = []
+        for stepped in collector.transitions(random_steps):
+            step = stepped.step._replace(info={}, final_obs=stepped.step.final_obs if len(stepped.step.ended) else ())
+            steps.append(tree_map(np.array, stepped._replace(step=step)))
+        rollout = tree_map(np.array, collector.rollout())
+        finished, restarts = list(collector.statistics.finished), collector.stepper.restarts
+        return Played(steps, rollout, collector.env_steps - before, finished, collector.take_notices(), restarts)
 
     def describe(self) -> tuple[str, bool]:
         """The environment's name, and whether it can be saved in the middle of an episode."""
@@ -114,8 +136,12 @@ class BuildActor:
         return Actor(collector)
 
 
-def from_plain(acted: Any) -> Acted:
+def from_plain(acted: Any) -> Acted | Played:
     """One that was saved, as plain tuples."""
+    if len(acted) == len(Played._fields):
+        steps, rollout, env_steps, finished, notices, restarts = acted
+        whole_steps = [Stepped(*each)._replace(step=EnvStep(*each[2])) for each in steps]
+        return Played(whole_steps, Rollout(*rollout), env_steps, [Finished(*episode) for episode in finished], notices, restarts)
     unroll, env_steps, finished, notices, restarts = acted
     whole = Unroll(*unroll)
     return Acted(whole._replace(ends=Ends(*whole.ends)), env_steps, [Finished(*episode) for episode in finished], notices, restarts)

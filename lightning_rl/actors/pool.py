@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Generator, nn
 from lightning_rl.actors.actor import from_plain
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
+from lightning_rl.data.collector import Stepped
 from lightning_rl.data.episode_statistics import EpisodeStatistics
 from lightning_rl.data.unroll import join, judge
 from lightning_rl.errors import Interrupted
@@ -71,9 +72,24 @@ class ActorPool:
         with torch.no_grad():
             return judge(unroll, self.network, next(self.network.parameters()).device)
 
+    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
+        """For a replay buffer: the steps that one actor made while the last ones were learned from, the first `random_steps` at random."""
+        began = time.monotonic()
+        self.statistics.finished.clear()
+        self.version += 1
+        self.workers.publish(self.version)
+        if not self.waiting and not self.under_way:
+            self._ask(0, "play", random_steps)
+        answer = self._receive()
+        self._ask(0, "play", random_steps - self.n_steps)
+        self._record([answer], time.monotonic() - began)
+        self.rows += self.n_steps * self.num_envs
+        self.seen = tree_to_torch(answer.value.rollout)
+        yield from answer.value.steps
+
     def _in_order(self) -> list[Answer]:
         for k in range(self.config.batch):
-            self._ask(k % self.config.num_actors)
+            self._ask(k % self.config.num_actors, "act")
         answers = [self._receive() for _ in range(self.config.batch)]
         return sorted(answers, key=lambda answer: answer.worker)  # those of one actor stay in their order
 
@@ -81,19 +97,19 @@ class ActorPool:
         answers: list[Answer] = []
         if not self.waiting and not self.under_way:
             for worker in [*range(self.config.num_actors)] * self.config.depth:
-                self._ask(worker)
+                self._ask(worker, "act")
         oldest = self.config.max_policy_lag
         while len(answers) < self.config.batch:
             answer = self._receive()
-            self._ask(answer.worker)
+            self._ask(answer.worker, "act")
             if oldest is not None and self.version - answer.version > oldest:
                 self.dropped += 1
             else:
                 answers.append(answer)
         return answers
 
-    def _ask(self, worker: int) -> None:
-        self.workers.call(worker, "act")
+    def _ask(self, worker: int, method: str, *arguments: Any) -> None:
+        self.workers.call(worker, method, *arguments)
         self.under_way += 1
 
     def _await(self) -> Answer:

@@ -12,9 +12,13 @@ from torch import Tensor, nn
 
 from lightning_rl.actors.workers import Answer, Build, own_copy
 
+Published = tuple[int, dict[str, Tensor]]
+"""Weights and their version."""
+
 
 class InThreads:
-    """Workers in a thread each, with a copy of the network each."""
+    """Workers in a thread each, with a copy of the network each. A call has the weights of when it was made, so that what comes of it does
+    not depend on when its thread begins."""
 
     restarts = 0
 
@@ -28,10 +32,10 @@ class InThreads:
 
     def publish(self, version: int) -> None:
         weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.network.state_dict().items()}
-        self.published = version, weights
+        self.published: Published = version, weights
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        self.calls[worker].append((method, self.threads[worker].submit(self._answer, worker, method, arguments)))
+        self.calls[worker].append((method, self.threads[worker].submit(self._answer, worker, self.published, method, arguments)))
 
     def receive(self) -> Answer:
         firsts = [calls[0][1] for calls in self.calls if calls]
@@ -50,9 +54,8 @@ class InThreads:
         for worker in self.workers:
             worker.close()
 
-    def _answer(self, worker: int, method: str, arguments: tuple[Any, ...]) -> tuple[int, Any, float]:
-        began = time.monotonic()
-        version, weights = self.published
+    def _answer(self, worker: int, published: Published, method: str, arguments: tuple[Any, ...]) -> tuple[int, Any, float]:
+        began, (version, weights) = time.monotonic(), published
         load(self.copies[worker], weights)
         return version, getattr(self.workers[worker], method)(*arguments), time.monotonic() - began
 

@@ -162,9 +162,9 @@ class Algorithm(Run):
         """On-policy experience: rollouts of `n_steps` steps from each environment, with the newest weights or those that actors have."""
         return rollouts(self, n_steps, log_probs, actors)
 
-    def replay(self, settings: ReplaySettings, config: ReplayConfig) -> ReplayDataset:
-        """Off-policy experience: iterations of acting and learning in turn, from a buffer."""
-        return replay(self, settings, config)
+    def replay(self, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
+        """Off-policy experience: iterations of acting and learning in turn, from a buffer; an actor may act meanwhile."""
+        return replay(self, settings, config, actors)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, Tensor]:
         """Fill the reward streams. Returns the rollout and its discount, γ · bootstrap, both `[T, N, S]`."""

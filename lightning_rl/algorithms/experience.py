@@ -35,7 +35,7 @@ def rollouts(algorithm: Any, n_steps: int, log_probs: bool, actors: ActorsConfig
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
 
 
-def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> ReplayDataset:
+def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
     """Experience kept in a buffer of this rank."""
     ranks = algorithm.trainer.world_size
     saved = algorithm.own_state is not None and algorithm.own_state["data"].get("replay") is not None
@@ -47,7 +47,7 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig) -> Re
         goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
         algorithm.say(f"the checkpoint holds no replay buffer: learning goes on {goes_on}")
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    collector = make_collector(algorithm, steps, log_probs=False)
+    collector: Any = make_collector(algorithm, steps, False) if actors is None else make_actor_pool(algorithm, steps, actors)
     signals = dict(algorithm.reward_signals.items())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
 

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.distributions import SoftActions, SoftSample
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, as_settings, check_range
+from lightning_rl.errors import SettingError, as_settings, check_flag, check_range
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.actor import Actor
@@ -56,6 +57,8 @@ class SAC(Algorithm):
         target_entropy_scale: `auto` for choices is this times log n, summed over the branches. Where actions are masked, the target for
             choices shrinks with the greatest entropy that the legal ones can have.
         value_network: learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8).
+        threaded: make the steps of the next iteration in a thread of its own while this one is learned from: with a policy that is one
+            iteration old. For environments that wait for something else, such as a simulator, or have processes of their own.
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`,
     `train/critic_grad_norm` and `train/actor_grad_norm` (before clipping), `train/ent_coef` and `train/entropy` (with two kinds of actions
@@ -88,6 +91,7 @@ class SAC(Algorithm):
         target_entropy_multiplier: float = 1.0,
         target_entropy_scale: float = 0.89,
         value_network: bool = False,
+        threaded: bool = False,
         **common: Any,
     ) -> None:
         net_arch = [256, 256] if net_arch is None else net_arch
@@ -95,6 +99,8 @@ class SAC(Algorithm):
         check_range("n_critics", n_critics, 1, whole=True)
         check_range("target_entropy_multiplier", target_entropy_multiplier, 0)
         check_range("target_entropy_scale", target_entropy_scale, 0, 1)
+        check_flag("threaded", threaded)
+        self.actors = IN_A_THREAD if threaded else None
         self.replay_config = as_settings("replay", ReplayConfig, replay)
         self.replay_settings = ReplaySettings(
             buffer_size=buffer_size,
@@ -123,7 +129,7 @@ class SAC(Algorithm):
     target_entropy: Tensor
 
     def experience(self) -> ReplayDataset:
-        return self.replay(self.replay_settings, self.replay_config)
+        return self.replay(self.replay_settings, self.replay_config, self.actors)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer, *temperature_optimizers = self.raw_optimizers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,19 @@ class ActingNetwork(Protocol):
     def log_prob(self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree) -> Tensor: ...
 
     def value(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> Tensor: ...
+
+
+class Stepped(NamedTuple):
+    """One step of N environments, for a replay buffer: what was seen, done, and happened, and the policy's memory and the masks before it.
+
+    obs, action, memory, action_mask: `[N, ...]` trees of arrays.
+    """
+
+    obs: Tree
+    action: Tree
+    step: EnvStep
+    memory: Tree
+    action_mask: Tree
 
 
 class Collector:
@@ -176,23 +189,24 @@ class Collector:
         tree_map(_assign, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
 
-    def obs_row(self, t: int) -> Tree:
-        """The observations before step t, as arrays `[N, ...]`."""
-        return self._obs_rows[t]
-
     def memory_row(self) -> Tree:
         """The policy's memory before the next step, as arrays `[N, ...]`, zeros where an episode begins."""
         return forgotten(tree_to_numpy(self._memory), self._start)
-
-    def mask_row(self, t: int) -> Tree:
-        """The masks before step t, `[N, M]`."""
-        return self._mask_rows[t]
 
     def collect(self) -> Rollout:
         """Step `n_steps` times from where the last rollout ended, and judge what was done."""
         unroll = self.unroll()
         with torch.no_grad(), self.precision():
             return judge(unroll, self.network, self.generator.device, self.log_probs)
+
+    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
+        """Step `n_steps` times, each when it is asked for, the first `random_steps` at random. The next step overwrites the arrays."""
+        policy = self.begin()
+        random = RandomActor(self.network, self.num_envs, self.generator, policy)
+        for t in range(self.n_steps):
+            actor, memory = random if t < random_steps else policy, self.memory_row()
+            step, _ = self.step(t, actor)
+            yield Stepped(self._obs_rows[t], tree_to_numpy(actor.taken[-1]), step, memory, self._mask_rows[t])
 
     def unroll(self) -> Unroll:
         """Step `n_steps` times from where the last rollout ended. Tensors, and arrays of what ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,9 @@ from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.replay import ReplayBuffer
 from lightning_rl.data.sequences import Window
 from lightning_rl.errors import SettingError, check_choice, check_range
-from lightning_rl.networks.acting import RandomActor
 from lightning_rl.networks.memory import Memory
 from lightning_rl.saving.segments import SegmentStore
-from lightning_rl.types import Experience, Transition, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Experience, Transition, tree_map, tree_to_torch
 
 
 @dataclass(frozen=True)
@@ -159,14 +159,9 @@ class ReplayDataset(ExperienceDataset):
 
     def _iteration(self) -> Iterator[Transition]:
         collector, settings = self.collector, self.settings
-        policy = collector.begin()
-        random = RandomActor(collector.network, collector.num_envs, collector.generator, policy)
         updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
-        for t in range(collector.n_steps):
-            actor = random if self.steps < self.random_until else policy
-            memory = collector.memory_row()
-            step, _ = collector.step(t, actor)
-            self.buffer.add(collector.obs_row(t), tree_to_numpy(actor.taken[-1]), step, memory, collector.mask_row(t))
+        for stepped in collector.transitions(math.ceil((self.random_until - self.steps) / collector.num_envs)):
+            self.buffer.add(*stepped)
             self.steps += collector.num_envs
             due = self._phases() - self.phases
             if due > 0:

@@ -217,7 +217,7 @@ def test_every_step_is_made_with_the_newest_weights(algorithm, monkeypatch):
     def watched(collector, t, actor):
         result = step(collector, t, actor)
         with torch.no_grad():
-            obs = torch.from_numpy(collector.obs_row(t))
+            obs = torch.from_numpy(collector._obs_rows[t])
             x = model.network.value(obs).sum(-1) if algorithm is DQN else model.network(obs)
         expected = model.network.distribution.draw(x.numpy(), actor.noise[t])
         np.testing.assert_allclose(actor.taken[-1], expected, rtol=1e-4, atol=1e-5)

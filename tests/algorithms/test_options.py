@@ -158,6 +158,7 @@ OWN = {
         "target_entropy_multiplier": [Option(2.0, "ScriptedBox-v0", given={"learning_rate": 0.05})],
         "target_entropy_scale": [Option(0.2)],
         "value_network": [Option(True)],
+        "threaded": [Option(True)],
     },
     DQN: OFF
     | {
