@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lightning_rl.errors import SettingError
+from lightning_rl.ranks import of_all_ranks
 from lightning_rl.saving.plain import to_arrays, to_plain
 
 
@@ -22,9 +23,7 @@ def run_states(algorithm: Any) -> list[Any]:
         return [own]
     file = io.BytesIO()
     torch.save(own, file)  # the pickles of `all_gather_object` do not know all types of tensors
-    states: list[Any] = [None] * algorithm.trainer.world_size
-    torch.distributed.all_gather_object(states, file.getvalue())
-    return [torch.load(io.BytesIO(state), weights_only=True) for state in states]
+    return [torch.load(io.BytesIO(state), weights_only=True) for state in of_all_ranks(file.getvalue())]
 
 
 def run_state(algorithm: Any) -> dict[str, Any]:
