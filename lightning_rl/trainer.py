@@ -27,7 +27,7 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
-from lightning_rl.errors import Interrupted, SettingError, check_range
+from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_range
 from lightning_rl.processes import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
 from lightning_rl.saving.content import foreign_modules
@@ -189,6 +189,9 @@ class Trainer(pl.Trainer):
                     bring_back(self, model)
             except Interrupted:
                 pass
+            except LostRankError:
+                if self.stop.received is None:  # else a process that was told to stop had not begun
+                    raise
             finally:
                 if isinstance(model, Algorithm) and self.run_folder.is_dir():
                     self._say_goodbye(model)
