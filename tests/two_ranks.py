@@ -18,6 +18,7 @@ import torch
 
 from lightning_rl import A2C, DQN, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer
 from lightning_rl.algorithms import optimization
+from lightning_rl.errors import SettingError
 from tests.experts import at_random
 from tests.fitting import Rows, tiny
 
@@ -32,16 +33,20 @@ LESSONS = {
     ]
 }
 GAIL = {"reward_signals": {"gail": {"demo_path": at_random("CartPole-v1", "{}"), "use_vail": True, "normalize": True}}}
+FROZEN = {"normalize_obs": "frozen", "normalize_obs_steps": 64, "max_env_steps": 704}
+RND = {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3}
+"""Rows that only reset come at different times on the two ranks: neither may wait for the other."""
 CASES: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
     "PPO": (PPO, CARTPOLE | {"parameters": {"length": LESSONS}}, {"batch_size": 16, "target_kl": 0.01, **SHORT}),
     "A2C": (A2C, PENDULUM, {"normalize_advantage": True, **SHORT}),
     "SAC": (SAC, PENDULUM, REPLAYS | SHORT),
     "SAC of choices": (SAC, CARTPOLE, REPLAYS | GAIL),
-    "DQN": (DQN, CARTPOLE, REPLAYS | {"replay": {"prioritized": True}, "double": True, "normalize_obs": "frozen", "normalize_obs_steps": 64, "max_env_steps": 704}),
+    "DQN": (DQN, CARTPOLE, REPLAYS | {"replay": {"prioritized": True}, "double": True} | FROZEN),
+    "DQN that resets": (DQN, CARTPOLE | {"num_envs": 1, "autoreset": "NEXT_STEP"}, REPLAYS | RND),
     "TD3": (TD3, PENDULUM, REPLAYS | {"n_steps": 2}),
     "BehavioralCloning": (BehavioralCloning, CARTPOLE, {"normalize_obs": "running", "updates_per_iteration": 2, "max_updates": 40}),
 }
-"""Runs of 20 iterations: 640 environment steps of two ranks with two environments each, or 40 updates. A batch is all of a rollout."""
+"""Runs of 20 iterations: 640 environment steps of two ranks with two environments each, or 40 updates. PPO learns from whole rollouts."""
 ALONE = ("PPO", "SAC")
 """Those that one rank begins and two go on with, and the other way round."""
 
@@ -49,7 +54,8 @@ ALONE = ("PPO", "SAC")
 def build(case: str, seed: int = 1, **more: Any) -> Any:
     """The model of a case, its weights by the seed alone."""
     algorithm, env, settings = CASES[case]
-    return tiny(algorithm, env=env | more.pop("env", {}), seed=seed, **{"log_interval": 64, f"max_{algorithm.counter}": 640} | settings | more)
+    settings = {"log_interval": 64, f"max_{algorithm.counter}": 640} | settings | more
+    return tiny(algorithm, env=env | settings.pop("env", {}), seed=seed, **settings)
 
 
 def trainer(root: Path, algorithm: Any, ranks: int, *callbacks: pl.Callback) -> Trainer:
@@ -61,7 +67,7 @@ def trainer(root: Path, algorithm: Any, ranks: int, *callbacks: pl.Callback) -> 
         accelerator="cpu",
         logger=Rows(),
         enable_progress_bar=False,
-        evaluation=EvaluationConfig(**{every: algorithm.length // 3}, episodes=2, num_envs=2, max_episode_steps=20),
+        evaluation=EvaluationConfig(**{every: algorithm.length // 3}, episodes=3, num_envs=2, max_episode_steps=20),
         checkpoint=CheckpointConfig(**{every: algorithm.length // 2}),
         callbacks=list(callbacks),
         torch_threads=1,
@@ -188,7 +194,10 @@ def main(folder: Path) -> None:
             after.fit(model, ckpt_path="last")
             found["alone"] = state_of(model, after)
         torch.save(found, folder / f"{case}.{rank}.pt")
-        print("DONE", case, flush=True)
+    try:  # a folder that only one of them sees
+        trainer(folder / ("nowhere" if rank else "PPO/stopped"), model := build("PPO"), 2).fit(model, ckpt_path="last")
+    except SettingError as error:
+        print("REFUSED", error)
 
 
 if __name__ == "__main__":

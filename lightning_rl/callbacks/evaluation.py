@@ -22,6 +22,7 @@ from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import Interrupted, SettingError, check_range
+from lightning_rl.ranks import of_all_ranks
 
 MAX_EPISODE_STEPS = 10_000
 """The longest episode of an evaluation where the environment has no limit of its own."""
@@ -99,21 +100,35 @@ class RolloutEvaluator(pl.Callback):
         """What is to be judged beside the environment as it is: a name each, and what goes around the environment."""
         self.evaluated_at, self.continues = 0, False
 
+    def share(self, rank: int, ranks: int) -> range:
+        """Which of the episodes a rank plays: rank 0 all of them where something looks on that must see all."""
+        if self.wrappers:
+            return range(0 if rank else self.episodes)
+        return range(rank * self.episodes // ranks, (rank + 1) * self.episodes // ranks)
+
     def play(
-        self, algorithm: Any, stop: Callable[[], bool] = lambda: False, variant: Sequence[Callable[[gym.Env], gym.Env]] = ()
+        self,
+        algorithm: Any,
+        stop: Callable[[], bool] = lambda: False,
+        variant: Sequence[Callable[[gym.Env], gym.Env]] = (),
+        rank: int = 0,
+        ranks: int = 1,
     ) -> list[Episode]:
-        """The episodes of one evaluation, with a variant's wrappers around each environment.
+        """A rank's share of the episodes of one evaluation, with a variant's wrappers around each environment.
 
         Raises:
             Interrupted: `stop` says so.
         """
+        share = self.share(rank, ranks)
+        if not share:
+            return []
         env = algorithm.env if self.env is None else self.env
         # new ones each time: what environments keep over their resets would make an evaluation depend on those before
-        masked, num_envs = algorithm.spaces.masked, min(self.num_envs, self.episodes)
+        masked, num_envs = algorithm.spaces.masked, min(self.num_envs, len(share))
         player = make_player(env, num_envs, self.max_episode_steps, masked, [*variant, *self.wrappers])
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
-            return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
+            return player.play(algorithm.network, len(share), self.seed + share.start, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         check_interval("evaluation", self, pl_module)
@@ -142,21 +157,20 @@ class RolloutEvaluator(pl.Callback):
             self.evaluate(trainer, algorithm)
 
     def evaluate(self, trainer: pl.Trainer, algorithm: Any) -> None:
-        """Play on rank 0, tell all ranks, log, write the file, and call `on_evaluation_end`; given up if somebody asks to stop."""
-        played = self._play_unless_stopped(trainer, algorithm) if trainer.is_global_zero else None
-        played = trainer.strategy.broadcast(played)
-        if played is None:
+        """Play, each rank its share, tell all, log, write the file, and call `on_evaluation_end`; given up if somebody asks to stop."""
+        played: list[Any] = of_all_ranks(self._play_unless_stopped(trainer, algorithm))
+        if None in played:
             return
         self.evaluated_at = algorithm.count
-        report(trainer, algorithm, *played, self.file)
+        episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
+        means = [float(np.mean([episode.return_ for episode in each])) for each in others]
+        report(trainer, algorithm, episodes, dict(zip(self.variants, means, strict=True)), self.file)
 
-    def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> tuple[list[Episode], dict[str, float]] | None:
-        """The episodes, and the mean return in each variant."""
-        stop = partial(stop_asked, trainer)
+    def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> list[list[Episode]] | None:
+        """This rank's episodes, and then those in each variant."""
+        variants = [[], *([wrapper] for wrapper in self.variants.values())]
         try:
-            episodes = self.play(algorithm, stop)
-            others = {name: self.play(algorithm, stop, [wrapper]) for name, wrapper in self.variants.items()}
-            return episodes, {name: float(np.mean([episode.return_ for episode in each])) for name, each in others.items()}
+            return [self.play(algorithm, partial(stop_asked, trainer), each, trainer.global_rank, trainer.world_size) for each in variants]
         except Interrupted:
             return None
 
@@ -187,10 +201,8 @@ class MultiEvaluator(RolloutEvaluator):
         super().__init__(every_n_env_steps=first.every_n_env_steps, every_n_updates=first.every_n_updates, file=file)
         self.evaluators = evaluators
 
-    def play(
-        self, algorithm: Any, stop: Callable[[], bool] = lambda: False, variant: Sequence[Callable[[gym.Env], gym.Env]] = ()
-    ) -> list[Episode]:
-        return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop, variant)]
+    def play(self, *arguments: Any, **settings: Any) -> list[Episode]:
+        return [episode for evaluator in self.evaluators for episode in evaluator.play(*arguments, **settings)]
 
 
 def make_player(
