@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
@@ -100,35 +101,32 @@ class RolloutEvaluator(pl.Callback):
         """What is to be judged beside the environment as it is: a name each, and what goes around the environment."""
         self.evaluated_at, self.continues = 0, False
 
-    def share(self, rank: int, ranks: int) -> range:
-        """Which of the episodes a rank plays: rank 0 all of them where something looks on that must see all."""
-        if self.wrappers:
-            return range(0 if rank else self.episodes)
-        return range(rank * self.episodes // ranks, (rank + 1) * self.episodes // ranks)
+    def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
+        """An evaluator of a rank's share of the episodes; None where it has none.
+
+        Rank 0 plays all of them where something looks on that must see all, or `play` is a subclass's own.
+        """
+        if self.wrappers or type(self).play is not RolloutEvaluator.play:
+            return None if rank else self
+        mine, begin, end = copy(self), rank * self.episodes // ranks, (rank + 1) * self.episodes // ranks
+        mine.episodes, mine.seed = end - begin, self.seed + begin
+        return mine if mine.episodes else None
 
     def play(
-        self,
-        algorithm: Any,
-        stop: Callable[[], bool] = lambda: False,
-        variant: Sequence[Callable[[gym.Env], gym.Env]] = (),
-        rank: int = 0,
-        ranks: int = 1,
+        self, algorithm: Any, stop: Callable[[], bool] = lambda: False, variant: Sequence[Callable[[gym.Env], gym.Env]] = ()
     ) -> list[Episode]:
-        """A rank's share of the episodes of one evaluation, with a variant's wrappers around each environment.
+        """The episodes of one evaluation, with a variant's wrappers around each environment.
 
         Raises:
             Interrupted: `stop` says so.
         """
-        share = self.share(rank, ranks)
-        if not share:
-            return []
         env = algorithm.env if self.env is None else self.env
         # new ones each time: what environments keep over their resets would make an evaluation depend on those before
-        masked, num_envs = algorithm.spaces.masked, min(self.num_envs, len(share))
+        masked, num_envs = algorithm.spaces.masked, min(self.num_envs, self.episodes)
         player = make_player(env, num_envs, self.max_episode_steps, masked, [*variant, *self.wrappers])
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
-            return player.play(algorithm.network, len(share), self.seed + share.start, self.deterministic, stop)
+            return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         check_interval("evaluation", self, pl_module)
@@ -168,9 +166,11 @@ class RolloutEvaluator(pl.Callback):
 
     def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> list[list[Episode]] | None:
         """This rank's episodes, and then those in each variant."""
-        variants = [[], *([wrapper] for wrapper in self.variants.values())]
+        mine, stop = self.part(trainer.global_rank, trainer.world_size), partial(stop_asked, trainer)
+        if mine is None:
+            return [[] for _ in range(1 + len(self.variants))]
         try:
-            return [self.play(algorithm, partial(stop_asked, trainer), each, trainer.global_rank, trainer.world_size) for each in variants]
+            return [mine.play(algorithm, stop), *(mine.play(algorithm, stop, [wrapper]) for wrapper in self.variants.values())]
         except Interrupted:
             return None
 
@@ -201,8 +201,14 @@ class MultiEvaluator(RolloutEvaluator):
         super().__init__(every_n_env_steps=first.every_n_env_steps, every_n_updates=first.every_n_updates, file=file)
         self.evaluators = evaluators
 
-    def play(self, *arguments: Any, **settings: Any) -> list[Episode]:
-        return [episode for evaluator in self.evaluators for episode in evaluator.play(*arguments, **settings)]
+    def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
+        parts = [part for part in (each.part(rank, ranks) for each in self.evaluators) if part is not None]
+        return MultiEvaluator(parts) if parts else None
+
+    def play(
+        self, algorithm: Any, stop: Callable[[], bool] = lambda: False, variant: Sequence[Callable[[gym.Env], gym.Env]] = ()
+    ) -> list[Episode]:
+        return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop, variant)]
 
 
 def make_player(
