@@ -23,7 +23,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_rl.callbacks.csv_logger import read_rows
-from tests.two_ranks import ALONE, CASES, StopAfter, build, first_update, trainer
+from tests.two_ranks import ALONE, CASES, SendAt, build, first_update, trainer
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,7 +50,7 @@ def test_two_ranks_learn_together_stop_together_and_go_on(tmp_path, capsys):
     for case in ALONE:
         model = build(case)
         with pytest.raises(SystemExit):
-            trainer(tmp_path / case / "alone", model, 1, StopAfter(7)).fit(model)
+            trainer(tmp_path / case / "alone", model, 1, SendAt(7)).fit(model)
     ranks = two_processes(tmp_path, "-m", "tests.two_ranks", str(tmp_path))
     said = [rank.communicate(timeout=300) for rank in ranks]
     wrong = {}
@@ -66,6 +66,7 @@ def test_two_ranks_learn_together_stop_together_and_go_on(tmp_path, capsys):
     assert wrong == {}
     assert all("REFUSED rank 1 begins at 0 environment steps and rank 0 at " in out for out, _ in said)
     out = said[0][0]
+    assert ranks[1].returncode == -signal.SIGKILL and "LOST another process of this run is gone at " in out
     assert out.count("(ranks x env.num_envs), not 2 x 2") == len(ALONE) and "holds no replay buffer" not in out
     for case in ALONE:
         alone_from_two(tmp_path / case / "stopped", case, capsys)
@@ -200,24 +201,17 @@ def has_ended(pid, within):
     return not alive
 
 
-def test_a_rank_that_is_killed_ends_the_other_with_one_line(tmp_path):
-    with running(tmp_path, f"lightning_rl fit {DDP} --model.max_env_steps 1e8") as (first,):
-        (second,) = children(first.pid)
-        os.kill(second, signal.SIGKILL)
-        out, err = first.communicate(timeout=30)
-    assert first.returncode == 1 and err.count("\n") == 1, err
-    assert err.startswith("error: another process of this run is gone at ") and "; --ckpt_path last continues" in err
-    assert "continue it: lightning-rl fit --config runs/PPO/CartPole-v1/version_0/config.yaml --ckpt_path last" in out
-
-
 @pytest.mark.slow
-def test_the_first_rank_that_is_killed_ends_the_others_with_one_line(tmp_path):
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_ends_the_other_with_one_line(victim, tmp_path):
     with running(tmp_path, f"lightning_rl fit {DDP} --model.max_env_steps 1e8") as (first,):
-        (second,) = children(first.pid)
-        first.kill()
-        assert has_ended(second, within=30)
-        err = first.communicate()[1]
-    assert err.count("\n") == 1 and err.startswith("error: another process of this run is gone at ")
+        ranks = [first.pid, *children(first.pid)]
+        os.kill(ranks[victim], signal.SIGKILL)
+        assert len(ranks) == 2 and all(has_ended(each, within=30) for each in ranks)
+        out, err = first.communicate()
+    assert first.returncode == (1 if victim else -signal.SIGKILL)
+    assert err.count("\n") == 1 and err.startswith("error: another process of this run is gone at "), err
+    assert ("continue it: lightning-rl fit --config runs/PPO/CartPole-v1/version_0/config.yaml" in out) == bool(victim)
 
 
 SPAWN = """

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 
 from lightning_rl import A2C, DQN, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer
 from lightning_rl.algorithms import optimization
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import LostRankError, SettingError
 from tests.experts import at_random
 from tests.fitting import Rows, tiny
 
@@ -74,15 +74,15 @@ def trainer(root: Path, algorithm: Any, ranks: int, *callbacks: pl.Callback) -> 
     )
 
 
-class StopAfter(pl.Callback):
-    """Sends this process SIGTERM in an iteration."""
+class SendAt(pl.Callback):
+    """Sends this process a signal in an iteration."""
 
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
+    def __init__(self, iteration: int, number: int = signal.SIGTERM) -> None:
+        self.iteration, self.number = iteration, number
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.iteration:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def main(folder: Path) -> None:
         parts = folder / case / "parts"
         model = build(case)
         try:
-            trainer(parts, model, 2, *([StopAfter(7)] if rank else [])).fit(model)  # the other rank is asked to stop
+            trainer(parts, model, 2, *([SendAt(7)] if rank else [])).fit(model)  # the other rank is asked to stop
         except SystemExit as left:
             found["status"] = left.code
         if rank == 0:
@@ -198,8 +198,12 @@ def main(folder: Path) -> None:
         trainer(folder / ("nowhere" if rank else "PPO/stopped"), model := build("PPO"), 2).fit(model, ckpt_path="last")
     except SettingError as error:
         print("REFUSED", error)
+    try:
+        lost = build("PPO")
+        trainer(folder / "lost", lost, 2, *([SendAt(3, signal.SIGKILL)] if rank else [])).fit(lost)
+    except LostRankError as error:
+        print("LOST", error)
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))
