@@ -170,14 +170,14 @@ DDP = FIT + "--trainer.strategy ddp --trainer.devices 2 "
 
 @contextmanager
 def running(folder, *commands, env=None):
-    """Processes that train, from their first row of metrics on."""
+    """Processes that train, from their first checkpoint on."""
     begun = [
         subprocess.Popen([sys.executable, "-m", *shlex.split(each)], cwd=folder, env=own, stdout=PIPE, stderr=PIPE, text=True)
         for each, own in zip(commands, env or [None] * len(commands), strict=True)
     ]
     try:
         until = time.monotonic() + 90
-        while not any(read_rows(file) for file in folder.rglob("metrics.csv")):
+        while not any(folder.rglob("last.ckpt")):
             assert all(each.poll() is None for each in begun) and time.monotonic() < until, [each.communicate() for each in begun]
             time.sleep(0.05)
         yield begun
