@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from lightning_rl import ALGORITHMS, __version__
-from lightning_rl.errors import SettingError, nearest
+from lightning_rl.errors import LostRankError, SettingError, nearest
 
 HELP = """usage: lightning-rl <subcommand> [options]
 
@@ -32,16 +32,16 @@ SUBCOMMANDS = ("fit", "evaluate", "collect", "import-mlagents", "import-zoo", "l
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program. Returns its exit status: 0, or 2 for wrong input."""
+    """Run the program. Returns its exit status: 0, 2 for wrong input, or 1 where another process of the run is gone."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = take_flag(arguments, "--debug")
     try:
         return run(arguments, debug)
-    except SettingError as error:
+    except (SettingError, LostRankError) as error:
         if debug:
             raise
         print(one_line(str(error)), file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, SettingError) else 1
     except KeyboardInterrupt:
         return 130
 

@@ -21,6 +21,10 @@ class NotFiniteError(SettingError):
     """A number that became infinite or is none. The run stops; what was saved before stays."""
 
 
+class LostRankError(Exception):
+    """Another process of the run was killed or failed. The command line prints it as one line and exits with status 1."""
+
+
 class Interrupted(Exception):
     """Given up because somebody asked the run to stop; nothing was changed."""
 

@@ -27,7 +27,8 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
-from lightning_rl.errors import Interrupted, SettingError, check_range
+from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_range
+from lightning_rl.processes import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
 from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
@@ -178,13 +179,19 @@ class Trainer(pl.Trainer):
             place: AbstractContextManager[None] = replacing(run_folder) if force and ckpt_path is None else nullcontext()
         else:
             place = nullcontext()
-        with torch_threads(self.torch_threads or threads_for(model)), self.stop.listening(), place:
+        with torch_threads(self.torch_threads or threads_for(model)), self.stop.listening(partial(tell_to_stop, self)), place:
             try:
                 if isinstance(model, Algorithm):
                     self._equip(model, ckpt_path, count)
-                super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+                with losing_ranks(model) if isinstance(model, Algorithm) else nullcontext():
+                    super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+                if isinstance(model, Algorithm):
+                    bring_back(self, model)
             except Interrupted:
                 pass
+            except LostRankError:
+                if self.stop.received is None:  # else a process that was told to stop had not begun
+                    raise
             finally:
                 if isinstance(model, Algorithm) and self.run_folder.is_dir():
                     self._say_goodbye(model)
@@ -248,11 +255,13 @@ class Trainer(pl.Trainer):
             self.say(f"evaluate it: {program} --ckpt_path {best.path} --episodes 100")
 
     def _leave(self, model: Algorithm) -> NoReturn:
-        """After a signal: how to go on, and its exit status."""
+        """After a signal: how to go on, and its exit status. That of a process which rank 0 started would make it kill the others."""
         assert self.stop.received is not None
         at = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}"
         command = self._continuing(model)
         self.say(at if command is None else f"{at}; continue: {command}")
+        if self.local_rank:
+            raise SystemExit(0)
         if self.stop.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(143)

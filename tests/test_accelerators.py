@@ -1,12 +1,6 @@
-"""Several processes on a CPU, and one GPU (`-m gpu`)."""
+"""One GPU (`-m gpu`)."""
 
 from __future__ import annotations
-
-import socket
-import subprocess
-import sys
-from pathlib import Path
-from subprocess import PIPE
 
 import gymnasium as gym
 import numpy as np
@@ -16,111 +10,6 @@ import torch
 
 import lightning_rl as lrl
 from tests.fitting import ON_POLICY, fit, tiny, weights
-
-TWO_RANKS = """
-import pytorch_lightning as pl, torch
-from tests.fitting import tiny, weights
-from lightning_rl import PPO, Trainer
-
-class Compare(pl.Callback):
-    def on_train_end(self, trainer, pl_module):
-        mine = torch.cat([weights(pl_module), pl_module.network.normalizer.statistics[0].mean.float()])
-        all_ranks = pl_module.all_gather(mine)
-        firsts = pl_module.all_gather(torch.as_tensor(float(pl_module.collector.seed)))
-        counts = (pl_module.env_steps, pl_module.collector.env_steps, trainer.global_step)
-        if trainer.is_global_zero:
-            print("DIFFERENCE", (all_ranks[0] - all_ranks[1]).abs().max().item(), "SEEDS", firsts.tolist(), "COUNTS", *counts)
-
-if __name__ == "__main__":
-    model = tiny(PPO, "CartPole-v1", normalize_obs="running", max_env_steps=192, target_kl=0.01)
-    Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", callbacks=[Compare()]).fit(model)
-"""
-
-
-def test_two_ranks_see_different_experience_and_keep_equal_weights(tmp_path):
-    script = tmp_path / "two_ranks.py"
-    script.write_text(TWO_RANKS)
-    root = str(Path(__file__).parent.parent)
-    result = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    line = next((line for line in result.stdout.splitlines() if "DIFFERENCE" in line), None)
-    assert line is not None, result.stderr[-2000:]
-    words = line.split()
-    assert float(words[1]) == 0.0
-    seeds, counts = line.partition("SEEDS ")[2].split(" COUNTS ")
-    assert len(set(seeds.strip("[]").split(", "))) == 2
-    assert counts.split() == ["192", "96", "6"]  # 2 ranks x 2 environments x 8 steps an iteration
-    assert len(list(tmp_path.glob("runs/PPO/CartPole-v1/version_*"))) == 1
-
-
-REPLAYING_RANKS = """
-import sys, torch
-from tests.experts import at_random
-from tests.fitting import fit, tiny
-from lightning_rl import DQN, SAC, TD3, BehavioralCloning
-
-for algorithm, env_id in ((SAC, "CartPole-v1"), (DQN, "CartPole-v1"), (TD3, "Pendulum-v1")):
-    imitates = {"gail": {"demo_path": at_random(env_id, "{}"), "use_vail": True, "normalize": True}} if algorithm is SAC else None
-    model = tiny(algorithm, env_id, normalize_obs="running", normalize_reward=True, max_env_steps=192, learning_starts=32,
-                 reward_signals=imitates,
-                 steps_per_iteration=32, replay={"prioritized": algorithm is DQN, "directory": sys.argv[1]})
-
-    def compare():
-        mine = torch.cat([value.flatten().double() for value in model.state_dict().values()])
-        difference = (model.all_gather(mine)[0] - model.all_gather(mine)[1]).abs().max().item()
-        rows = model.all_gather(torch.from_numpy(model.dataset.buffer.layout.row.seen.obs[:48]))  # of the first environment
-        apart = (rows[0] - rows[1]).abs().sum(-1).gt(0).double().mean().item()
-        if model.global_rank == 0:
-            counts = model.env_steps, model.collector.env_steps, len(model.dataset.buffer), model.updates, model.trainer.global_step
-            print("COMPARED", difference, apart, *counts)
-
-    model.on_train_end = compare
-    fit(model, devices=2, strategy="ddp")
-
-# rows that only reset, at different times on the two ranks: neither may wait for the other
-env = {"num_envs": 1, "autoreset": "NEXT_STEP"}
-beside = {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3}
-model = tiny(DQN, "CartPole-v1", env=env, max_env_steps=100, learning_starts=20, steps_per_iteration=2, **beside)
-fit(model, devices=2, strategy="ddp")
-print("RESETTING", model.env_steps >= 100)
-
-# demonstrations: each rank learns from its share of a pass
-model = tiny(BehavioralCloning, "CartPole-v1", normalize_obs="running", updates_per_iteration=4, max_updates=8)
-
-def share():
-    mine = torch.cat([value.flatten().double() for value in model.state_dict().values()])
-    difference = (model.all_gather(mine)[0] - model.all_gather(mine)[1]).abs().max().item()
-    rows = model.all_gather(model.dataset.batch.obs)
-    apart = (rows[0].unsqueeze(1) - rows[1]).abs().sum(-1).gt(0).all().item()
-    print("SHARED", difference, apart, model.updates, model.trainer.global_step)
-
-model.on_train_end = share
-fit(model, devices=2, strategy="ddp")
-"""
-
-
-def test_two_ranks_replay_memories_of_their_own_and_keep_equal_weights(tmp_path):
-    (tmp_path / "ranks.py").write_text(REPLAYING_RANKS)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = {"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "ranks.py", str(tmp_path / "rows")]
-    ranks = [
-        subprocess.Popen(command, cwd=tmp_path, env=env | {"LOCAL_RANK": str(rank)}, stdout=PIPE, stderr=PIPE, text=True) for rank in (0, 1)
-    ]
-    (out, err), _ = (rank.communicate(timeout=120) for rank in ranks)
-    found = [line.split()[1:] for line in out.splitlines() if line.startswith("COMPARED")]
-    assert len(found) == 3 and "RESETTING True" in out, err[-2000:]
-    for difference, apart, *counts in found:
-        assert float(difference) == 0.0  # of all that a checkpoint holds: targets, temperature and statistics too
-        assert float(apart) > 0.9
-        # each rank makes half the steps, and after half of 32 of them an update for each 4 of its own
-        assert counts == ["192", "96", "96", "20", "6"]
-    assert "SHARED 0.0 True 8 2" in out
 
 
 class Pixels(gym.Env):

@@ -11,7 +11,7 @@ import lightning_rl
 ROOT = Path(lightning_rl.__file__).parent
 FLOORS = (
     {"types", "errors"},
-    {"finite"},
+    {"finite", "ranks"},
     {"returns", "value_transforms", "schedules", "spaces", "guards", "saving"},
     {"distributions", "losses"},
     {"envs", "networks"},
@@ -19,7 +19,7 @@ FLOORS = (
     {"rewards", "demonstrations", "actors"},
     {"callbacks"},
     {"algorithms"},
-    {"run_folder"},
+    {"run_folder", "processes"},
     {"trainer"},
     {"cli"},
 )

@@ -30,6 +30,7 @@ from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import check_choice, check_range
 from lightning_rl.guards import ON_NAN, Guard
 from lightning_rl.networks.memory import Memory, as_memory
+from lightning_rl.ranks import mean_over_ranks
 from lightning_rl.rewards.settings import make_signals
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.spaces import Spaces
@@ -240,7 +241,7 @@ class Algorithm(Run):
 
     def mean_over_ranks(self, value: Tensor) -> float:
         """The mean of a number over all ranks, so that they decide alike."""
-        return float(self.trainer.strategy.reduce(value.detach(), reduce_op="mean"))
+        return float(mean_over_ranks(value.detach()))
 
 
 def _leaf_mean(distribution: Distribution, value: Tensor, weight: Tensor, k: int) -> Tensor:

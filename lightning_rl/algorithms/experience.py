@@ -15,6 +15,7 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.pool import ActorPool
 from lightning_rl.algorithms.demonstrations import demonstrated_rows, demonstration_draws
 from lightning_rl.algorithms.replay_buffer import make_replay_buffer
+from lightning_rl.algorithms.run_state import saved_buffer
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings, NoCollector
 from lightning_rl.data.demonstrations import EpisodeRows, split_by_episode
@@ -38,7 +39,7 @@ def rollouts(algorithm: Any, n_steps: int, log_probs: bool, actors: ActorsConfig
 def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
     """Experience kept in a buffer of this rank."""
     ranks = algorithm.trainer.world_size
-    saved = algorithm.own_state is not None and algorithm.own_state["data"].get("replay") is not None
+    saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     if settings.learning_starts >= algorithm.max_env_steps:
         algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")

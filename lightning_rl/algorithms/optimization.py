@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.mlp import EnsembleLinear
+from lightning_rl.ranks import mean_over_ranks
 from lightning_rl.types import total_norm
 
 
@@ -53,10 +54,9 @@ def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
     """Replace gradients by their mean over ranks, in one collective."""
     if world_size == 1:
         return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    torch.distributed.all_reduce(flat)
+    flat = mean_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
     for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient) / world_size)
+        gradient.copy_(part.view_as(gradient))
 
 
 def clip(gradients: list[Tensor], max_norm: float) -> Tensor:

@@ -24,6 +24,7 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.errors import SettingError
 from lightning_rl.guards import Guard
+from lightning_rl.ranks import of_all_ranks, together
 from lightning_rl.schedules import Schedule
 from lightning_rl.spaces import Spaces
 from lightning_rl.spaces import to_plain as space_to_plain
@@ -43,6 +44,7 @@ class Run(pl.LightningModule):
     """How target networks follow, if there are any."""
     counter = "env_steps"
     """What a run goes by, up to `max_<counter>`: its schedules, rows, evaluations and checkpoints."""
+    COUNTS = ("env_steps", "updates", "episodes")
     env: Any
     spaces: Spaces
     guard: Guard
@@ -151,7 +153,9 @@ class Run(pl.LightningModule):
         assert self.collector is not None
         self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         trainer: Any = self.trainer
-        self.guard = self.collector.guard = Guard(self.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
+        self._agree_on_count()
+        folder = trainer.strategy.broadcast(getattr(trainer, "run_folder", None))
+        self.guard = self.collector.guard = Guard(self.on_nan, folder, trainer.world_size)
         self.guard.begin(self, self.all_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         self._matmul = best_matmul(self.modules(), self.device)
@@ -205,7 +209,7 @@ class Run(pl.LightningModule):
         self.guard.end_iteration()
         self._tell_notices()
         if self.log_rows.is_due(self.count) or self.finished:
-            metrics = {**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics()}
+            metrics = together({**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics(), **self.log_rows.means()})
             metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
             for callback in self._callbacks_with("run_metrics"):
                 metrics |= callback.run_metrics()
@@ -233,6 +237,8 @@ class Run(pl.LightningModule):
 
     def teardown(self, stage: str) -> None:
         if self.dataset is not None:
+            counts = {name: torch.tensor(getattr(self, name)) for name in self.COUNTS}
+            self.trainer.callback_metrics.update(counts)  # which Lightning brings back from processes that it spawned
             self._tell_notices()
             self.dataset.collector.close()
             self.dataset = None
@@ -271,6 +277,18 @@ class Run(pl.LightningModule):
         for notice in (*self.collector.take_notices(), *self.guard.notices):
             self.say(notice)
         self.guard.notices.clear()
+
+    def _agree_on_count(self) -> None:
+        """All ranks must begin at the same place.
+
+        Raises:
+            SettingError: they do not, for they look into different folders.
+        """
+        counts = of_all_ranks(self.count) if self.trainer.world_size > 1 else []
+        for rank, count in enumerate(counts):
+            if count != counts[0]:
+                begin = f"rank {rank} begins at {count:,} {self.counted} and rank 0 at {counts[0]:,}"
+                raise SettingError(f"{begin}: all must find the same checkpoint, in a folder that their machines share")
 
     def _count(self) -> None:
         """The counts of all ranks together, where there is something new; all decisions use these numbers."""

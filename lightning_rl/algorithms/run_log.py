@@ -47,15 +47,20 @@ class RunLog:
         """Whether a row is due."""
         return count - self.logged_env_steps >= self.interval
 
+    def means(self) -> dict[str, float]:
+        """The means of what this iteration recorded, as `train/<name>`."""
+        return {
+            name if "/" in name else f"train/{name}": float(
+                torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean()
+            )
+            for name, values in self.recorded.items()
+        }
+
     def write(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        """One row: the given metrics, those of time, and the means of what this iteration recorded, as `train/<name>`."""
+        """One row: the given metrics, and those of time."""
         now, count, row = time.monotonic(), algorithm.count, dict(metrics)
         row["time/fps"] = (count - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
         row["time/time_elapsed"] = now - self.started
         row["time/iterations"] = trainer.global_step
-        for name, values in self.recorded.items():
-            row[name if "/" in name else f"train/{name}"] = float(
-                torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean()
-            )
         log_row(trainer, algorithm, row)
         self.logged_at, self.logged_env_steps = now, count

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lightning_rl.errors import SettingError
+from lightning_rl.ranks import of_all_ranks
 from lightning_rl.saving.plain import to_arrays, to_plain
 
 
@@ -22,9 +23,7 @@ def run_states(algorithm: Any) -> list[Any]:
         return [own]
     file = io.BytesIO()
     torch.save(own, file)  # the pickles of `all_gather_object` do not know all types of tensors
-    states: list[Any] = [None] * algorithm.trainer.world_size
-    torch.distributed.all_gather_object(states, file.getvalue())
-    return [torch.load(io.BytesIO(state), weights_only=True) for state in states]
+    return [torch.load(io.BytesIO(state), weights_only=True) for state in of_all_ranks(file.getvalue())]
 
 
 def run_state(algorithm: Any) -> dict[str, Any]:
@@ -58,8 +57,12 @@ def continue_run(algorithm: Any) -> None:
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
             reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
             raise SettingError(f"the checkpoint's run cannot be continued ({reason}); --init_from takes only its weights") from error
-    elif algorithm.global_rank == 0:  # one rank brings what all ranks had
-        collector.env_steps, collector.statistics.episodes = algorithm.env_steps, algorithm.episodes
+    else:
+        if algorithm.global_rank == 0:  # one rank brings what all ranks had
+            collector.env_steps, collector.statistics.episodes = algorithm.env_steps, algorithm.episodes
+        if load_buffer(algorithm):
+            algorithm.dataset.buffer.cut()
+            algorithm.dataset.buffer.draw_anew(algorithm.seed)  # several ranks may have taken the same one
     if new_episodes is not None:
         algorithm.say(f"{algorithm.dataset.anew}: {new_episodes}")
     algorithm.ranks = []
@@ -67,10 +70,7 @@ def continue_run(algorithm: Any) -> None:
 
 def set_run_state(algorithm: Any, state: dict[str, Any]) -> str | None:
     """The inverse of `run_state`; why something is done anew after all, if it is."""
-    manifest = state["data"].get("replay")
-    if manifest is not None:
-        folder = Path(algorithm.trainer.ckpt_path).parent / "last.ckpt.d" / f"rank{algorithm.global_rank}"
-        algorithm.dataset.load_buffer(manifest, folder)
+    load_buffer(algorithm)
     new_episodes = algorithm.dataset.set_state(state["data"])
     algorithm.log_rows.set_state(state["log"])
     for learner, own in zip(algorithm.side_learners, state["beside"], strict=True):
@@ -81,6 +81,28 @@ def set_run_state(algorithm: Any, state: dict[str, Any]) -> str | None:
     algorithm.noise.set_state(torch.from_numpy(state["noise"]))
     set_random_state(state["random"])
     return new_episodes
+
+
+def saved_buffer(algorithm: Any) -> tuple[dict[str, Any], int] | None:
+    """The manifest of the replay buffer that a checkpoint holds for this rank, and the rank that saved it: not always the same one where
+    there were more or fewer. None if there is no buffer, or it is of another number of environments.
+    """
+    if not algorithm.ranks:
+        return None
+    number = algorithm.global_rank % len(algorithm.ranks)
+    state = algorithm.ranks[number]
+    manifest = state["data"].get("replay")
+    return None if manifest is None or state["num_envs"] != algorithm.num_envs else (manifest, number)
+
+
+def load_buffer(algorithm: Any) -> bool:
+    """Take over the replay buffer that a checkpoint holds for this rank; whether there is one."""
+    saved = saved_buffer(algorithm)
+    if saved is None:
+        return False
+    manifest, number = saved
+    algorithm.dataset.load_buffer(manifest, Path(algorithm.trainer.ckpt_path).parent / "last.ckpt.d" / f"rank{number}")
+    return True
 
 
 def random_state() -> dict[str, Any]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import gymnasium as gym
 import pytorch_lightning as pl
-import torch
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.data.episode_statistics import Finished
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import CompletionCriteria, Parameter, as_parameters
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.ranks import of_all_ranks
 
 SMOOTHING = 0.25
 """The share of what a smoothed measure was before an episode."""
@@ -80,7 +80,8 @@ class Curriculum(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         before, progress, reset = dict(self.lessons), pl_module.count / pl_module.length, False
-        for episode in of_all_ranks(trainer, pl_module.collector.statistics.finished):
+        ranks = of_all_ranks([tuple(episode) for episode in pl_module.collector.statistics.finished])
+        for episode in (Finished(*each) for rank in ranks for each in rank):
             reset |= self.judge(pl_module, episode, progress)
         current = {name: self.criteria(name) for name in self.parameters}
         by_progress = {name: each for name, each in current.items() if each is not None and each.measure == "progress"}
@@ -190,15 +191,6 @@ def measured(name: str, criteria: CompletionCriteria, episode: Finished) -> floa
             f"env.parameters.{name}: measure success needs is_success in the environment's last info; use reward or progress"
         )
     return episode.success
-
-
-def of_all_ranks(trainer: Any, finished: list[Finished]) -> list[Finished]:
-    """The episodes that ended in an iteration on any rank, in the same order on all."""
-    if trainer.world_size == 1:
-        return finished
-    ranks: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(ranks, [tuple(episode) for episode in finished])
-    return [Finished(*episode) for rank in ranks for episode in rank]
 
 
 def with_lessons(curriculum: Curriculum, env: gym.Env) -> gym.Env:

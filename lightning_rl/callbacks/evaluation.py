@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
@@ -22,6 +23,7 @@ from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import Interrupted, SettingError, check_range
+from lightning_rl.ranks import of_all_ranks
 
 MAX_EPISODE_STEPS = 10_000
 """The longest episode of an evaluation where the environment has no limit of its own."""
@@ -99,6 +101,17 @@ class RolloutEvaluator(pl.Callback):
         """What is to be judged beside the environment as it is: a name each, and what goes around the environment."""
         self.evaluated_at, self.continues = 0, False
 
+    def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
+        """An evaluator of a rank's share of the episodes; None where it has none.
+
+        Rank 0 plays all of them where something looks on that must see all, or `play` is a subclass's own.
+        """
+        if self.wrappers or type(self).play is not RolloutEvaluator.play:
+            return None if rank else self
+        mine, begin, end = copy(self), rank * self.episodes // ranks, (rank + 1) * self.episodes // ranks
+        mine.episodes, mine.seed = end - begin, self.seed + begin
+        return mine if mine.episodes else None
+
     def play(
         self, algorithm: Any, stop: Callable[[], bool] = lambda: False, variant: Sequence[Callable[[gym.Env], gym.Env]] = ()
     ) -> list[Episode]:
@@ -142,21 +155,22 @@ class RolloutEvaluator(pl.Callback):
             self.evaluate(trainer, algorithm)
 
     def evaluate(self, trainer: pl.Trainer, algorithm: Any) -> None:
-        """Play on rank 0, tell all ranks, log, write the file, and call `on_evaluation_end`; given up if somebody asks to stop."""
-        played = self._play_unless_stopped(trainer, algorithm) if trainer.is_global_zero else None
-        played = trainer.strategy.broadcast(played)
-        if played is None:
+        """Play, each rank its share, tell all, log, write the file, and call `on_evaluation_end`; given up if somebody asks to stop."""
+        played: list[Any] = of_all_ranks(self._play_unless_stopped(trainer, algorithm))
+        if None in played:
             return
         self.evaluated_at = algorithm.count
-        report(trainer, algorithm, *played, self.file)
+        episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
+        means = [float(np.mean([episode.return_ for episode in each])) for each in others]
+        report(trainer, algorithm, episodes, dict(zip(self.variants, means, strict=True)), self.file)
 
-    def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> tuple[list[Episode], dict[str, float]] | None:
-        """The episodes, and the mean return in each variant."""
-        stop = partial(stop_asked, trainer)
+    def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> list[list[Episode]] | None:
+        """This rank's episodes, and then those in each variant."""
+        mine, stop = self.part(trainer.global_rank, trainer.world_size), partial(stop_asked, trainer)
+        if mine is None:
+            return [[] for _ in range(1 + len(self.variants))]
         try:
-            episodes = self.play(algorithm, stop)
-            others = {name: self.play(algorithm, stop, [wrapper]) for name, wrapper in self.variants.items()}
-            return episodes, {name: float(np.mean([episode.return_ for episode in each])) for name, each in others.items()}
+            return [mine.play(algorithm, stop), *(mine.play(algorithm, stop, [wrapper]) for wrapper in self.variants.values())]
         except Interrupted:
             return None
 
@@ -186,6 +200,10 @@ class MultiEvaluator(RolloutEvaluator):
         first = evaluators[0]
         super().__init__(every_n_env_steps=first.every_n_env_steps, every_n_updates=first.every_n_updates, file=file)
         self.evaluators = evaluators
+
+    def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
+        parts = [part for part in (each.part(rank, ranks) for each in self.evaluators) if part is not None]
+        return MultiEvaluator(parts) if parts else None
 
     def play(
         self, algorithm: Any, stop: Callable[[], bool] = lambda: False, variant: Sequence[Callable[[gym.Env], gym.Env]] = ()

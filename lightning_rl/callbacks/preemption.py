@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -17,23 +17,29 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 class StopOnSignal(pl.Callback):
     """Ends a run at the first SIGTERM, SIGUSR1 or Ctrl-C: the iteration under way is finished, an evaluation under way is given up and made
-    again when the run continues. A second one is not waited for. All ranks stop when one is asked to.
+    again when the run continues. A second one of the same kind is not waited for. All ranks stop when one is asked to.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._heard: set[int] = set()
+        self._tell: Callable[[int], None] = ignore
         self._before: dict[signal.Signals, Any] = {}
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Signals are heard in here, if this is the main thread; no other has them."""
-        self.received = None
+    def listening(self, tell: Callable[[int], None]) -> Iterator[None]:
+        """Signals are heard in here, if this is the main thread, which no other has; `tell` passes them on to other processes."""
+        self.received, self._heard, self._tell = None, set(), tell
         self._before = {each: signal.getsignal(each) for each in SIGNALS}
         self._listen()
         try:
             yield
         finally:
             self._stop_listening()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that is spawned: what this one would do at a signal is its own."""
+        return {**vars(self), "_before": dict.fromkeys(self._before, signal.SIG_DFL), "_tell": ignore}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._listen()  # again: Lightning's own handlers would save or raise in the middle of an iteration
@@ -55,11 +61,17 @@ class StopOnSignal(pl.Callback):
         self._before = {}
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received = signal.Signals(number)
-        else:
+        if number in self._heard:
             self._stop_listening()
             os.kill(os.getpid(), number)
+        else:
+            self._heard.add(number)
+            self.received = self.received or signal.Signals(number)
+            self._tell(number)
+
+
+def ignore(number: int) -> None:
+    """There is nobody else to be told."""
 
 
 def any_rank_asked(trainer: Any) -> bool:

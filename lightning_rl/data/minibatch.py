@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from lightning_rl.ranks import sum_over_ranks
 from lightning_rl.returns import gae
 from lightning_rl.types import Experience, Rollout, Tree, flatten_time, tree_index, tree_leaves, tree_map
 
@@ -96,8 +97,13 @@ def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, genera
 
 
 def normalize(x: Tensor, weight: Tensor) -> Tensor:
-    """(x − mean) / (std + 1e-8) over the last dimension, unbiased, over rows that count; x itself where fewer than two do."""
-    count = (weight > 0).sum(-1, keepdim=True)
-    mean = (weight * x).sum(-1, keepdim=True)
-    variance = (weight * (x - mean).square()).sum(-1, keepdim=True) * count / (count - 1).clamp(min=1)
+    """(x − mean) / (std + 1e-8) over the last dimension, unbiased, over rows that count; x itself where fewer than two do.
+
+    The ranks' rows count as one batch: what they learn together is what one of them would from all rows.
+    """
+    own = (weight > 0).sum(-1, keepdim=True)
+    count = sum_over_ranks(own)
+    weight = weight * (own / count.clamp(min=1))
+    mean = sum_over_ranks((weight * x).sum(-1, keepdim=True))
+    variance = sum_over_ranks((weight * (x - mean).square()).sum(-1, keepdim=True)) * count / (count - 1).clamp(min=1)
     return torch.where(count > 1, (x - mean) / (variance.sqrt() + 1e-8), x)

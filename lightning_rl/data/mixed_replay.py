@@ -66,6 +66,10 @@ class MixedReplay(ReplayBuffer):
     def _own(self, rows: np.ndarray) -> np.ndarray:
         return rows[rows < self.behind]
 
+    def draw_anew(self, seed: int) -> None:
+        super().draw_anew(seed)
+        self.shown.draw_anew(seed + 1)
+
     def position(self) -> dict[str, Any]:
         return {**super().position(), "shown": self.shown.rng.bit_generator.state}
 

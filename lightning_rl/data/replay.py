@@ -257,6 +257,10 @@ class ReplayBuffer:
         own = {name: getattr(self, name) for name in ("written", "open", "drawn")}
         return {**own, "rng": self.rng.bit_generator.state, "layout": self.layout.position(), "sampler": self.sampler.position()}
 
+    def draw_anew(self, seed: int) -> None:
+        """Draw from now on as a buffer that is made with this seed."""
+        self.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+
     def continue_from(self, position: Mapping[str, Any]) -> None:
         """The inverse, for a buffer made with the same arguments.
 

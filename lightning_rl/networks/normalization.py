@@ -10,6 +10,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lightning_rl.errors import check_choice
+from lightning_rl.ranks import sum_over_ranks
 from lightning_rl.spaces import observation_leaves
 from lightning_rl.types import Tree, flatten_time, tree_index, tree_leaves, tree_map
 
@@ -36,10 +37,8 @@ class RunningMeanStd(nn.Module):
         batch = batch.to(self.mean) - self.mean  # centred, so that squares do not cancel
         count = torch.tensor(float(len(batch)), dtype=torch.float64, device=batch.device)
         total, squares = batch.sum(0), batch.square().sum(0)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            flat = torch.cat([count.reshape(1), total.flatten(), squares.flatten()])
-            torch.distributed.all_reduce(flat)
-            count, total, squares = flat[0], flat[1 : 1 + total.numel()].view_as(total), flat[1 + total.numel() :].view_as(squares)
+        flat = sum_over_ranks(torch.cat([count.reshape(1), total.flatten(), squares.flatten()]))
+        count, total, squares = flat[0], flat[1 : 1 + total.numel()].view_as(total), flat[1 + total.numel() :].view_as(squares)
         if count > 0:
             shift = total / count
             self.merge(count, self.mean + shift, (squares / count - shift.square()).clamp(min=0))

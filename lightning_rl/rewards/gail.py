@@ -16,6 +16,7 @@ from lightning_rl.networks.encoders import OneHotEncoder, TreeEncoder
 from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.networks.mlp import mlp
 from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.ranks import mean_over_ranks
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Tree, tree_leaves, tree_map
@@ -196,15 +197,6 @@ def kl_divergence(expert: Tensor, own: Tensor, sigma: Tensor) -> Tensor:
         return torch.zeros(len(own), device=own.device)
     variance = sigma.square()
     return -(1 + variance.log() - 0.5 * expert.square() - 0.5 * own.square() - variance).sum(-1)
-
-
-def mean_over_ranks(number: Tensor) -> Tensor:
-    """The mean of a number over all ranks."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return number
-    total = number.clone()
-    torch.distributed.all_reduce(total)
-    return total / torch.distributed.get_world_size()
 
 
 def _scaled(leaf: Tensor, scale: float) -> Tensor:

@@ -46,6 +46,19 @@ def test_each_environment_plays_its_own_share_however_short_its_episodes_are():
     player.close()
 
 
+def test_ranks_share_the_episodes_of_an_evaluation():
+    model = tiny(PPO, "CartPole-v1")
+    evaluator, watched = (RolloutEvaluator(episodes=5, num_envs=2, max_episode_steps=20) for _ in range(2))
+    shares = [evaluator.part(rank, 3).play(model) for rank in range(3)]
+    assert [[episode.seed for episode in share] for share in shares] == [[10_000], [10_001, 10_002], [10_003, 10_004]]
+    assert [episode for share in shares for episode in share] == evaluator.play(model)
+    assert [evaluator.part(rank, 6) is None for rank in range(6)] == [True] + [False] * 5
+    watched.wrappers.append(lambda env: env)  # it must see all of them
+    assert [watched.part(rank, 2) for rank in range(2)] == [watched, None]
+    several = [MultiEvaluator([evaluator, watched]).part(rank, 2).play(model) for rank in range(2)]
+    assert [len(share) for share in several] == [2 + 5, 3]
+
+
 def test_returns_lengths_and_successes_are_those_of_the_environment():
     model = tiny(PPO)
     with torch.no_grad():

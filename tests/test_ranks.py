@@ -1,0 +1,285 @@
+"""Several learners: two ranks on a CPU learn one thing from experience of their own.
+
+An algorithm joins in by a row of the table in `two_ranks.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_rl.callbacks.csv_logger import read_rows
+from tests.two_ranks import ALONE, CASES, SendAt, build, first_update, trainer
+
+ROOT = Path(__file__).parent.parent
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def address():
+    """Where ranks meet."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+
+
+def two_processes(folder, *command):
+    """Begin the two ranks of a run by hand."""
+    env = os.environ | address() | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    ranks = [env | {"LOCAL_RANK": str(rank)} for rank in (0, 1)]
+    return [subprocess.Popen([sys.executable, *command], cwd=folder, env=each, stdout=PIPE, stderr=PIPE, text=True) for each in ranks]
+
+
+def test_two_ranks_learn_together_stop_together_and_go_on(tmp_path, capsys):
+    for case in ALONE:
+        model = build(case)
+        with pytest.raises(SystemExit):
+            trainer(tmp_path / case / "alone", model, 1, SendAt(7)).fit(model)
+    ranks = two_processes(tmp_path, "-m", "tests.two_ranks", str(tmp_path))
+    said = [rank.communicate(timeout=300) for rank in ranks]
+    wrong = {}
+    for case in CASES:
+        files = [tmp_path / f"{case}.{rank}.pt" for rank in (0, 1)]
+        assert all(file.exists() for file in files), (case, said[0][1][-3000:], said[1][1][-3000:])
+        ours, theirs = (torch.load(file, weights_only=False) for file in files)
+        for check in CHECKS:
+            try:
+                check(case, ours, theirs)
+            except AssertionError as error:
+                wrong[f"{case}: {check.__name__}"] = str(error)[:2000]
+    assert wrong == {}
+    assert all("REFUSED rank 1 begins at 0 environment steps and rank 0 at " in out for out, _ in said)
+    out = said[0][0]
+    assert ranks[1].returncode == -signal.SIGKILL and "LOST another process of this run is gone at " in out
+    assert out.count("(ranks x env.num_envs), not 2 x 2") == len(ALONE) and "holds no replay buffer" not in out
+    for case in ALONE:
+        alone_from_two(tmp_path / case / "stopped", case, capsys)
+
+
+def weights_are_equal(case, ours, theirs):
+    for run in ("whole", "parts", *(["alone"] if case in ALONE else [])):
+        assert differing(ours[run]["weights"], theirs[run]["weights"]) == [], run
+        assert ours[run]["counts"] == theirs[run]["counts"]
+        counts = ours[run]["counts"]
+        assert 40 in counts if case == "BehavioralCloning" else counts[0] >= 640
+    assert ours["whole"]["counts"][3] >= 20 and ours["whole"]["counts"][1] > 0
+    assert (ours["status"], theirs["status"]) == (143, 0)
+
+
+def experience_differs(case, ours, theirs):
+    mine, other = (found["first"]["batches"][0].obs.flatten(0, -2) for found in (ours, theirs))
+    assert (mine.unsqueeze(1) - other).abs().sum(-1).gt(0).double().mean() > 0.9
+
+
+def first_gradients_are_those_of_one_rank(case, ours, theirs):
+    """One rank with all environments, that is with the experience of both."""
+    batches = [found["first"]["batches"][0] for found in (ours, theirs)]
+    rollout = hasattr(batches[0], "valid")
+    noise = [torch.cat(pair) for pair in zip(ours["first"]["noise"], theirs["first"]["noise"], strict=True)]
+    double = {"batch_size": 32} if case == "PPO" else {}
+    model = build(case, env={"num_envs": 4}, **double)
+    model.load_state_dict(ours["first"]["state"])
+    with first_update(model, joined(batches, rollout), noise) as seen:
+        plain = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        pl.Trainer(**plain, accelerator="cpu", max_epochs=-1).fit(model)
+    own = ours["first"]["gradients"]
+    assert len(own) == len(seen["gradients"]) > 0
+    largest = [((a - b).abs().max() / a.abs().max().clamp(min=1)).item() for a, b in zip(own, seen["gradients"], strict=True)]
+    assert max(largest) <= 1e-6, largest
+    assert own[0].abs().max() > 1e-3
+
+
+def joined(batches, rollout):
+    """The rows of both ranks as one batch."""
+    names = [name for name in batches[0]._fields if isinstance(getattr(batches[0], name), torch.Tensor)]
+    axis = {name: 1 if rollout or name == "episode_start" else 0 for name in names}
+    joint = batches[0]._replace(**{name: torch.cat([getattr(batch, name) for batch in batches], axis[name]) for name in names})
+    if hasattr(joint, "rows"):
+        joint = joint._replace(rows=np.concatenate([batch.rows for batch in batches]))
+    return joint if rollout else joint._replace(weight=joint.weight / 2)
+
+
+def what_continues_is_the_same(case, ours, theirs):
+    assert differing(ours["whole"]["weights"], ours["parts"]["weights"]) == []
+    assert ours["whole"]["counts"] == ours["parts"]["counts"]
+    for file in ("metrics.csv", "evaluations.csv"):
+        whole, parts = (read_rows(Path(ours[run]["folder"]) / file) for run in ("whole", "parts"))
+        assert len(whole) > 2 and [without_time(row) for row in whole] == [without_time(row) for row in parts]
+
+
+def what_is_told_is_shared(case, ours, theirs):
+    rows = read_rows(Path(ours["whole"]["folder"]) / "evaluations.csv")
+    assert [row["seed"] for row in rows] == ["10000", "10001", "10002"] * (len(rows) // 3) and len(rows) >= 9
+    if case == "BehavioralCloning":
+        return
+    for name, mine in ours["whole"]["mean"].items():
+        logged = ours["whole"]["logged"][name]
+        assert logged == pytest.approx((mine + theirs["whole"]["mean"][name]) / 2, rel=1e-5)
+    assert ours["whole"]["mean"] != theirs["whole"]["mean"] and ours["whole"]["lessons"] == theirs["whole"]["lessons"]
+    if case == "PPO":
+        assert len({str(each) for each in ours["whole"]["lessons"]}) > 1
+
+
+CHECKS = (weights_are_equal, experience_differs, first_gradients_are_those_of_one_rank, what_continues_is_the_same, what_is_told_is_shared)
+
+
+def alone_from_two(folder, case, capsys):
+    """One rank goes on with what two began: one line says what is not the same, and it ends."""
+    capsys.readouterr()
+    model = build(case)
+    trainer(folder, model, 1).fit(model, ckpt_path="last")
+    usual = ("run:", "evaluate it:", "replay buffer:", "curriculum:")
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(usual)]
+    assert said == ["environments start new episodes: the checkpoint has 2 x 2 (ranks x env.num_envs), not 1 x 2"]
+    assert model.env_steps >= 640
+
+
+def differing(weights, others):
+    assert weights.keys() == others.keys()
+    return [name for name in weights if not torch.equal(weights[name], others[name])]
+
+
+def without_time(row):
+    return {name: value for name, value in row.items() if not name.startswith("time/") and value != ""}
+
+
+# ---------------------------------------------------------------- ways to begin, and to end
+
+FIT = (
+    "--model PPO --model.env.id CartPole-v1 --model.env.num_envs 2 --model.n_steps 64 --model.batch_size 64 --model.net_arch [8] "
+    "--model.log_interval 256 --checkpoint.every_n_env_steps 256 --trainer.accelerator cpu --trainer.enable_progress_bar false "
+)
+DDP = FIT + "--trainer.strategy ddp --trainer.devices 2 "
+
+
+@contextmanager
+def running(folder, *commands, env=None):
+    """Processes that train, from their first checkpoint on."""
+    begun = [
+        subprocess.Popen([sys.executable, "-m", *shlex.split(each)], cwd=folder, env=own, stdout=PIPE, stderr=PIPE, text=True)
+        for each, own in zip(commands, env or [None] * len(commands), strict=True)
+    ]
+    try:
+        until = time.monotonic() + 90
+        while not any(folder.rglob("last.ckpt")):
+            assert all(each.poll() is None for each in begun) and time.monotonic() < until, [each.communicate() for each in begun]
+            time.sleep(0.05)
+        yield begun
+    finally:
+        for each in begun:
+            each.kill()
+            each.communicate()
+
+
+def children(pid):
+    found = subprocess.run(["ps", "--no-headers", "-o", "pid", "--ppid", str(pid)], capture_output=True, text=True).stdout.split()
+    return [int(each) for each in found]
+
+
+def has_ended(pid, within):
+    until = time.monotonic() + within
+    while alive := os.path.exists(f"/proc/{pid}") and ") Z " not in Path(f"/proc/{pid}/stat").read_text():
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    return not alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_ends_the_other_with_one_line(victim, tmp_path):
+    with running(tmp_path, f"lightning_rl fit {DDP} --model.max_env_steps 1e8") as (first,):
+        ranks = [first.pid, *children(first.pid)]
+        os.kill(ranks[victim], signal.SIGKILL)
+        assert len(ranks) == 2 and all(has_ended(each, within=30) for each in ranks)
+        out, err = first.communicate()
+    assert first.returncode == (1 if victim else -signal.SIGKILL)
+    assert err.count("\n") == 1 and err.startswith("error: another process of this run is gone at "), err
+    assert ("continue it: lightning-rl fit --config runs/PPO/CartPole-v1/version_0/config.yaml" in out) == bool(victim)
+
+
+SPAWN = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import torch
+from lightning_rl import Trainer
+from lightning_rl.callbacks.csv_logger import read_rows
+from tests.two_ranks import build
+
+def ask_to_stop():
+    while not any(read_rows(file) for file in Path().rglob("metrics.csv")):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if __name__ == "__main__":
+    model = build("SAC", max_env_steps=10_000_000)
+    threading.Thread(target=ask_to_stop, daemon=True).start()
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=sys.argv[1], enable_progress_bar=False, evaluation=None)
+    try:
+        trainer.fit(model)
+    finally:
+        saved = torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)
+        brought = all(torch.equal(value, saved["state_dict"][name]) for name, value in model.state_dict().items())
+        same = all(getattr(model, name) == saved["lightning_rl"][name] for name in model.COUNTS)
+        print("FOUND", len(saved["lightning_rl"]["ranks"]), brought, same, f"{model.env_steps:,}")
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", pytest.param("ddp_notebook", marks=pytest.mark.slow)])
+def test_processes_that_python_starts_hear_its_signal_and_their_run_comes_back(strategy, tmp_path):
+    (tmp_path / "script.py").write_text(SPAWN)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "script.py", strategy], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 143, result.stderr[-3000:]
+    (found,) = [line.split() for line in result.stdout.splitlines() if line.startswith("FOUND")]
+    assert found[1:4] == ["2", "True", "True"] and f"stopped by SIGTERM at {found[4]} environment steps; continue: " in result.stdout
+
+
+@pytest.mark.slow
+def test_torchrun_and_two_nodes_train_two_ranks(tmp_path):
+    short = "--model.max_env_steps 1024 --evaluation.episodes 4"
+    nodes = [os.environ | each | {"NODE_RANK": str(node)} for node, each in enumerate([address()] * 2)]
+    kinds = {
+        "torchrun": ([f"torch.distributed.run --nproc_per_node=2 --master_port {free_port()} -m lightning_rl fit {DDP} {short}"], None),
+        "nodes": ([f"lightning_rl fit {FIT} --trainer.strategy ddp --trainer.devices 1 --trainer.num_nodes 2 {short}"] * 2, nodes),
+    }
+    evaluations = []
+    for kind, (commands, env) in kinds.items():
+        (tmp_path / kind).mkdir()
+        with running(tmp_path / kind, *commands, env=env) as begun:
+            said = [each.communicate(timeout=90) for each in begun]
+        assert [each.returncode for each in begun] == [0] * len(begun), said
+        (run,) = (tmp_path / kind).glob("runs/PPO/CartPole-v1/version_*")
+        saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["lightning_rl"]
+        assert (saved["env_steps"], len(saved["ranks"])) == (1024, 2)
+        evaluations.append(read_rows(run / "evaluations.csv"))
+    assert evaluations[0] == evaluations[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_two_ranks_learn_as_well_as_one(seed, tmp_path):
+    fit = f"fit --config ppo/cartpole --seed_everything {seed} --trainer.accelerator cpu --trainer.enable_progress_bar false"
+    two = "--model.env.num_envs 4 --model.batch_size 128 --trainer.strategy ddp --trainer.devices 2"
+    for ranks, more in {"one": "", "two": two}.items():
+        (tmp_path / ranks).mkdir()
+        subprocess.run([sys.executable, "-m", "lightning_rl", *shlex.split(f"{fit} {more}")], cwd=tmp_path / ranks, check=True)
+        (last,) = (tmp_path / ranks).rglob("last.ckpt")
+        judge = [sys.executable, "-m", "lightning_rl", "evaluate", "--ckpt_path", str(last), "--seed", "50000", "--json"]
+        assert json.loads(subprocess.run(judge, check=True, capture_output=True, text=True).stdout)["return_mean"] >= 490, ranks
