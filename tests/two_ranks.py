@@ -16,7 +16,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer
+from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer
 from lightning_rl.algorithms import optimization
 from lightning_rl.errors import LostRankError, SettingError
 from tests.experts import at_random
@@ -39,6 +39,7 @@ RND = {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3}
 CASES: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
     "PPO": (PPO, CARTPOLE | {"parameters": {"length": LESSONS}}, {"batch_size": 16, "target_kl": 0.01, **SHORT}),
     "A2C": (A2C, PENDULUM, {"normalize_advantage": True, **SHORT}),
+    "IMPALA": (IMPALA, CARTPOLE | {"num_envs": 1}, {"actors": {"num_actors": 2, "backend": "in_process"}, **SHORT}),
     "SAC": (SAC, PENDULUM, REPLAYS | SHORT),
     "SAC of choices": (SAC, CARTPOLE, REPLAYS | GAIL),
     "DQN": (DQN, CARTPOLE, REPLAYS | {"replay": {"prioritized": True}, "double": True} | FROZEN),

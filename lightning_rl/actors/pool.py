@@ -197,7 +197,11 @@ class ActorPool:
 
     def metrics(self) -> dict[str, float]:
         """Of the last 100 episodes, and of the actors."""
-        restarts = {"env/worker_restarts": sum(self.env_restarts), "actors/restarts": self.workers.restarts, "actors/dropped": self.dropped}
+        restarts = {
+            "env/worker_restarts": sum(self.env_restarts),
+            "env/actor_restarts": self.workers.restarts,
+            "env/rollouts_dropped": self.dropped,
+        }
         counts = {name: float(count) for name, count in restarts.items() if count}
         return {**self.statistics.metrics(), **self.recorded, **counts}
 
