@@ -50,8 +50,8 @@ class IMPALA(Algorithm):
     Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/explained_variance` (of the targets
     by the values), `train/rho_mean` and `train/rho_clip_fraction` (importance weights, and how many are beyond ρ̄), and for each part of a
     Dict or Tuple action `train/entropy/<part>` and `train/log_prob/<part>`; with actors `actors/policy_lag_mean` and
-    `actors/policy_lag_max` (updates between acting and learning), `env/rollouts_dropped`, `env/actor_restarts`, `time/rollouts_waiting` (those
-    that are there beyond a batch), `time/waiting_for_actors` and `time/rollout` (seconds).
+    `actors/policy_lag_max` (updates between acting and learning), `env/rollouts_dropped`, `env/actor_restarts`, `time/rollouts_waiting`
+    (those that are there beyond a batch), `time/waiting_for_actors` and `time/rollout` (seconds).
     """
 
     def __init__(
