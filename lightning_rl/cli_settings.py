@@ -15,6 +15,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.cloning import CloningConfig
 from lightning_rl.algorithms.loading import ALGORITHMS, algorithm_class
@@ -30,7 +31,7 @@ from lightning_rl.trainer import Trainer
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only", "init_from", "force")
 OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
-PARTS = {"env": EnvConfig, "replay": ReplayConfig, "behavioral_cloning": CloningConfig}
+PARTS = {"env": EnvConfig, "replay": ReplayConfig, "behavioral_cloning": CloningConfig, "actors": ActorsConfig}
 NESTED = {part: [field.name for field in fields(config)] for part, config in PARTS.items()}
 """The names inside an algorithm's settings that are mappings themselves."""
 EXPLAINED = {**PARTS, **{f"reward_signals.{name}": signal for name, signal in SIGNALS.items()}}
