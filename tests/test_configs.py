@@ -13,7 +13,7 @@ from lightning_rl.cli_configs import Loader
 from tests.command_line import run
 from tests.experts import played
 
-SLOW = ("dqn/pong", "ppo/lunarlander", "ppo/lunarlander_finetuned", "ppo/pong")
+SLOW = ("dqn/pong", "impala/pong", "ppo/lunarlander", "ppo/lunarlander_finetuned", "ppo/pong")
 """Seconds for an iteration."""
 
 
@@ -21,7 +21,7 @@ def configs():
     """The names of all that name an algorithm."""
     for path in sorted(config_folder().rglob("*.yaml")):
         name = path.relative_to(config_folder()).with_suffix("").as_posix()
-        if "model" in yaml.load(path.read_text(encoding="utf-8"), Loader):
+        if "class_path" in yaml.load(path.read_text(encoding="utf-8"), Loader).get("model", {}):
             yield pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
 
 
