@@ -120,7 +120,10 @@ OPTIONS = [
         "--model SAC --model.replay.demonstrations a/b-v0 --model.replay.demonstration_share 1",
         "replay.demonstration_share must be a number > 0 and < 1, got 1",
     ),
-    ("--model DQN --model.behavioral_cloning.steps 3", "--model.behavioral_cloning is not a setting of DQN, only of PPO, A2C, IMPALA, SAC, TD3"),
+    (
+        "--model DQN --model.behavioral_cloning.steps 3",
+        "--model.behavioral_cloning is not a setting of DQN, only of PPO, A2C, IMPALA, SAC, TD3",
+    ),
     ("--model PPO --model.behavioral_cloning.stepps 3", "--model.behavioral_cloning.stepps is not a setting; did you mean steps?"),
     ("--model PPO --model.behavioral_cloning.steps 3", "behavioral_cloning.demo_path is missing: name a Minari dataset"),
     ("--model PPO --model.behavioral_cloning.demo_path a/b-v0", "dataset 'a/b-v0' is neither in", "lightning-rl collect makes one"),
