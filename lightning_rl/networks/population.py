@@ -1,7 +1,8 @@
 """Several parameter sets of one network, asked in one batch, each for an observation of its own.
 
 Member k has row k of a matrix `[K, P]` for its parameters; all else of the network, such as its normalizer, they share. What a member says
-does not depend on the others. A small perceptron is evaluated in numpy, as in `acting.py`; any other network by `torch.func.vmap`.
+does not depend on the others. A small perceptron is evaluated in numpy, as in `acting.py`; other networks by `torch.func.vmap`, or member
+after member where they remember, as vmap knows no recurrent cells.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, is_plain_perceptron, numpy_normalizer
-from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
 def flat_parameters(network: nn.Module, names: Sequence[str]) -> Tensor:
@@ -78,9 +79,22 @@ class TorchPopulation:
 
     def act(self, obs: Tree, memory: Tree, episode_start: np.ndarray) -> tuple[Tensor, Tree]:
         seen, start = tree_to_torch(obs, self.device), torch.as_tensor(episode_start, device=self.device)
-        rows = tree_map(lambda leaf: leaf.unsqueeze(1), (seen, memory, start))
-        x, memory = vmap(lambda own, rows: functional_call(self.network, own, rows))(self.own, rows)
+        x, memory = self.ask(tree_map(lambda leaf: leaf.unsqueeze(1), (seen, memory, start)))
         return x.squeeze(1), tree_map(lambda leaf: leaf.squeeze(1), memory)
+
+    def ask(self, rows: Tree) -> tuple[Tensor, Tree]:
+        """What each member says of its row, all `[K, 1, ...]`."""
+        return vmap(self._ask_one)(self.own, rows)
+
+    def _ask_one(self, own: dict[str, Tensor], row: Tree) -> tuple[Tensor, Tree]:
+        return functional_call(self.network, own, row, tie_weights=False)  # or what networks share stays exchanged
+
+
+class SequentialPopulation(TorchPopulation):
+    """Members that are asked one after the other."""
+
+    def ask(self, rows: Tree) -> tuple[Tensor, Tree]:
+        return tree_stack([self._ask_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
 
 
 class PolicyOf(nn.Module):
@@ -99,8 +113,9 @@ Population = NumpyPopulation | TorchPopulation
 
 def make_population(network: Any, names: Sequence[str], num: int, obs: Tree) -> Population:
     """The cheapest one that a network allows for observations like these."""
-    remembers = any(True for _ in tree_leaves(network.initial_memory(1)))
-    plain = not remembers and next(network.parameters()).device.type == "cpu" and is_plain_perceptron(network, obs)
+    if any(True for _ in tree_leaves(network.initial_memory(1))):
+        return SequentialPopulation(network, names, num)
+    plain = next(network.parameters()).device.type == "cpu" and is_plain_perceptron(network, obs)
     return (NumpyPopulation if plain else TorchPopulation)(network, names, num)
 
 
