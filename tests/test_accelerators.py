@@ -15,6 +15,8 @@ import pytorch_lightning as pl
 import torch
 
 import lightning_rl as lrl
+from lightning_rl import EvolutionStrategies
+from tests.algorithms.test_evolution import CARTPOLE, learned
 from tests.fitting import ON_POLICY, fit, tiny, weights
 
 TWO_RANKS = """
@@ -98,6 +100,20 @@ def share():
 
 model.on_train_end = share
 fit(model, devices=2, strategy="ddp")
+
+# evolution strategies: each rank does its share of the jobs
+from lightning_rl import EvolutionStrategies
+from tests.algorithms.test_evolution import CARTPOLE, learned
+
+model = tiny(EvolutionStrategies, "CartPole-v1", **CARTPOLE)
+
+def told():
+    ranks, steps = model.all_gather(learned(model)), model.all_gather(torch.tensor(model.collector.env_steps)).tolist()
+    torch.save(learned(model), f"rank {model.global_rank}.pt")
+    print("TOLD", torch.equal(*ranks), sum(steps) == model.env_steps, min(steps) > 200, model.updates >= 3)
+
+model.on_train_end = told
+fit(model, devices=2, strategy="ddp")
 """
 
 
@@ -121,6 +137,10 @@ def test_two_ranks_replay_memories_of_their_own_and_keep_equal_weights(tmp_path)
         # each rank makes half the steps, and after half of 32 of them an update for each 4 of its own
         assert counts == ["192", "96", "96", "20", "6"]
     assert "SHARED 0.0 True 8 2" in out
+    assert "TOLD True True True True" in out
+    alone = tiny(EvolutionStrategies, "CartPole-v1", **CARTPOLE)
+    fit(alone)  # has the same jobs; statistics are summed in another order
+    assert torch.allclose(torch.load(tmp_path / "rank 1.pt"), learned(alone), rtol=0, atol=1e-6)
 
 
 class Pixels(gym.Env):

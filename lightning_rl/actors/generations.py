@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -19,7 +20,7 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.data.episode_statistics import EpisodeStatistics
 from lightning_rl.guards import Guard
 from lightning_rl.spaces import allocate
-from lightning_rl.types import Rollout, Tree, tree_index, tree_leaves, tree_map, tree_to_torch
+from lightning_rl.types import Rollout, Tree, tree_leaves, tree_map, tree_to_torch
 
 STATE = ("env_steps", "rows", "seed", "number", "mean_length")
 
@@ -149,7 +150,7 @@ class EvaluatorPool:
     def rollout(self) -> Rollout:
         """What was seen in the watched episodes of the last generation, one after the other."""
         seen = self.seen or [allocate(self.space, 0)]
-        obs = tree_map(lambda *leaves: torch.cat(leaves).unsqueeze(1), *map(tree_to_torch, seen))
+        obs = tree_to_torch(tree_map(lambda *leaves: np.concatenate(leaves)[:, None], *seen))
         rows = len(next(tree_leaves(obs)))
         none, flag = torch.zeros(1, rows, 1), torch.zeros(rows, 1, dtype=torch.bool)
         return Rollout(obs, (), (), none, none, none, flag, flag, ~flag, flag)
@@ -160,7 +161,7 @@ class EvaluatorPool:
             if self.lessons:
                 collector.set_lessons(self.lessons)
             collector.guard = self.guard
-            obs = tree_map(torch.clone, tree_index(collector.random_steps(count, stop), slice(None)))
+            obs = collector.random_steps(count, stop)
             self.env_steps, self.rows = self.env_steps + collector.env_steps, self.rows + collector.rows
         return obs
 
