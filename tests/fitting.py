@@ -25,7 +25,7 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
     DQN: REPLAY | {"learning_rate": 1e-3, "target_update_interval": 4},
     TD3: REPLAY,
     BehavioralCloning: {"updates_per_iteration": 16, "batch_size": 8},
-    EvolutionStrategies: {"episodes_per_generation": 4, "shaping": "raw"},
+    EvolutionStrategies: {"episodes_per_generation": 4, "shaping": "raw", "sigma": 0.5, "learning_rate": 1e-3},
 }
 """Two environments of eight steps: 16 environment steps an iteration, in two minibatches for PPO; four updates for those that replay, from
 the second iteration on. An iteration of cloning has 16 updates, one of evolution strategies 4 episodes of 4 steps."""

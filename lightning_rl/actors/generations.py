@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +128,7 @@ class EvaluatorPool:
     def _evaluate(self, generation: Generation, jobs: Sequence[int]) -> list[Played]:
         """Have jobs done, in portions that keep all environments of a worker busy. All episodes, in the order of the jobs."""
         workers, share = self.actors.num_actors, self.settings.watched_share
-        watched = [job for job in jobs if int((job + 1) * share) > int(job * share)]
+        watched = [job for job in jobs if math.ceil((job + 1) * share) > math.ceil(job * share)]  # the first one in any case
         size = max(-(-self.settings.num_envs // 2), -(-len(jobs) // (4 * workers)))
         portions = deque(jobs[k : k + size] for k in range(0, len(jobs), size))
         asked, played = 0, list[Played]()
