@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -126,27 +126,32 @@ class EvaluatorPool:
         return table
 
     def _evaluate(self, generation: Generation, jobs: Sequence[int]) -> list[Played]:
-        """Have jobs done, in portions that keep all environments of a worker busy. All episodes, in the order of the jobs."""
-        workers, share = self.actors.num_actors, self.settings.watched_share
-        watched = [job for job in jobs if math.ceil((job + 1) * share) > math.ceil(job * share)]  # the first one in any case
-        size = max(-(-self.settings.num_envs // 2), -(-len(jobs) // (4 * workers)))
-        portions = deque(jobs[k : k + size] for k in range(0, len(jobs), size))
-        asked, played = 0, list[Played]()
-        for worker in [*range(workers)] * self.actors.depth:
-            if portions:
-                self._ask(worker, generation, portions.popleft(), watched)
+        """Have jobs done. All episodes, in the order of the jobs."""
+        share, workers = self.settings.watched_share, self.actors.num_actors
+        watched = {job for job in jobs if math.ceil((job + 1) * share) > math.ceil(job * share)}  # the first one in any case
+        waiting, asked, played = deque(self._portions(jobs)), 0, list[Played]()
+        idle = deque([*range(workers)] * self.actors.depth)
+        while waiting or asked:
+            while waiting and idle:
+                portion = waiting.popleft()
+                self.workers.call(idle.popleft(), "evaluate", generation, portion, sorted(watched & set(portion)))
                 asked += 1
-        while asked:
             answer = self.workers.receive()
             played += answer.value
+            idle.append(answer.worker)
             asked -= 1
-            if portions:
-                self._ask(answer.worker, generation, portions.popleft(), watched)
-                asked += 1
         return sorted(played, key=lambda each: (each.job, -each.sign))
 
-    def _ask(self, worker: int, generation: Generation, jobs: Sequence[int], watched: Sequence[int]) -> None:
-        self.workers.call(worker, "evaluate", generation, jobs, [job for job in jobs if job in watched])
+    def _portions(self, jobs: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Jobs to ask for in one call: all of a worker that is alone, else fewer and fewer, so that all are done at about one time.
+
+        Elsewhere a call is short, as one that takes too long is taken for frozen.
+        """
+        workers, limit = self.actors.num_actors, len(jobs) if self.actors.backend == "in_process" else self.settings.num_envs
+        while jobs:
+            size = limit if workers == 1 else min(limit, -(-len(jobs) // (2 * workers)))
+            yield jobs[:size]
+            jobs = jobs[size:]
 
     def rollout(self) -> Rollout:
         """What was seen in the watched episodes of the last generation, one after the other."""
