@@ -16,7 +16,7 @@ import torch
 
 import lightning_rl as lrl
 from lightning_rl import EvolutionStrategies
-from tests.algorithms.test_evolution import CARTPOLE, learned
+from tests.algorithms.test_evolution_strategies import CARTPOLE, learned
 from tests.fitting import ON_POLICY, fit, tiny, weights
 
 TWO_RANKS = """
@@ -103,7 +103,7 @@ fit(model, devices=2, strategy="ddp")
 
 # evolution strategies: each rank does its share of the jobs
 from lightning_rl import EvolutionStrategies
-from tests.algorithms.test_evolution import CARTPOLE, learned
+from tests.algorithms.test_evolution_strategies import CARTPOLE, learned
 
 model = tiny(EvolutionStrategies, "CartPole-v1", **CARTPOLE)
 
