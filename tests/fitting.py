@@ -29,7 +29,7 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
 }
 """Two environments of eight steps: 16 environment steps an iteration, in two minibatches for PPO; four updates for those that replay, from
 the second iteration on. An iteration of cloning has 16 updates, one of evolution strategies 4 episodes of 4 steps."""
-UPDATES = {PPO: 6 * 4, A2C: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4}
+UPDATES = {PPO: 6 * 4, A2C: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4, EvolutionStrategies: 6}
 """Of a tiny run."""
 
 

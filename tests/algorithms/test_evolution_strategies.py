@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import pairwise
 
+import gymnasium as gym
 import pytest
 import pytorch_lightning as pl
 import torch
 
 from lightning_rl import GRU, LSTM, PPO, ActorsConfig, EvolutionStrategies, SettingError
+from lightning_rl.actors.evaluator import BuildEvaluator
 from lightning_rl.algorithms.warm_start import take_weights
-from tests.environments import Anything
+from tests.environments import Anything, Scripted
 from tests.fitting import Rows, fit, tiny, weights
 
 CARTPOLE = {"episodes_per_generation": 8, "normalize_obs": "running", "normalize_obs_share": 0.5, "max_env_steps": 600, "sigma": 0.1}
@@ -104,6 +107,58 @@ def lengths(**settings):
     return seen, rows.rows
 
 
+class PlayAgain(pl.Callback):
+    """Plays the jobs of each generation again with the weights that the last step left."""
+
+    returns: list[torch.Tensor]
+
+    def on_train_start(self, trainer, pl_module):
+        self.network, self.returns = deepcopy(pl_module.network), []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        names = tuple(name for name, parameter in pl_module.network.named_parameters() if parameter.requires_grad)
+        build = BuildEvaluator(pl_module.env, 3, pl_module.spaces, names, False, "raise")
+        played = build(0, 0, self.network).evaluate(batch.generation, range(len(batch.returns)))
+        returns = {(each.job, each.sign): each.finished.return_ for each in played}
+        self.returns.append(torch.tensor([[returns[job, sign] for sign in (1, -1)] for job in range(len(batch.returns))]))
+        assert torch.equal(self.returns[-1], batch.returns.float())
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.network = deepcopy(pl_module.network)
+
+
+def test_every_generation_begins_with_the_newest_weights():
+    again = PlayAgain()
+    train(callbacks=[again], learning_rate=0.1)
+    assert len(again.returns) > 2 and not torch.equal(again.returns[0], again.returns[1])
+
+
+class Closing(Scripted):
+    """Notes how many there are and how many were closed."""
+
+    opened, closed = 0, 0
+
+    def __init__(self):
+        super().__init__()
+        Closing.opened += 1
+
+    def close(self):
+        Closing.closed += 1
+
+
+def test_environments_are_closed_after_a_run_and_after_an_exception():
+    for error in (None, RuntimeError("in the middle")):
+        model = EvolutionStrategies(Closing, episodes_per_generation=4, max_env_steps=20)
+        if error is None:
+            fit(model)
+        else:
+            model.end_update = lambda results, error=error: (_ for _ in ()).throw(error)
+            with pytest.raises(RuntimeError, match="in the middle"):
+                fit(model)
+        assert model.collector is None
+    assert Closing.opened == Closing.closed == 2 * (1 + 8)  # one to look at, and those of the evaluator
+
+
 def test_a_generation_grows_by_whole_rounds_until_it_has_its_steps():
     seen, _ = lengths(episodes_per_generation=6, min_steps_per_generation=50, max_env_steps=1)
     assert [tuple(each.shape) for _, each in seen] == [(9, 2)]  # 24 steps a round of 4 each
@@ -175,8 +230,6 @@ def test_a_setting_that_means_nothing_is_refused_in_a_line(settings, line):
 
 
 def test_a_ready_vector_environment_is_refused():
-    import gymnasium as gym
-
     model = EvolutionStrategies(gym.make_vec("CartPole-v1", 2, "sync"))
     with pytest.raises(SettingError, match="actors build their environments themselves"):
         fit(model)
