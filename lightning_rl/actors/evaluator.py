@@ -87,9 +87,7 @@ class Evaluator:
     @torch.no_grad()
     def evaluate(self, generation: Generation, jobs: Sequence[int], watched: Sequence[int] = ()) -> list[Played]:
         """Do some jobs with the network's weights as they are; of those that are `watched`, tell what was seen."""
-        if generation.lessons:
-            for seat in self.seats:
-                seat.env.get_wrapper_attr("set_lessons")(generation.lessons)
+        self._set_lessons(generation.lessons)
         longest, num = min(self.longest, generation.longest or self.longest), len(self.seats)
         obs, mask, start = allocate(self.spaces.observation, num), self.spaces.masks(num), np.ones(num, dtype=bool)
         population, memory = make_population(self.network, self.names, num, obs), self.network.initial_memory(num)
@@ -107,6 +105,12 @@ class Evaluator:
                     turn.begin(waiting)
             busy = [turn for turn in busy if turn.job is not None]
         return played
+
+    def _set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+        for env in (seat.env for seat in self.seats if lessons):
+            if not env.has_wrapper_attr("set_lessons"):
+                raise SettingError(f"{self.describe()} takes no lessons; build it from settings with env.parameters, or in EnvParameters")
+            env.get_wrapper_attr("set_lessons")(lessons)
 
     def close(self) -> None:
         """Close the environments."""
@@ -147,7 +151,7 @@ class _Turn:
     def step(self, action: Tree, longest: int) -> bool:
         """Step once. Whether this ended the episode."""
         over = self.seat.step(action, longest)
-        self.signs += np.sign(self.seat.reward)
+        self.signs += (self.seat.reward > 0) - (self.seat.reward < 0)
         return over
 
     def played(self) -> Played:
@@ -155,7 +159,7 @@ class _Turn:
         assert self.job is not None
         lessons, drawn = said(self.seat.info, LESSONS), said(self.seat.info, PARAMETERS)
         finished = Finished(self.seat.return_, self.seat.success, lessons, self.seat.length, drawn)
-        return Played(self.job, self.sign, finished, float(self.signs), tree_stack(self.seen) if self.seen else ())
+        return Played(self.job, self.sign, finished, self.signs, tree_stack(self.seen) if self.seen else ())
 
 
 def _fill(k: int, rows: np.ndarray, value: Any) -> None:

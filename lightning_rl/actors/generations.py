@@ -19,6 +19,8 @@ from lightning_rl.actors.evaluator import Generation, Played
 from lightning_rl.actors.workers import Workers
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.episode_statistics import EpisodeStatistics
+from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.errors import SettingError
 from lightning_rl.guards import Guard
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Rollout, Tree, tree_leaves, tree_map, tree_to_torch
@@ -33,6 +35,12 @@ class Results(NamedTuple):
     returns: Tensor
     signs: Tensor
     lengths: Tensor
+
+
+class GenerationDataset(RolloutDataset):
+    """Endless generations, each a batch; see `EvaluatorPool`."""
+
+    anew = "noise is drawn anew"
 
 
 @dataclass(frozen=True)
@@ -110,8 +118,13 @@ class EvaluatorPool:
     def _round(self, generation: Generation, first: int) -> Tensor:
         """The return, the signs and the length of each episode, `[n, 2, 3]`, in the order of the jobs, + before −."""
         pairs, settings = self.settings.pairs, self.settings
-        table = torch.zeros(pairs, 2, 3, dtype=torch.float64)
-        for each in self._evaluate(generation, range(first + settings.rank, first + pairs, settings.ranks)):
+        table, played, failed = torch.zeros(pairs, 2, 3, dtype=torch.float64), list[Played](), None
+        try:
+            played = self._evaluate(generation, range(first + settings.rank, first + pairs, settings.ranks))
+        except SettingError as error:  # which is told to the other ranks, so that all stop
+            failed = error
+            table.fill_(math.nan)
+        for each in played:
             episode = each.finished
             numbers = torch.tensor([episode.return_, each.signs, episode.length], dtype=torch.float64)
             table[each.job - first, (1 - each.sign) // 2] = numbers
@@ -123,6 +136,8 @@ class EvaluatorPool:
             there = table.to(settings.device)
             torch.distributed.all_reduce(there)
             table = there.cpu()
+        if table.isnan().any():
+            raise failed or SettingError("an evaluator of another rank stopped")
         return table
 
     def _evaluate(self, generation: Generation, jobs: Sequence[int]) -> list[Played]:

@@ -8,19 +8,15 @@ import torch
 from torch import Tensor
 
 from lightning_rl.actors.config import ActorsConfig
-from lightning_rl.actors.generations import Results
+from lightning_rl.actors.generations import GenerationDataset, Results
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.experience import generations
-from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, as_settings, check_choice, check_flag, check_range
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam, FlatParameters
 from lightning_rl.schedules import ScheduleSetting, make_schedule
-
-MEANINGLESS = ("rollouts_per_batch", "queue_factor", "max_policy_lag", "ordered")
-"""Settings of actors that go on while one learns, which evaluators do not."""
 
 
 class EvolutionStrategies(Algorithm):
@@ -132,7 +128,7 @@ class EvolutionStrategies(Algorithm):
         """None is under way between generations: the state of a run does not depend on how many there are."""
         return 1
 
-    def experience(self) -> RolloutDataset:
+    def experience(self) -> GenerationDataset:
         return generations(self, self.actors, **self.generation_settings)
 
     def training_step(self, results: Results, batch_idx: int) -> None:
@@ -159,6 +155,10 @@ class EvolutionStrategies(Algorithm):
         sgd = torch.optim.SGD([weights], momentum=self.momentum, dampening=self.momentum)
         sgd.state[weights]["momentum_buffer"] = torch.zeros_like(weights)  # or torch begins with the first gradient, ten times as long
         return sgd
+
+
+MEANINGLESS = ("rollouts_per_batch", "queue_factor", "max_policy_lag", "ordered")
+"""Settings of actors that go on while one learns, which evaluators do not."""
 
 
 def check_actors(setting: Any) -> ActorsConfig:

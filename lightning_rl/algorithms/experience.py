@@ -13,7 +13,7 @@ from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.backends import make_workers
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.evaluator import BuildEvaluator
-from lightning_rl.actors.generations import EvaluatorPool, GenerationSettings
+from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
 from lightning_rl.algorithms.demonstrations import demonstrated_rows, demonstration_draws
 from lightning_rl.algorithms.replay_buffer import make_replay_buffer
@@ -80,7 +80,7 @@ def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> Actor
     return ActorPool(workers, algorithm.network, config, n_steps, algorithm.num_envs, seed)
 
 
-def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> RolloutDataset:
+def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:
     """Generations of episodes with weights that were moved; `settings` are those of `GenerationSettings`."""
     env, trainer = algorithm.env, algorithm.trainer
     check_can_be_built(env)
@@ -98,7 +98,7 @@ def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> Rollou
         sigma=lambda: algorithm.sigma(min(1.0, algorithm.count / algorithm.length)),
         random_collector=lambda: make_collector(algorithm, 1, log_probs=False),
     )
-    return RolloutDataset(pool, algorithm.max_env_steps)  # an episode has a step at least
+    return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has a step at least
 
 
 def check_can_be_built(env: Any) -> None:

@@ -206,6 +206,29 @@ def test_the_weights_of_ppo_are_a_beginning(tmp_path):
     assert torch.equal(weights(model), weights(ppo))
 
 
+def test_lessons_follow_one_another(capsys):
+    length = {"curriculum": [{"value": 1.0, "completion_criteria": {"threshold": 5, "min_lesson_length": 20}}, {"value": 2.0}]}
+    rows = Rows()
+    model = tiny(EvolutionStrategies, "CartPole-v1", env={"parameters": {"length": length}}, episodes_per_generation=16, max_env_steps=900)
+    fit(model, logger=rows)
+    lessons = [row["curriculum/length/lesson"] for _, row in rows.rows]
+    assert lessons[0] == 0 and lessons[-1] == 1 and "goes to lesson 2 of 2" in capsys.readouterr().out
+    assert model.collector is None and {played for _, row in rows.rows for played in [row["parameters/length"]]} >= {1.0}
+
+
+def test_lessons_for_an_environment_that_takes_none_are_refused():
+    model = tiny(EvolutionStrategies, "CartPole-v1")
+    with pytest.raises(SettingError, match="CartPole-v1 takes no lessons"):
+        fit(model, callbacks=[Tell()])
+
+
+class Tell(pl.Callback):
+    """Sets lessons."""
+
+    def on_train_start(self, trainer, pl_module):
+        pl_module.collector.set_lessons({"length": {"values": [1.0], "replay": 0.0, "first": 0}})
+
+
 # ---------------------------------------------------------------- what is refused
 
 
