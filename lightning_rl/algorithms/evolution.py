@@ -99,7 +99,7 @@ class EvolutionStrategies(Algorithm):
         check_flag("stochastic", stochastic)
         check_range("l2", l2, 0)
         check_range("momentum", momentum, 0, 1)
-        check_range("action_noise", action_noise, 0, open_low=True)
+        check_range("action_noise", action_noise, 1e-6, 1e6)
         check_range("normalize_obs_share", normalize_obs_share, 0, 1, open_low=True)
         if max_length_ratio is not None:
             check_range("max_length_ratio", max_length_ratio, 1)
