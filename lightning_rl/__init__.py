@@ -16,6 +16,7 @@ ALGORITHMS = {
     "SAC": "lightning_rl.algorithms.sac",
     "DQN": "lightning_rl.algorithms.dqn",
     "TD3": "lightning_rl.algorithms.td3",
+    "EvolutionStrategies": "lightning_rl.algorithms.evolution",
     "BehavioralCloning": "lightning_rl.algorithms.bc",
 }
 

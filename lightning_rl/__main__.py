@@ -139,7 +139,7 @@ def list_all() -> None:
     for name, module in ALGORITHMS.items():
         file = Path(__file__).parent.parent.joinpath(*module.split(".")).with_suffix(".py")
         summary = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
-        print(f"  {name:18} {summary}")
+        print(f"  {name:20} {summary}")
     print("\nconfigs (lightning-rl fit --config NAME):")
     folder = config_folder()
     for path in sorted(folder.rglob("*.yaml")):

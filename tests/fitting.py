@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.loggers.logger import Logger
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, BehavioralCloning
+from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
 from lightning_rl.algorithms.algorithm import Algorithm
 from tests.experts import at_random
 
@@ -26,17 +26,19 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
     DQN: REPLAY | {"learning_rate": 1e-3, "target_update_interval": 4},
     TD3: REPLAY,
     BehavioralCloning: {"updates_per_iteration": 16, "batch_size": 8},
+    EvolutionStrategies: {"episodes_per_generation": 4, "shaping": "raw", "sigma": 0.5, "learning_rate": 1e-3},
 }
 """Two environments of eight steps: 16 environment steps an iteration, in two minibatches for PPO; four updates for those that replay, from
-the second iteration on. An iteration of cloning has 16 updates."""
-UPDATES = {PPO: 6 * 4, A2C: 6, IMPALA: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4}
+the second iteration on. An iteration of cloning has 16 updates, one of evolution strategies 4 episodes of 4 steps."""
+UPDATES = {PPO: 6 * 4, A2C: 6, IMPALA: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4, EvolutionStrategies: 6}
 """Of a tiny run."""
 
 
 def tiny(algorithm: type[Algorithm], env_id: str | None = None, **settings: Any) -> Any:
     """The same small model each time: 6 iterations of 16 environment steps (updates from random demonstrations) unless told otherwise."""
     home = "tests.environments:ScriptedBox-v0" if issubclass(algorithm, TD3) else "tests.environments:Scripted-v0"
-    env = {"id": env_id or home, "num_envs": 2} | settings.pop("env", {})
+    four_steps = {"kwargs": {"period": 4}} if algorithm is EvolutionStrategies and env_id is None else {}
+    env = {"id": env_id or home, "num_envs": 2} | four_steps | settings.pop("env", {})
     torch.manual_seed(settings.pop("seed", 0))
     own = next(TINY[cls] for cls in algorithm.__mro__ if cls in TINY)
     if algorithm is BehavioralCloning and "dataset" not in settings:

@@ -283,7 +283,7 @@ def test_version_and_list_start_without_torch(tmp_path):
     assert (status, out, err) == (0, "lightning_rl 0.1.0\n", "")
     status, out, err = run_apart("list", tmp_path, ("-c", program))
     assert (status, err) == (0, "")
-    assert "PPO                Proximal Policy Optimization" in out and "ppo/cartpole" in out and "logger/wandb" in out
+    assert "PPO                  Proximal Policy Optimization" in out and "ppo/cartpole" in out and "logger/wandb" in out
 
 
 def test_the_module_runs_as_the_program_does(tmp_path):

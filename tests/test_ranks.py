@@ -22,8 +22,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from lightning_rl import EvolutionStrategies
 from lightning_rl.callbacks.csv_logger import read_rows
-from tests.two_ranks import ALONE, CASES, SendAt, build, first_update, trainer
+from tests.fitting import fit, tiny
+from tests.two_ranks import ALONE, CARTPOLE_JOBS, CASES, SendAt, build, first_update, learned, trainer
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,12 +66,21 @@ def test_two_ranks_learn_together_stop_together_and_go_on(tmp_path, capsys):
             except AssertionError as error:
                 wrong[f"{case}: {check.__name__}"] = str(error)[:2000]
     assert wrong == {}
+    jobs_are_shared(*(torch.load(tmp_path / f"jobs.{rank}.pt") for rank in (0, 1)))
     assert all("REFUSED rank 1 begins at 0 environment steps and rank 0 at " in out for out, _ in said)
     out = said[0][0]
     assert ranks[1].returncode == -signal.SIGKILL and "LOST another process of this run is gone at " in out
     assert out.count("(ranks x env.num_envs), not 2 x 2") == len(ALONE) and "holds no replay buffer" not in out
     for case in ALONE:
         alone_from_two(tmp_path / case / "stopped", case, capsys)
+
+
+def jobs_are_shared(ours, theirs):
+    """Evolution strategies: weights are those of one rank, but for statistics that are summed in another order."""
+    assert torch.equal(ours["learned"], theirs["learned"])
+    assert min(ours["steps"][0], theirs["steps"][0]) > 200 and ours["steps"][0] + theirs["steps"][0] == ours["steps"][1]
+    fit(alone := tiny(EvolutionStrategies, "CartPole-v1", **CARTPOLE_JOBS))
+    torch.testing.assert_close(ours["learned"], learned(alone), rtol=0, atol=1e-6)
 
 
 def weights_are_equal(case, ours, theirs):

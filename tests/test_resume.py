@@ -24,6 +24,7 @@ from lightning_rl import (
     BehavioralCloning,
     CheckpointConfig,
     EvaluationConfig,
+    EvolutionStrategies,
     Trainer,
     load_policy,
 )
@@ -127,6 +128,19 @@ CASES = [
     pytest.param(PPO, CURRICULUM, {}, id="PPO curriculum"),
     pytest.param(SAC, CURRICULUM | {"vectorization": "async"}, {}, id="SAC curriculum async"),
     pytest.param(PPO, {"id": "LunarLander-v3", "parameters": {"gravity": LESSONS}}, {}, id="PPO LunarLander curriculum"),
+    pytest.param(EvolutionStrategies, {"id": "Pendulum-v1", "max_episode_steps": 4}, {"normalize_obs": "running"}, id="ES Pendulum"),
+    pytest.param(
+        EvolutionStrategies,
+        {"id": "CartPole-v1"},
+        {
+            "max_env_steps": 800,
+            "max_length_ratio": 1.2,
+            "optimizer": "sgd",
+            "sigma": {"schedule": "linear", "start": 1},
+            "memory": LSTM(8, 4),
+        },
+        id="ES CartPole GRU",
+    ),
     pytest.param(BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole"),
     pytest.param(BehavioralCloning, {"id": "Pendulum-v1"}, {"memory": LSTM(8, 4), "ent_coef": 0.1}, id="BC Pendulum LSTM"),
 ]
@@ -254,7 +268,7 @@ class Snapshot(pl.Callback):
 
 
 OTHERWISE = {
-    *("started", "logged_at", "logged_env_steps_at"),  # the clock
+    *("started", "logged_at", "logged_env_steps_at", "seconds"),  # the clock
     *("folder", "file", "path", "received", "continues", "ranks"),  # of this process
     *("_trainer", "trainer", "_before", "hparams", "_hparams_initial", "given_arguments", "bar", "console", "resumed", "seed", "_seed"),
     *("_manifests", "store"),  # what was saved
@@ -290,11 +304,12 @@ def leaves(tree, path="", seen=None):
                 yield from leaves(child, f"{path}.{name}", seen)
 
 
-@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA, SAC, DQN, TD3, BehavioralCloning])
+@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA, SAC, DQN, TD3, BehavioralCloning, EvolutionStrategies])
 def test_no_running_state_of_any_object_is_missing_from_a_checkpoint(algorithm, tmp_path):
     env = {"id": "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"}
     settings = {"normalize_obs": "running", "normalize_reward": True} if algorithm in (PPO, SAC) else {}
     settings |= {"replay": {"prioritized": True}, "n_steps": 3} if algorithm is DQN else {}
+    settings |= {"max_env_steps": 800} if algorithm is EvolutionStrategies else {}
     snapshots = []
     for root, stop in (("whole", None), ("parts", StopAt(5))):
         snapshots.append(Snapshot(7))

@@ -41,6 +41,7 @@ CASES = {
         REPLAY | {"double": True, "dueling": True, "noisy": True, "distribution": "c51", "n_steps": 3, "replay": {"prioritized": True}},
     ),
     "TD3": (lrl.TD3, "Pendulum-v1", REPLAY),
+    "EvolutionStrategies": (lrl.EvolutionStrategies, "CartPole-v1", {"episodes_per_generation": 8, "normalize_obs": "running"}),
     "BehavioralCloning": (
         lrl.BehavioralCloning,
         "CartPole-v1",

@@ -16,11 +16,25 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, BehavioralCloning, CheckpointConfig, EvaluationConfig, Trainer
+from lightning_rl import (
+    A2C,
+    DQN,
+    IMPALA,
+    PPO,
+    SAC,
+    TD3,
+    BehavioralCloning,
+    CheckpointConfig,
+    EvaluationConfig,
+    EvolutionStrategies,
+    Trainer,
+)
 from lightning_rl.algorithms import optimization
 from lightning_rl.errors import LostRankError, SettingError
+from tests.algorithms.test_evolution_strategies import CARTPOLE as CARTPOLE_JOBS
+from tests.algorithms.test_evolution_strategies import learned
 from tests.experts import at_random
-from tests.fitting import Rows, tiny
+from tests.fitting import Rows, fit, tiny
 
 CARTPOLE, PENDULUM = {"id": "CartPole-v1"}, {"id": "Pendulum-v1", "max_episode_steps": 30}
 SHORT = {"normalize_obs": "running", "normalize_reward": True}
@@ -195,6 +209,9 @@ def main(folder: Path) -> None:
             after.fit(model, ckpt_path="last")
             found["alone"] = state_of(model, after)
         torch.save(found, folder / f"{case}.{rank}.pt")
+    model = tiny(EvolutionStrategies, "CartPole-v1", **CARTPOLE_JOBS)  # each rank does its share of the jobs
+    fit(model, devices=2, strategy="ddp")
+    torch.save({"learned": learned(model), "steps": (model.collector.env_steps, model.env_steps)}, folder / f"jobs.{rank}.pt")
     try:  # a folder that only one of them sees
         trainer(folder / ("nowhere" if rank else "PPO/stopped"), model := build("PPO"), 2).fit(model, ckpt_path="last")
     except SettingError as error:

@@ -12,6 +12,8 @@ from torch import Generator
 from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.backends import make_workers
 from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.actors.evaluator import BuildEvaluator
+from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
 from lightning_rl.algorithms.demonstrations import demonstrated_rows, demonstration_draws
 from lightning_rl.algorithms.replay_buffer import make_replay_buffer
@@ -72,15 +74,42 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
 def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> ActorPool:
     """The actors of this rank."""
     env = algorithm.env
-    if env is None:
-        raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
-    if isinstance(env, VectorEnv) and (config.num_actors > 1 or config.backend not in ("in_process", "threads")):
-        raise SettingError("actors build their environments themselves: pass an id, an EnvConfig, or a function that builds one")
+    threads = config.num_actors == 1 and config.backend == "threads"
+    check_can_be_built(env, here=threads)
     num_envs = algorithm.num_envs // config.batch
     seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * num_envs
     build = BuildActor(env, algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
     workers = make_workers(build, config, algorithm.network)
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, seed)
+
+
+def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:
+    """Generations of episodes with weights that were moved; `settings` are those of `GenerationSettings`."""
+    env, trainer = algorithm.env, algorithm.trainer
+    check_can_be_built(env)
+    seed_draws(algorithm)
+    seed = trainer.strategy.broadcast(int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0]))
+    num_envs = env.num_envs if isinstance(env, EnvConfig) else 8
+    names = tuple(name for name, parameter in algorithm.network.named_parameters() if parameter.requires_grad)
+    build = BuildEvaluator(env, num_envs, algorithm.spaces, names, algorithm.stochastic, algorithm.on_nan)
+    pool: Any = EvaluatorPool(
+        make_workers(build, actors, algorithm.network),
+        actors,
+        GenerationSettings(**settings, num_envs=num_envs, rank=algorithm.global_rank, ranks=trainer.world_size, device=algorithm.device),
+        algorithm.spaces,
+        seed,
+        sigma=lambda: algorithm.sigma(min(1.0, algorithm.count / algorithm.length)),
+        random_collector=lambda: make_collector(algorithm, 1, log_probs=False),
+    )
+    return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has a step at least
+
+
+def check_can_be_built(env: Any, here: bool = False) -> None:
+    """Raise `SettingError` where actors cannot build their environments; one that is `here`, in this process, may have ready ones."""
+    if env is None:
+        raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
+    if isinstance(env, VectorEnv) and not here:
+        raise SettingError("actors build their environments themselves: pass an id, an EnvConfig, or a function that builds one")
 
 
 def sees_next(algorithm: Any) -> bool:

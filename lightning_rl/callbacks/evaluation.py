@@ -25,9 +25,6 @@ from lightning_rl.envs.make import make_env
 from lightning_rl.errors import Interrupted, SettingError, check_range
 from lightning_rl.ranks import of_all_ranks
 
-MAX_EPISODE_STEPS = 10_000
-"""The longest episode of an evaluation where the environment has no limit of its own."""
-
 
 @dataclass(frozen=True)
 class EvaluationConfig:
@@ -227,11 +224,7 @@ def make_player(
     """
     check_can_be_built(env)
     make = partial(make_wrapped, one_of(env) if isinstance(env, EnvConfig) else env, wrappers)
-    player = EpisodePlayer(make, num_envs, max_episode_steps or MAX_EPISODE_STEPS, masked)
-    limit = getattr(player.envs[0].spec, "max_episode_steps", None)
-    if max_episode_steps is None and limit is not None:
-        player.max_episode_steps = limit
-    return player
+    return EpisodePlayer(make, num_envs, max_episode_steps, masked)
 
 
 def make_wrapped(env: EnvConfig | Callable[[], gym.Env], wrappers: Sequence[Callable[[gym.Env], gym.Env]]) -> gym.Env:

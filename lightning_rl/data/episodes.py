@@ -16,6 +16,9 @@ from lightning_rl.finite import check_episode
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
+MAX_EPISODE_STEPS = 10_000
+"""The longest episode where the environment has no limit of its own."""
+
 
 class Episode(NamedTuple):
     """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if the environment has none)."""
@@ -34,16 +37,16 @@ class EpisodePlayer:
     Args:
         make: builds one environment.
         num_envs: how many of them act together.
-        max_episode_steps: an episode of this length ends here, counted as truncated.
+        max_episode_steps: an episode of this length ends here, counted as truncated; see `longest_episode` unless given.
         masked: whether the environments must rule out actions, as in `Spaces`; if not, they may.
     """
 
     on_nan = "raise"
     """What to do about numbers that are none, see `guards.py`."""
 
-    def __init__(self, make: Callable[[], gym.Env], num_envs: int, max_episode_steps: int, masked: bool = False) -> None:
+    def __init__(self, make: Callable[[], gym.Env], num_envs: int, max_episode_steps: int | None, masked: bool = False) -> None:
         self.envs = [make() for _ in range(num_envs)]
-        self.max_episode_steps, self.masked = max_episode_steps, masked
+        self.max_episode_steps, self.masked = max_episode_steps or longest_episode(self.envs[0]), masked
 
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
         """Episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leaves the network's mode as it was.
@@ -55,7 +58,7 @@ class EpisodePlayer:
         network.eval()
         try:
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
-            seats = [_Seat(i, self.envs[i], list(share), network, self) for i, share in enumerate(shares) if share]
+            seats = [_Share(i, self.envs[i], list(share), network, self) for i, share in enumerate(shares) if share]
             return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic, stop)
         finally:
             network.train(was_training)
@@ -66,7 +69,9 @@ class EpisodePlayer:
             env.close()
 
     @torch.no_grad()
-    def _play(self, network: Any, seats: list[_Seat], generator: Generator, deterministic: bool, stop: Callable[[], bool]) -> list[Episode]:
+    def _play(
+        self, network: Any, seats: list[_Share], generator: Generator, deterministic: bool, stop: Callable[[], bool]
+    ) -> list[Episode]:
         finished: list[Episode] = []
         while seats:
             if stop():
@@ -86,49 +91,85 @@ class EpisodePlayer:
             actions = network.distribution.to_env(tree_to_numpy(action))
             for row, seat in enumerate(seats):
                 seat.memory = tree_index(memory, row)
-                finished += seat.step(tree_index(actions, row), self.max_episode_steps)
+                finished += seat.play(tree_index(actions, row), self.max_episode_steps)
             seats = [seat for seat in seats if seat.seeds]
         return sorted(finished)
 
 
-class _Seat:
-    """One environment with the seeds it has still to play, the current one first."""
+class Seat:
+    """One environment, and the episode under way in it.
 
-    def __init__(self, index: int, env: gym.Env, seeds: list[int], network: Any, player: EpisodePlayer) -> None:
-        self.index, self.env, self.seeds = index, env, seeds
-        self.on_nan, self.masked = player.on_nan, player.masked
+    obs, mask: what to act on next.  seed, return_, length: of the episode so far.  info: what the environment said last.
+
+    Args:
+        index: which of the environments of its owner it is, for messages.
+        env: the environment.
+        masked: whether it must rule out actions, as in `Spaces`; if not, it may.
+        on_nan: what to do about numbers that are none, see `guards.py`.
+        where: when that is, for messages.
+    """
+
+    def __init__(self, index: int, env: gym.Env, masked: bool = False, on_nan: str = "raise", where: str = "in evaluation") -> None:
+        self.index, self.env, self.masked, self.on_nan, self.where = index, env, masked, on_nan, where
         self.space = as_spaces(env.observation_space, env.action_space).observation
         self.name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
-        self.initial_memory = tree_index(network.initial_memory(1), 0)
-        self._start()
 
-    def _start(self) -> None:
-        self.return_, self.length, self.memory = 0.0, 0, self.initial_memory
+    def start(self, seed: int) -> None:
+        """Begin an episode."""
+        self.seed, self.return_, self.length = seed, 0.0, 0
         self.obs = allocate(self.space)
-        obs, info = self.env.reset(seed=self.seeds[0])
-        self.masks = masks_of(self.env, info, f"environment {{}} of {self.name}", self.masked)
-        obs, self.mask = self.masks.one(obs, info, self.index)
-        self.obs, _ = self._checked(obs, 0.0)
+        obs, self.info = self.env.reset(seed=seed)
+        self.masks = masks_of(self.env, self.info, f"environment {{}} of {self.name}", self.masked)
+        obs, self.mask = self.masks.one(obs, self.info, self.index)
+        self.obs, self.reward = self._checked(obs, 0.0)
 
     def _checked(self, obs: Tree, reward: float) -> tuple[Tree, float]:
-        where = f"in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
+        where = f"{self.where}, at step {self.length} of the episode with seed {self.seed}"
         return check_episode(obs, reward, self.obs, where, self.on_nan)
 
-    def step(self, action: Tree, max_episode_steps: int) -> list[Episode]:
-        """Step once; the episode if this ended it."""
-        obs, paid, terminated, truncated, info = self.env.step(action)
+    def step(self, action: Tree, max_episode_steps: int) -> bool:
+        """Step once. Whether this ended the episode."""
+        obs, paid, terminated, truncated, self.info = self.env.step(action)
         self.length += 1
         over = bool(terminated or truncated or self.length >= max_episode_steps)
-        obs, self.mask = self.masks.one(obs, info, self.index, over)
-        self.obs, reward = self._checked(obs, float(paid))
-        self.return_ += reward
-        if not over:
+        obs, self.mask = self.masks.one(obs, self.info, self.index, over)
+        self.obs, self.reward = self._checked(obs, float(paid))
+        self.return_ += self.reward
+        return over
+
+    @property
+    def success(self) -> float | None:
+        """Of the episode that ended, if the environment tells."""
+        success = self.info.get("is_success", self.info.get("success"))
+        return None if success is None else float(success)
+
+
+class _Share(Seat):
+    """A seat with the seeds it has still to play, the current one first."""
+
+    def __init__(self, index: int, env: gym.Env, seeds: list[int], network: Any, player: EpisodePlayer) -> None:
+        super().__init__(index, env, player.masked, player.on_nan)
+        self.seeds, self.initial_memory = seeds, tree_index(network.initial_memory(1), 0)
+        self.begin()
+
+    def begin(self) -> None:
+        """The episode of the current seed."""
+        self.memory = self.initial_memory
+        self.start(self.seeds[0])
+
+    def play(self, action: Tree, max_episode_steps: int) -> list[Episode]:
+        """Step once; the episode if this ended it."""
+        if not self.step(action, max_episode_steps):
             return []
-        success = info.get("is_success", info.get("success"))
-        episode = Episode(self.seeds.pop(0), self.return_, self.length, None if success is None else float(success))
+        episode = Episode(self.seeds.pop(0), self.return_, self.length, self.success)
         if self.seeds:
-            self._start()
+            self.begin()
         return [episode]
+
+
+def longest_episode(env: gym.Env) -> int:
+    """The steps after which an episode is ended: the environment's own limit, or 10,000 where it has none."""
+    return getattr(env.spec, "max_episode_steps", None) or MAX_EPISODE_STEPS
 
 
 def summarize(episodes: list[Episode]) -> dict[str, float]:

@@ -104,7 +104,7 @@ class NumpyActor:
     def __init__(self, network: Any, obs: np.ndarray, generator: Generator) -> None:
         self.obs = obs
         self.taken: list[np.ndarray] = []
-        self.normalize: Any = _numpy_normalizer(network.normalizer)
+        self.normalize: Any = numpy_normalizer(network.normalizer)
         self.layers: list[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]] = []
         self.distribution = network.distribution
         perceptron = network.perceptron()
@@ -159,8 +159,11 @@ def make_actor(network: Any, obs: Tree, generator: Generator, precision: Precisi
 
 
 def _fits_numpy(network: Any, obs: Tree, generator: Generator) -> bool:
-    if generator.device.type != "cpu" or not hasattr(network.distribution, "draw"):
-        return False
+    return generator.device.type == "cpu" and hasattr(network.distribution, "draw") and is_plain_perceptron(network, obs)
+
+
+def is_plain_perceptron(network: Any, obs: Tree) -> bool:
+    """Whether numpy can evaluate a network at such observations: narrow linear layers over a vector, in float32."""
     perceptron = getattr(network, "perceptron", lambda: None)()  # networks of users need not have one
     if perceptron is None or not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
         return False
@@ -175,7 +178,8 @@ def _fits_numpy(network: Any, obs: Tree, generator: Generator) -> bool:
     )
 
 
-def _numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callable[[np.ndarray], np.ndarray]:
+def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callable[[np.ndarray], np.ndarray]:
+    """What a normalizer does, on arrays, with its statistics as they are now."""
     if isinstance(normalizer, NoNormalizer):
         return lambda x: x
     statistics: Any = normalizer.statistics[0]

@@ -99,7 +99,7 @@ class OneHotEncoder(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         index = (obs.flatten(-self.dims) if self.dims else obs.unsqueeze(-1)).long() + self.first
-        return torch.zeros(*index.shape[:-1], self.num_features, device=obs.device).scatter_(-1, index, 1.0)
+        return torch.zeros(*index.shape[:-1], self.num_features, device=obs.device).scatter(-1, index, 1.0)
 
 
 class ImageEncoder(nn.Module):

@@ -10,15 +10,16 @@ import pytorch_lightning as pl
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from lightning_rl import A2C, DQN, IMPALA, LSTM, PPO, SAC, TD3, EnvConfig, SettingError
+from lightning_rl import A2C, DQN, IMPALA, LSTM, PPO, SAC, TD3, EnvConfig, EvolutionStrategies, SettingError
 from lightning_rl.data.collector import Collector
 from tests.environments import Scripted, ScriptedBox
-from tests.fitting import ALL, ON_POLICY, UPDATES, Rows, fit, tiny, weights
+from tests.fitting import ALL, OFF_POLICY, ON_POLICY, UPDATES, Rows, fit, tiny, weights
 
 ITERATIONS = 6
 every_algorithm = pytest.mark.parametrize("algorithm", ALL)
+with_or_without_gradients = pytest.mark.parametrize("algorithm", [*ALL, EvolutionStrategies])
 every_on_policy_algorithm = pytest.mark.parametrize("algorithm", ON_POLICY)
-STEPS_OF_AN_UPDATE = {PPO: 1, A2C: 1, IMPALA: 1, DQN: 1, SAC: 3, TD3: 1.5}
+STEPS_OF_AN_UPDATE = {PPO: 1, A2C: 1, IMPALA: 1, DQN: 1, SAC: 3, TD3: 1.5, EvolutionStrategies: 1}
 """How many optimizers step in one, on average."""
 
 
@@ -65,7 +66,7 @@ def test_every_rollout_is_collected_with_the_newest_weights(algorithm, monkeypat
         assert torch.equal(learned, acting)
 
 
-@every_algorithm
+@with_or_without_gradients
 def test_global_step_counts_iterations_and_updates_count_gradient_steps(algorithm):
     model, steps = tiny(algorithm), []
     step = model.step
@@ -82,7 +83,7 @@ def test_an_iteration_that_stops_early_counts_as_one():
     assert model.updates == ITERATIONS  # the first minibatch has a divergence of 0, the second more than 1.5e-9
 
 
-@every_algorithm
+@with_or_without_gradients
 def test_callbacks_hear_of_every_update_as_it_is_made(algorithm):
     heard = []
 
@@ -95,7 +96,7 @@ def test_callbacks_hear_of_every_update_as_it_is_made(algorithm):
     assert heard == list(range(1, UPDATES[algorithm] + 1))
 
 
-@every_algorithm
+@with_or_without_gradients
 def test_rows_are_logged_at_environment_steps(algorithm):
     logger = Rows()
     fit(tiny(algorithm, log_interval=32), logger=logger)
@@ -103,7 +104,7 @@ def test_rows_are_logged_at_environment_steps(algorithm):
     assert [metrics["time/iterations"] for _, metrics in logger.rows] == [2, 4, 6]
 
 
-@every_algorithm
+@with_or_without_gradients
 def test_the_x_axis_is_exact_where_float32_is_not(algorithm, tmp_path):
     start = 2**24 + 1  # the first whole number that float32 cannot hold
     fit(tiny(algorithm), max_steps=1).save_checkpoint(tmp_path / "early.ckpt")
@@ -116,7 +117,7 @@ def test_the_x_axis_is_exact_where_float32_is_not(algorithm, tmp_path):
     assert model.env_steps == start + 48
 
 
-@every_algorithm
+@with_or_without_gradients
 def test_few_keys_go_through_lightning_each_iteration(algorithm):
     model, calls = tiny(algorithm, log_interval=1), Counter()
     log = model.log
@@ -188,7 +189,7 @@ def test_environments_are_closed_after_a_run_and_after_an_exception(algorithm, v
         assert not any(os.path.exists(f"/proc/{pid}") for pid in processes)
 
 
-@every_algorithm
+@with_or_without_gradients
 @pytest.mark.parametrize(
     "arguments, iterations, epochs",
     [
@@ -250,14 +251,14 @@ def test_checkpoints_are_plain_data_and_bring_the_weights_back(algorithm, tmp_pa
     assert statistics.count == pytest.approx(96, abs=1e-3) and torch.equal(statistics.mean, model.network.normalizer.statistics[0].mean)
 
 
-@every_algorithm
+@with_or_without_gradients
 def test_a_run_that_continues_counts_on(algorithm, tmp_path):
     fit(tiny(algorithm), max_steps=2).save_checkpoint(tmp_path / "a.ckpt")
     model = tiny(algorithm)
     trainer = fit(model, tmp_path / "a.ckpt")
     assert (trainer.global_step, model.env_steps) == (ITERATIONS, 96)
     # a new buffer takes 16 steps to learn from: 4 updates in the first two iterations, 4 in each of the last three
-    assert model.updates == (UPDATES[algorithm] if algorithm in ON_POLICY else 16)
+    assert model.updates == (16 if algorithm in OFF_POLICY else UPDATES[algorithm])
 
 
 @every_algorithm

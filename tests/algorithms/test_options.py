@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, BehavioralCloning
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
 from lightning_rl.algorithms.settings import settings_of
 from lightning_rl.data.layouts import DerivedNext, StoredNext
 from lightning_rl.data.replay import ReplayBuffer
@@ -200,13 +200,33 @@ OWN = {
         "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
         "log_std_init": [Option(-1.0, "ScriptedBox-v0")],
     },
+    EvolutionStrategies: {
+        "episodes_per_generation": [Option(6)],
+        "min_steps_per_generation": [Option(13)],
+        "sigma": [Option(0.1), Option({"schedule": "linear", "start": 0.1}, given={"sigma": 0.1})],
+        "shaping": [
+            Option("centred_ranks"),
+            Option("z_scores"),
+            *(Option(name, given={"shaping": "centred_ranks"}) for name in ("signs", "centred_sign_ranks")),
+        ],
+        "l2": [Option(0.1)],
+        "optimizer": [Option("sgd")],
+        "momentum": [Option(0.5, given={"optimizer": "sgd"})],
+        "stochastic": [Option(True)],
+        "action_noise": [Option(0.5, "ScriptedBox-v0", given={"stochastic": True})],
+        "max_length_ratio": [Option(1.0, "CartPole-v1", given={"max_env_steps": 200})],
+        "normalize_obs_share": [Option(1.0, given={"normalize_obs": "running"})],
+        "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
+    },
 }
 OTHERS = {"env", "spaces", "log_interval", "on_nan"}
 """Those below that are not about weights, beside the length of the run."""
+WHO_ACTS = {EvolutionStrategies: {"actors"}}
+"""Of whom, whoever acts, the same weights are expected."""
 OTHER_REPLAY = {"optimize_memory_usage", "directory"}
 """The same of the replay buffer."""
 
-EVERYONE = [*ALL, BehavioralCloning]
+EVERYONE = [*ALL, BehavioralCloning, EvolutionStrategies]
 everyone = pytest.mark.parametrize("algorithm", EVERYONE)
 every_algorithm = pytest.mark.parametrize("algorithm", ALL)
 every_replaying_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
@@ -244,7 +264,8 @@ def options(algorithm: type) -> dict[str, list[Option]]:
 
 @everyone
 def test_every_option_is_tested(algorithm):
-    assert settings_of(algorithm).keys() == options(algorithm).keys() | OTHERS | {f"max_{algorithm.counter}"}
+    others = OTHERS | WHO_ACTS.get(algorithm, set()) | {f"max_{algorithm.counter}"}
+    assert settings_of(algorithm).keys() == options(algorithm).keys() | others
     assert {*algorithm.without} <= COMMON.keys() | {"max_env_steps"}
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from lightning_rl import GRU, PPO, SAC, load_demonstrations, load_policy
 from lightning_rl.callbacks import evaluation
+from lightning_rl.data import episodes
 from lightning_rl.demonstrations.dataset import Demonstration
 from lightning_rl.envs.masks import masks_of
 from lightning_rl.spaces import MASK
@@ -104,8 +105,8 @@ def test_the_statistics_are_those_of_the_episodes(datasets, capfd, checkpoint):
 
 
 def test_an_episode_without_end_is_cut_at_the_limit(datasets, capfd, checkpoint, monkeypatch):
-    assert evaluation.MAX_EPISODE_STEPS == 10_000
-    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 6)
+    assert episodes.MAX_EPISODE_STEPS == 10_000
+    monkeypatch.setattr(episodes, "MAX_EPISODE_STEPS", 6)
     model, path = checkpoint(env_id="tests.environments:Endless-v0", env={"kwargs": {"period": 1_000_000}})
     status, out, _ = run(f"collect --ckpt_path {path} --dataset endless-v0 --episodes 2", capfd)
     assert status == 0 and "2 episodes, 12 steps" in out

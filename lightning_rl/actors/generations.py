@@ -1,0 +1,218 @@
+"""Evaluators in the place of a collector: generations of episodes, each job of which may be done by anybody."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.actors.evaluator import Generation, Played
+from lightning_rl.actors.workers import Workers
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.episode_statistics import EpisodeStatistics
+from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.errors import SettingError
+from lightning_rl.guards import Guard
+from lightning_rl.ranks import sum_over_ranks
+from lightning_rl.spaces import allocate
+from lightning_rl.types import Rollout, Tree, tree_leaves, tree_map, tree_to_torch
+
+STATE = ("env_steps", "rows", "seed", "number", "mean_length")
+
+
+class Results(NamedTuple):
+    """What the n jobs of a generation came to, on all ranks alike: returns, sums of the signs of rewards, and lengths, `[n, 2]` each."""
+
+    generation: Generation
+    returns: Tensor
+    signs: Tensor
+    lengths: Tensor
+
+
+class GenerationDataset(RolloutDataset):
+    """Endless generations, each a batch; see `EvaluatorPool`."""
+
+    anew = "noise is drawn anew"
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How large generations are; see `EvolutionStrategies`, which has these settings.
+
+    rank, ranks: which of how many this is; each does its share of the jobs.  device: of what ranks tell each other.
+    """
+
+    pairs: int
+    min_steps: int
+    max_length_ratio: float | None
+    watched_share: float
+    num_envs: int
+    rank: int = 0
+    ranks: int = 1
+    device: torch.device | str = "cpu"
+
+
+class EvaluatorPool:
+    """Has generations of jobs done, by evaluators side by side; what comes out does not depend on how many they are.
+
+    Args:
+        workers: the evaluators, see `evaluator.py`.
+        actors: how many calls they have at once.
+        settings: see there.
+        spaces: of the algorithm.
+        seed: of all jobs, the same on all ranks.
+        sigma: σ of the generation that begins.
+        random_collector: builds a collector that steps environments without a policy.
+    """
+
+    num_envs, can_be_saved = 1, True
+
+    def __init__(
+        self,
+        workers: Workers,
+        actors: ActorsConfig,
+        settings: GenerationSettings,
+        spaces: Any,
+        seed: int,
+        sigma: Callable[[], float],
+        random_collector: Callable[[], Collector],
+    ) -> None:
+        self.workers, self.actors, self.settings, self.space, self.sigma = workers, actors, settings, spaces.observation, sigma
+        self.random_collector = random_collector
+        self.seed, self.number = seed, 0
+        self.env_steps = self.rows = 0
+        self.mean_length = 0.0
+        """Of the last generation's episodes."""
+        self.lessons: Mapping[str, dict[str, Any]] = {}
+        self.guard, self.generator, self.statistics = Guard(), Generator().manual_seed(0), EpisodeStatistics(1)
+        self.seen: list[Tree] = []
+        self.seconds = 0.0
+        self.workers.call(0, "describe")
+        self.name = self.workers.receive().value
+
+    def collect(self) -> Results:
+        """The next generation, with the newest weights: rounds of as many jobs, until there are enough steps."""
+        began, ratio = time.monotonic(), self.settings.max_length_ratio
+        self.statistics.finished.clear()
+        longest = max(1, round(ratio * self.mean_length)) if ratio is not None and self.mean_length else None
+        generation = Generation(self.seed, self.number, self.sigma(), longest, self.lessons)
+        self.number += 1
+        self.workers.publish(self.number)
+        self.seen, rounds = [], list[Tensor]()
+        while not rounds or sum(float(table[..., 2].sum()) for table in rounds) < self.settings.min_steps:
+            rounds.append(self._round(generation, len(rounds) * self.settings.pairs))
+        returns, signs, lengths = torch.cat(rounds).unbind(-1)
+        self.rows += int(lengths.sum())
+        self.mean_length = float(lengths.mean())
+        self.seconds = time.monotonic() - began
+        return Results(generation, returns, signs, lengths)
+
+    def _round(self, generation: Generation, first: int) -> Tensor:
+        """The return, the signs and the length of each episode, `[n, 2, 3]`, in the order of the jobs, + before −."""
+        pairs, settings = self.settings.pairs, self.settings
+        table, played, failed = torch.zeros(pairs, 2, 3, dtype=torch.float64), list[Played](), None
+        try:
+            played = self._evaluate(generation, range(first + settings.rank, first + pairs, settings.ranks))
+        except SettingError as error:  # which is told to the other ranks, so that all stop
+            failed = error
+            table.fill_(math.nan)
+        for each in played:
+            episode = each.finished
+            numbers = torch.tensor([episode.return_, each.signs, episode.length], dtype=torch.float64)
+            table[each.job - first, (1 - each.sign) // 2] = numbers
+            self.env_steps += episode.length
+            self.statistics.add(episode)
+            if len(each.seen):
+                self.seen.append(each.seen)
+        table = sum_over_ranks(table.to(settings.device)).cpu()  # rows of others are zeros
+        if table.isnan().any():
+            raise failed or SettingError("an evaluator of another rank stopped")
+        return table
+
+    def _evaluate(self, generation: Generation, jobs: Sequence[int]) -> list[Played]:
+        """Have jobs done. All episodes, in the order of the jobs."""
+        share, workers = self.settings.watched_share, self.actors.num_actors
+        watched = {job for job in jobs if math.ceil((job + 1) * share) > math.ceil(job * share)}  # the first one in any case
+        waiting, asked, played = deque(self._portions(jobs)), 0, list[Played]()
+        idle = deque([*range(workers)] * self.actors.depth)
+        while waiting or asked:
+            while waiting and idle:
+                portion = waiting.popleft()
+                self.workers.call(idle.popleft(), "evaluate", generation, portion, sorted(watched & set(portion)))
+                asked += 1
+            answer = self.workers.receive()
+            played += answer.value
+            idle.append(answer.worker)
+            asked -= 1
+        return sorted(played, key=lambda each: (each.job, -each.sign))
+
+    def _portions(self, jobs: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Jobs to ask for in one call: all of a worker that is alone, else fewer and fewer, so that all are done at about one time.
+
+        Elsewhere a call is short, as one that takes too long is taken for frozen.
+        """
+        workers, limit = self.actors.num_actors, len(jobs) if self.actors.backend == "in_process" else self.settings.num_envs
+        while jobs:
+            size = limit if workers == 1 else min(limit, -(-len(jobs) // (2 * workers)))
+            yield jobs[:size]
+            jobs = jobs[size:]
+
+    def rollout(self) -> Rollout:
+        """What was seen in the watched episodes of the last generation, one after the other."""
+        seen = self.seen or [allocate(self.space, 0)]
+        obs = tree_to_torch(tree_map(lambda *leaves: np.concatenate(leaves)[:, None], *seen))
+        rows = len(next(tree_leaves(obs)))
+        none, flag = torch.zeros(1, rows, 1), torch.zeros(rows, 1, dtype=torch.bool)
+        return Rollout(obs, (), (), none, none, none, flag, flag, ~flag, flag)
+
+    def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
+        """As that of a collector."""
+        with closing(self.random_collector()) as collector:
+            if self.lessons:
+                collector.set_lessons(self.lessons)
+            collector.guard = self.guard
+            obs = collector.random_steps(count, stop)
+            self.env_steps, self.rows = self.env_steps + collector.env_steps, self.rows + collector.rows
+        return obs
+
+    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+        """What environments draw their parameters from in the next generation."""
+        self.lessons = lessons
+
+    def begin_anew(self) -> None:
+        """Between generations no episode is under way."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Between iterations: all that the next one depends on."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in STATE}
+        return {**state, "statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse, before the first iteration."""
+        for name in STATE:
+            setattr(self, name, state[name])
+        self.statistics.set_state(state["statistics"])
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last 100 episodes, with weights that were moved, and of the evaluators."""
+        restarts = {"env/actor_restarts": float(self.workers.restarts)} if self.workers.restarts else {}
+        return {**self.statistics.metrics(), **restarts, "time/generation": self.seconds}
+
+    def take_notices(self) -> list[str]:
+        """What befell evaluators since the last time."""
+        notices = self.workers.notices[:]
+        self.workers.notices.clear()
+        return notices
+
+    def close(self) -> None:
+        """End all evaluators."""
+        self.workers.close()

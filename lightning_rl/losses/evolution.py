@@ -1,0 +1,57 @@
+"""Evolution strategies: what returns are worth, and the gradient they estimate (Salimans et al. 2017, sec. 2).
+
+Returns come `[n, 2]`, of n antithetic pairs: those at θ + σε and those at θ − σε, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+
+def centred_ranks(returns: Tensor) -> Tensor:
+    """The rank among all 2n returns, from −½ for the worst to ½ for the best; equal returns share the mean of their ranks."""
+    flat = returns.flatten()
+    _, place, count = flat.unique(return_inverse=True, return_counts=True)
+    rank = count.cumsum(0) - 0.5 * (count + 1)
+    return (rank[place] / (len(flat) - 1) - 0.5).view_as(returns)
+
+
+def z_scores(returns: Tensor) -> Tensor:
+    """(R − mean) / deviation over all 2n returns; 0 where all are equal."""
+    centred = returns - returns.mean()
+    deviation = centred.square().mean().sqrt()
+    return centred / deviation if deviation > 1e-12 * returns.abs().max() else torch.zeros_like(returns)
+
+
+def raw(returns: Tensor) -> Tensor:
+    """The returns as they are."""
+    return returns
+
+
+SHAPINGS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "centred_ranks": ("returns", centred_ranks),
+    "centred_sign_ranks": ("signs", centred_ranks),
+    "z_scores": ("returns", z_scores),
+    "signs": ("signs", raw),
+    "raw": ("returns", raw),
+}
+"""What an episode is worth, by name: of which of its numbers, the sum of its rewards or that of their signs, and how."""
+
+
+def antithetic_gradient(worth: Tensor, noise: Iterable[Tensor]) -> Tensor:
+    """g = (1/n) Σ_j (u_j⁺ − u_j⁻) ε_j, the direction `[P]` in which the worth grows; not divided by σ, which the step size takes in.
+
+    With u = R it is 2σ times the estimate of ∇E[R(θ + σε)] (sec. 2, with antithetic sampling).
+
+    Args:
+        worth: u, `[n, 2]`.
+        noise: ε_1, …, ε_n, `[P]` each, one at a time.
+    """
+    total = None
+    for difference, direction in zip((worth[:, 0] - worth[:, 1]).tolist(), noise, strict=True):
+        total = direction * difference if total is None else total.add_(direction, alpha=difference)
+    assert total is not None
+    return total / len(worth)

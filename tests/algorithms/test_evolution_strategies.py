@@ -1,0 +1,258 @@
+"""Evolution strategies as runs."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from itertools import pairwise
+
+import gymnasium as gym
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_rl import GRU, LSTM, PPO, ActorsConfig, EvolutionStrategies, SettingError
+from lightning_rl.actors.evaluator import BuildEvaluator
+from lightning_rl.algorithms.warm_start import take_weights
+from tests.environments import Anything, Scripted
+from tests.fitting import Rows, fit, tiny, weights
+
+CARTPOLE = {"episodes_per_generation": 8, "normalize_obs": "running", "normalize_obs_share": 0.5, "max_env_steps": 600, "sigma": 0.1}
+
+
+def train(num_envs=2, actors=None, callbacks=(), **settings):
+    """CartPole for a few generations of the same seed."""
+    model = tiny(EvolutionStrategies, "CartPole-v1", env={"num_envs": num_envs}, actors=actors, **CARTPOLE | settings)
+    trainer = fit(model, callbacks=list(callbacks))
+    return model, trainer
+
+
+def learned(model):
+    """All weights and statistics."""
+    return torch.cat([value.flatten().double() for value in model.state_dict().values()])
+
+
+@pytest.mark.parametrize("num_envs, num_actors", [(1, 1), (7, 1), (30, 1), (2, 2), (3, 4)], ids=lambda number: str(number))
+def test_how_many_work_and_how_much_at_once_changes_no_bit(num_envs, num_actors):
+    (expected, _), (found, _) = train(), train(num_envs, ActorsConfig(num_actors, "in_process"))
+    assert torch.equal(learned(found), learned(expected))
+    assert (found.env_steps, found.episodes, found.updates) == (expected.env_steps, expected.episodes, expected.updates)
+    assert expected.updates > 2 and not torch.equal(weights(expected), weights(train(seed=1)[0]))
+
+
+class Kill(pl.Callback):
+    """Ends a process while the second generation is asked for, and notes how many there are."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        workers = pl_module.collector.workers
+        if batch_idx == 0:
+            workers.processes[0].process.kill()
+        self.restarts = workers.restarts
+
+
+def test_processes_and_one_that_dies_change_no_bit(capsys):
+    kill = Kill()
+    (expected, _), (found, _) = train(), train(3, {"num_actors": 2}, [kill])
+    assert torch.equal(learned(found), learned(expected))
+    assert kill.restarts == 1 and "was started anew: it died" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", Anything.action_spaces)
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_actions_of_all_kinds(kind, stochastic):
+    env = {"kwargs": {"action": kind}}
+    model = tiny(EvolutionStrategies, "tests.environments:Anything-v0", env=env, max_env_steps=40, stochastic=stochastic)
+    assert fit(model).global_step == 2  # 4 episodes of 5 steps each
+
+
+@pytest.mark.parametrize("kind", Anything.observation_spaces)
+def test_observations_of_all_kinds(kind):
+    env = {"kwargs": {"observation": kind}}
+    settings = {"normalize_obs": "running", "normalize_obs_share": 1.0, "encoder_features": 8, "max_env_steps": 40}
+    model = tiny(EvolutionStrategies, "tests.environments:Anything-v0", env=env, **settings)
+    before = weights(model)
+    fit(model)
+    assert model.updates == 2 and not torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("memory", [LSTM(4, 4), GRU(4, 4)])
+def test_what_was_seen_before_is_remembered(memory):
+    settings = {"learning_rate": 0.05, "sigma": 0.1, "shaping": "centred_ranks", "memory": memory, "l2": 0.0}
+    model = tiny(EvolutionStrategies, "tests.environments:Recall-v0", max_env_steps=4_000, episodes_per_generation=80, **settings)
+    fit(model)
+    first, second = torch.tensor([[-1.0], [1.0]]), torch.zeros(2, 1)
+    start = torch.ones(2, dtype=torch.bool)
+    _, after = model.network.sample(first, model.network.initial_memory(2), start, deterministic=True)
+    action, _ = model.network.sample(second, after, ~start, deterministic=True)
+    assert action.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("action, best", [("discrete", [0, 1]), ("box", [-0.5, 0.5])])
+def test_an_action_is_learned_for_each_observation(action, best):
+    settings = {"learning_rate": 0.03, "sigma": 0.1, "shaping": "centred_ranks", "l2": 0.0, "env": {"kwargs": {"action": action}}}
+    model = tiny(EvolutionStrategies, "tests.environments:ObservedAction-v0", max_env_steps=6_000, episodes_per_generation=100, **settings)
+    fit(model)
+    found, _ = model.network.sample(torch.tensor([[-1.0], [1.0]]), deterministic=True)
+    assert found.flatten().tolist() == pytest.approx(best, abs=0.1)
+
+
+# ---------------------------------------------------------------- what a generation is
+
+
+def lengths(**settings):
+    """Of the episodes of each generation, and the rows of the log."""
+    model, seen, rows = tiny(EvolutionStrategies, **settings), [], Rows()
+    end_update = model.end_update
+    model.end_update = lambda results: (seen.append((results.generation, results.lengths)), end_update(results))
+    fit(model, logger=rows)
+    return seen, rows.rows
+
+
+class PlayAgain(pl.Callback):
+    """Plays the jobs of each generation again with the weights that the last step left."""
+
+    returns: list[torch.Tensor]
+
+    def on_train_start(self, trainer, pl_module):
+        self.network, self.returns = deepcopy(pl_module.network), []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        names = tuple(name for name, parameter in pl_module.network.named_parameters() if parameter.requires_grad)
+        build = BuildEvaluator(pl_module.env, 3, pl_module.spaces, names, False, "raise")
+        played = build(0, 0, self.network).evaluate(batch.generation, range(len(batch.returns)))
+        returns = {(each.job, each.sign): each.finished.return_ for each in played}
+        self.returns.append(torch.tensor([[returns[job, sign] for sign in (1, -1)] for job in range(len(batch.returns))]))
+        assert torch.equal(self.returns[-1], batch.returns.float())
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.network = deepcopy(pl_module.network)
+
+
+def test_every_generation_begins_with_the_newest_weights():
+    again = PlayAgain()
+    train(callbacks=[again], learning_rate=0.1)
+    assert len(again.returns) > 2 and not torch.equal(again.returns[0], again.returns[1])
+
+
+class Closing(Scripted):
+    """Notes how many there are and how many were closed."""
+
+    opened, closed = 0, 0
+
+    def __init__(self):
+        super().__init__()
+        Closing.opened += 1
+
+    def close(self):
+        Closing.closed += 1
+
+
+def test_environments_are_closed_after_a_run_and_after_an_exception():
+    for error in (None, RuntimeError("in the middle")):
+        model = EvolutionStrategies(Closing, episodes_per_generation=4, max_env_steps=20)
+        if error is None:
+            fit(model)
+        else:
+            model.end_update = lambda results, error=error: (_ for _ in ()).throw(error)
+            with pytest.raises(RuntimeError, match="in the middle"):
+                fit(model)
+        assert model.collector is None
+    assert Closing.opened == Closing.closed == 2 * (1 + 8)  # one to look at, and those of the evaluator
+
+
+def test_a_generation_grows_by_whole_rounds_until_it_has_its_steps():
+    seen, _ = lengths(episodes_per_generation=6, min_steps_per_generation=50, max_env_steps=1)
+    assert [tuple(each.shape) for _, each in seen] == [(9, 2)]  # 24 steps a round of 4 each
+
+
+def test_stragglers_are_cut_at_a_multiple_of_the_mean_length_of_the_generation_before():
+    settings = {"episodes_per_generation": 20, "max_env_steps": 1500, "sigma": 0.5, "learning_rate": 0.1, "shaping": "centred_ranks"}
+    seen, _ = lengths(env_id="CartPole-v1", max_length_ratio=1.5, **settings)
+    assert seen[0][0].longest is None and len(seen) > 2
+    for (_, before), (generation, here) in pairwise(seen):
+        assert generation.longest == round(1.5 * before.mean().item()) and here.max() <= generation.longest
+    assert any((here == generation.longest).any() for generation, here in seen[1:])
+
+
+def test_sigma_follows_its_schedule():
+    seen, rows = lengths(sigma={"schedule": "linear", "start": 0.5, "end": 0.1}, log_interval=1)
+    expected = [0.5 - 0.4 * k / 6 for k in range(6)]
+    assert [generation.sigma for generation, _ in seen] == pytest.approx(expected)
+    assert [row["train/sigma"] for _, row in rows] == pytest.approx(expected)
+    assert [generation.number for generation, _ in seen] == list(range(6))
+
+
+def test_equal_episodes_move_nothing_but_what_l2_pulls():
+    settings = {"shaping": "centred_ranks", "optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "max_env_steps": 20}
+    for l2, factor in ((0.0, 1.0), (0.5, 0.95)):
+        model = tiny(EvolutionStrategies, "tests.environments:Anything-v0", l2=l2, **settings)
+        before = model.network.actor[0].weight.detach().clone()
+        fit(model)
+        assert model.updates == 1 and torch.allclose(model.network.actor[0].weight, factor * before, rtol=1e-6)
+
+
+def test_the_value_function_and_the_noise_of_actions_stay():
+    model = tiny(EvolutionStrategies, "tests.environments:ScriptedBox-v0", stochastic=True, action_noise=0.25)
+    before = {name: value.clone() for name, value in model.network.state_dict().items()}
+    fit(model)
+    moved = {name.partition(".")[0] for name, value in model.network.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"actor"} and model.network.distribution.log_std.exp().tolist() == pytest.approx([0.25] * 2)
+
+
+def test_the_weights_of_ppo_are_a_beginning(tmp_path):
+    ppo = tiny(PPO, "CartPole-v1")
+    fit(ppo).save_checkpoint(tmp_path / "ppo.ckpt")
+    model = tiny(EvolutionStrategies, "CartPole-v1", seed=3)
+    take_weights(model, tmp_path / "ppo.ckpt")
+    assert torch.equal(weights(model), weights(ppo))
+
+
+def test_lessons_follow_one_another(capsys):
+    length = {"curriculum": [{"value": 1.0, "completion_criteria": {"threshold": 5, "min_lesson_length": 20}}, {"value": 2.0}]}
+    rows = Rows()
+    model = tiny(EvolutionStrategies, "CartPole-v1", env={"parameters": {"length": length}}, episodes_per_generation=16, max_env_steps=900)
+    fit(model, logger=rows)
+    lessons = [row["curriculum/length/lesson"] for _, row in rows.rows]
+    assert lessons[0] == 0 and lessons[-1] == 1 and "goes to lesson 2 of 2" in capsys.readouterr().out
+    assert model.collector is None and {played for _, row in rows.rows for played in [row["parameters/length"]]} >= {1.0}
+
+
+def test_lessons_for_an_environment_that_takes_none_are_refused():
+    model = tiny(EvolutionStrategies, "CartPole-v1")
+    with pytest.raises(SettingError, match="CartPole-v1 takes no lessons"):
+        fit(model, callbacks=[Tell()])
+
+
+class Tell(pl.Callback):
+    """Sets lessons."""
+
+    def on_train_start(self, trainer, pl_module):
+        pl_module.collector.set_lessons({"length": {"values": [1.0], "replay": 0.0, "first": 0}})
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"episodes_per_generation": 5}, "episodes_per_generation 5 must be even: each job has two"),
+        ({"shaping": "rank"}, "shaping must be one of centred_ranks, .* got 'rank'"),
+        ({"optimizer": "lion"}, "optimizer must be one of adam, sgd, got 'lion'"),
+        ({"sigma": -1.0}, "sigma must be >= 0, got -1.0"),
+        ({"max_length_ratio": 0.5}, "max_length_ratio must be >= 1, got 0.5"),
+        ({"gamma": 0.9}, "gamma is not a setting of EvolutionStrategies"),
+        ({"actors": {"ordered": True}}, "actors.ordered means nothing to EvolutionStrategies"),
+        ({"actors": {"queue_factor": 3}}, "actors.queue_factor means nothing to EvolutionStrategies"),
+        ({"env": {"vectorization": "async"}}, "env.vectorization async: each environment begins its episodes when its weights change"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused_in_a_line(settings, line):
+    with pytest.raises(SettingError, match=line) as refused:
+        tiny(EvolutionStrategies, "CartPole-v1", **settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_ready_vector_environment_is_refused():
+    model = EvolutionStrategies(gym.make_vec("CartPole-v1", 2, "sync"))
+    with pytest.raises(SettingError, match="actors build their environments themselves"):
+        fit(model)
