@@ -210,8 +210,10 @@ def main(folder: Path) -> None:
             found["alone"] = state_of(model, after)
         torch.save(found, folder / f"{case}.{rank}.pt")
     model = tiny(EvolutionStrategies, "CartPole-v1", **CARTPOLE_JOBS)  # each rank does its share of the jobs
+    told: dict[str, Any] = {}
+    model.on_train_end = lambda: told.update(learned=learned(model), steps=(model.collector.env_steps, model.env_steps))
     fit(model, devices=2, strategy="ddp")
-    torch.save({"learned": learned(model), "steps": (model.collector.env_steps, model.env_steps)}, folder / f"jobs.{rank}.pt")
+    torch.save(told, folder / f"jobs.{rank}.pt")
     try:  # a folder that only one of them sees
         trainer(folder / ("nowhere" if rank else "PPO/stopped"), model := build("PPO"), 2).fit(model, ckpt_path="last")
     except SettingError as error:
