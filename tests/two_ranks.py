@@ -209,6 +209,7 @@ def main(folder: Path) -> None:
             after.fit(model, ckpt_path="last")
             found["alone"] = state_of(model, after)
         torch.save(found, folder / f"{case}.{rank}.pt")
+    os.environ.pop("PL_GLOBAL_SEED")  # Lightning would seed the ranks by it again
     model = tiny(EvolutionStrategies, "CartPole-v1", **CARTPOLE_JOBS)  # each rank does its share of the jobs
     told: dict[str, Any] = {}
     model.on_train_end = lambda: told.update(learned=learned(model), steps=(model.collector.env_steps, model.env_steps))
