@@ -19,4 +19,4 @@ def make_workers(build: Build, config: ActorsConfig, network: nn.Module) -> Work
         return InThreads(build, config.num_actors, network)
     if config.backend == "ray":
         return RayWorkers(build, config.num_actors, network, config.timeout, config.max_restarts, config.address)
-    return Processes(build, config.num_actors, network, config.depth + 1, config.timeout, config.max_restarts)
+    return Processes(build, config.num_actors, network, config.timeout, config.max_restarts)

@@ -63,10 +63,9 @@ class ActorsConfig:
         return self.rollouts_per_batch or self.num_actors
 
     @property
-    def depth(self) -> int:
-        """Rollouts that are asked of an actor at once, so that it has something to do while others are learned from."""
-        ahead = 0 if self.in_order else self.num_actors + self.queue_factor * self.batch - self.batch
-        return math.ceil((self.batch + ahead) / self.num_actors)
+    def ahead(self) -> int:
+        """Rollouts that are asked for at once, so that actors have something to do while others are learned from."""
+        return self.num_actors + math.ceil(self.queue_factor * self.batch)
 
 
 IN_A_THREAD = ActorsConfig(num_actors=1, backend="threads", queue_factor=0)

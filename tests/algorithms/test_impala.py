@@ -135,13 +135,13 @@ def test_senseless_settings_are_refused_in_one_line(settings, said):
 
 
 @pytest.mark.parametrize(
-    ("settings", "depth"),
+    ("settings", "ahead"),
     [
-        ({"num_actors": 4, "rollouts_per_batch": 2}, 2),  # 4 + 2 rollouts for 4 actors
-        ({"num_actors": 2, "rollouts_per_batch": 8}, 5),
-        ({"num_actors": 2, "queue_factor": 0.0}, 1),
-        ({"num_actors": 2, "rollouts_per_batch": 6, "ordered": True}, 3),
+        ({"num_actors": 4, "rollouts_per_batch": 2}, 6),
+        ({"num_actors": 2, "rollouts_per_batch": 8}, 10),
+        ({"num_actors": 2, "queue_factor": 0.0}, 2),
+        ({"num_actors": 2, "rollouts_per_batch": 3, "queue_factor": 0.5}, 4),
     ],
 )
-def test_so_many_rollouts_are_asked_of_an_actor_at_once(settings, depth):
-    assert ActorsConfig(**settings).depth == depth
+def test_so_many_rollouts_are_asked_for_at_once(settings, ahead):
+    assert ActorsConfig(**settings).ahead == ahead
