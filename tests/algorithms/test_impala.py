@@ -125,6 +125,18 @@ def test_actors_in_turn_have_the_newest_policy():
         ({"actors": {"num_actor": 2}}, "actors.num_actor is not a setting; did you mean num_actors?"),
         ({"actors": {"num_actors": 0}}, "actors.num_actors must be >= 1, got 0"),
         ({"actors": {"backend": "rey"}}, "actors.backend must be one of in_process, threads, processes, ray, got 'rey'; did you mean ray?"),
+        (
+            {"actors": IN_TURN | {"timeout": 1.0}},
+            "actors.timeout is of backends processes and ray, and this one is in_process; leave it out",
+        ),
+        (
+            {"actors": {"ordered": True, "max_policy_lag": 3}},
+            "actors.max_policy_lag: actors in their order always have the newest policy; leave it out",
+        ),
+        (
+            {"actors": IN_TURN | {"queue_factor": 0.5}},
+            "actors.queue_factor: actors in their order always have the newest policy; leave it out",
+        ),
         ({"actors": {"address": "auto"}}, "actors.address is of backend ray, and this one is processes; leave it out"),
     ],
 )
