@@ -49,7 +49,10 @@ class Workers(Protocol):
         """Let calls that begin from now on see the network's weights as they are, under a number."""
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        """Ask for something; each call is answered once, those of one worker in their order."""
+        """Ask for something; each call is answered once, those of one worker in their order.
+
+        Large arguments only where the worker owes no other answer: both sides would wait for room in their pipe.
+        """
 
     def receive(self) -> Answer:
         """The next answer, of whichever worker has one; waits for it.

@@ -11,14 +11,14 @@ import threading
 import time
 from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from lightning_rl import SettingError
 from lightning_rl.actors.processes import Processes
-from lightning_rl.actors.shared_memory import SharedWeights, Slot, SlotWriter
+from lightning_rl.actors.shared_memory import FOLDER, SharedWeights, Slot, SlotWriter
 from lightning_rl.actors.threads import InThreads
 from lightning_rl.actors.workers import InTurn, WorkerError
 
@@ -31,6 +31,9 @@ class Echo:
 
     def say(self, value):
         return value
+
+    def fill(self, value):
+        return np.full(10_000, value)
 
     def who(self):
         return self.index, self.restarts
@@ -106,13 +109,13 @@ def test_large_arrays_come_through_shared_memory_and_belong_to_who_asked(workers
     for _ in range(3):
         ask(workers, (0, "say", {"a": np.zeros(100_000, dtype=np.float32)}))
     assert second["a"][-1] == 99_999 and second["a"].flags.writeable
-    if Path("/dev/shm").exists():
+    if FOLDER.exists():
         assert any(slot.block is not None and slot.block.size >= 400_000 for slot in workers.slots[0])
 
 
 def test_answers_that_wait_are_not_overwritten(workers):
     for _ in range(2):  # the first ones make room for the others
-        answers = ask(workers, *((0, "say", np.full(10_000, k)) for k in range(6)))
+        answers = ask(workers, *((0, "fill", k) for k in range(6)))
         assert [(answer.value.min(), answer.value.max()) for answer in answers] == [(k, k) for k in range(6)]
 
 
@@ -226,6 +229,17 @@ def test_weights_of_all_kinds_come_over():
     weights.read(reader)
     assert all(torch.equal(mine, other) for mine, other in zip(module.state_dict().values(), reader.state_dict().values(), strict=True))
     weights.close(unlink=True)
+
+
+@pytest.mark.skipif(not FOLDER.exists(), reason="shared memory lies elsewhere")
+def test_shared_memory_that_is_promised_is_taken_and_too_little_for_a_network_is_told(monkeypatch):
+    slot = Slot()
+    assert slot.grow(1 << 20)
+    assert (FOLDER / slot.name).stat().st_blocks * 512 >= 1 << 20
+    slot.close()
+    monkeypatch.setattr("lightning_rl.actors.shared_memory.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.raises(SettingError, match=r"^/dev/shm has no room for a network of 0 MB"):
+        SharedWeights(network())
 
 
 def test_an_answer_that_does_not_fit_its_slot_goes_another_way():
