@@ -17,6 +17,7 @@ from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from lightning_rl.actors.process import leave_the_program
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.loading import check_fits
 from lightning_rl.algorithms.settings import plain
@@ -159,6 +160,7 @@ class Trainer(pl.Trainer):
             init_from: begin a new run with the weights of another: its folder, or a checkpoint.
             force: begin anew in the folder `run_name` though there is a run in it, which is lost.
         """
+        leave_the_program()
         if isinstance(model, Algorithm):
             if ckpt_path is not None and init_from is not None:
                 raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")

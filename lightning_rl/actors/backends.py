@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from lightning_rl.actors.config import ActorsConfig
@@ -17,6 +19,7 @@ def make_workers(build: Build, config: ActorsConfig, network: nn.Module) -> Work
         return InTurn(build, config.num_actors, network)
     if config.backend == "threads":
         return InThreads(build, config.num_actors, network)
+    given: dict[str, Any] = {name: getattr(config, name) for name in ("timeout", "max_restarts") if getattr(config, name) is not None}
     if config.backend == "ray":
-        return RayWorkers(build, config.num_actors, network, config.timeout, config.max_restarts, config.address)
-    return Processes(build, config.num_actors, network, config.depth + 1, config.timeout, config.max_restarts)
+        return RayWorkers(build, config.num_actors, network, address=config.address, **given)
+    return Processes(build, config.num_actors, network, **given)

@@ -20,35 +20,42 @@ class ActorsConfig:
         backend: `in_process` (in turn, with the newest policy), `threads` of this process (for environments that wait for something else),
             `processes` on this machine, or `ray` for many machines.
         rollouts_per_batch: of `n_steps` steps each; as many as actors unless given.
-        queue_factor: how many batches may wait beside the one that is learned from. Rollouts are at most
-            `queue_factor + num_actors / rollouts_per_batch` updates old, rounded up; more keeps actors busy.
+        queue_factor: how many batches may wait beside the one that is learned from, 1 unless given. Rollouts are at most
+            `queue_factor + num_actors / rollouts_per_batch` updates old, rounded up, where actors are alike; more keeps them busy.
         max_policy_lag: rollouts of policies older than so many updates are dropped; none unless given.
         ordered: actors wait for the newest policy and rollouts come in their order, so that runs are reproducible. In one process always.
-        timeout: of `processes` and `ray`: seconds after which an actor that does not answer is started anew.
-        max_restarts: of these: how often each actor may be started anew in an hour, as it died or froze.
+        timeout: of `processes` and `ray`: seconds after which an actor that does not answer is started anew; 60 unless given.
+        max_restarts: of these: how often each actor may be started anew in an hour, as it died or froze; 10 unless given.
         address: of a Ray cluster such as `auto` or `ray://host:10001`; a local one is started unless given.
     """
 
     num_actors: int = 2
     backend: Literal["in_process", "threads", "processes", "ray"] = "processes"
     rollouts_per_batch: int | None = None
-    queue_factor: float = 1.0
+    queue_factor: float | None = None
     max_policy_lag: int | None = None
     ordered: bool = False
-    timeout: float = 60.0
-    max_restarts: int = 10
+    timeout: float | None = None
+    max_restarts: int | None = None
     address: str | None = None
 
     def __post_init__(self) -> None:
         check_range("actors.num_actors", self.num_actors, 1, whole=True)
         check_choice("actors.backend", self.backend, BACKENDS)
-        check_range("actors.queue_factor", self.queue_factor, 0)
         check_flag("actors.ordered", self.ordered)
-        check_range("actors.timeout", self.timeout, 0, open_low=True)
-        check_range("actors.max_restarts", self.max_restarts, 0, whole=True)
-        for name, low in {"rollouts_per_batch": 1, "max_policy_lag": 0}.items():
+        for name, low in {"rollouts_per_batch": 1, "max_policy_lag": 0, "max_restarts": 0}.items():
             if getattr(self, name) is not None:
                 check_range(f"actors.{name}", getattr(self, name), low, whole=True)
+        if self.queue_factor is not None:
+            check_range("actors.queue_factor", self.queue_factor, 0)
+        if self.timeout is not None:
+            check_range("actors.timeout", self.timeout, 0, open_low=True)
+        for name in ("timeout", "max_restarts"):
+            if getattr(self, name) is not None and self.backend not in ("processes", "ray"):
+                raise SettingError(f"actors.{name} is of backends processes and ray, and this one is {self.backend}; leave it out")
+        for name in ("queue_factor", "max_policy_lag"):
+            if getattr(self, name) is not None and self.in_order:
+                raise SettingError(f"actors.{name}: actors in their order always have the newest policy; leave it out")
         if self.address is not None and self.backend != "ray":
             raise SettingError(f"actors.address is of backend ray, and this one is {self.backend}; leave it out")
 
@@ -63,10 +70,9 @@ class ActorsConfig:
         return self.rollouts_per_batch or self.num_actors
 
     @property
-    def depth(self) -> int:
-        """Rollouts that are asked of an actor at once, so that it has something to do while others are learned from."""
-        ahead = 0 if self.in_order else self.num_actors + self.queue_factor * self.batch - self.batch
-        return math.ceil((self.batch + ahead) / self.num_actors)
+    def ahead(self) -> int:
+        """Rollouts that are asked for at once, so that actors have something to do while others are learned from."""
+        return self.num_actors + math.ceil((1.0 if self.queue_factor is None else self.queue_factor) * self.batch)
 
 
 IN_A_THREAD = ActorsConfig(num_actors=1, backend="threads", queue_factor=0)

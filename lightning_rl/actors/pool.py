@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, nn
+from torch import nn
 
-from lightning_rl.actors.actor import from_plain
+from lightning_rl.actors.actor import Lessons, from_plain
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
 from lightning_rl.data.collector import Stepped
@@ -19,6 +20,7 @@ from lightning_rl.data.episode_statistics import EpisodeStatistics
 from lightning_rl.data.unroll import join, judge
 from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
+from lightning_rl.networks.acting import Precision
 from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
 
 COUNTS = ("env_steps", "rows", "version", "dropped")
@@ -35,15 +37,23 @@ class ActorPool:
         config: how many, and how they keep step with the learner.
         n_steps: T, of each rollout.
         num_envs: environments of each actor.
-        seed: of this rank's own draws.
+        precision: a context in which the network computes, the same as in its losses.
     """
 
-    def __init__(self, workers: Workers, network: nn.Module, config: ActorsConfig, n_steps: int, num_envs: int, seed: int) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        network: nn.Module,
+        config: ActorsConfig,
+        n_steps: int,
+        num_envs: int,
+        precision: Precision = nullcontext,
+    ) -> None:
         self.workers, self.network, self.config, self.n_steps = workers, network, config, n_steps
         self.num_envs = num_envs * config.batch
         """Of a batch."""
+        self.precision = precision
         self.guard = Guard()
-        self.generator = Generator().manual_seed(seed)
         self.statistics = EpisodeStatistics(self.num_envs)
         self.env_steps = self.rows = self.version = self.dropped = 0
         self.waiting: deque[Answer] = deque()
@@ -54,7 +64,12 @@ class ActorPool:
         self.notices: list[str] = []
         self.seen: Any = ()
         self.recorded: dict[str, float] = {}
-        self.name, self.can_be_saved = self._ask_all("describe")[0]
+        self.lessons: Lessons = {}
+        try:
+            self.name, self.can_be_saved = self._ask_all("describe")[0]
+        except BaseException:
+            self.close()
+            raise
 
     def collect(self) -> Rollout:
         """The next batch `[T, N, ...]`."""
@@ -69,7 +84,7 @@ class ActorPool:
         ends = unroll.ends
         unroll = tree_to_torch(unroll._replace(ends=()))._replace(ends=ends)  # type: ignore[arg-type]
         self.seen = unroll.rollout()
-        with torch.no_grad():
+        with torch.no_grad(), self.precision():
             return judge(unroll, self.network, next(self.network.parameters()).device)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
@@ -88,7 +103,8 @@ class ActorPool:
         yield from answer.value.steps
 
     def _in_order(self) -> list[Answer]:
-        for k in range(self.config.batch):
+        first = self.version * self.config.batch  # where a batch has not one of each, all get their turn
+        for k in range(first, first + self.config.batch):
             self._ask(k % self.config.num_actors, "act")
         answers = [self._receive() for _ in range(self.config.batch)]
         return sorted(answers, key=lambda answer: answer.worker)  # those of one actor stay in their order
@@ -96,8 +112,8 @@ class ActorPool:
     def _as_they_come(self) -> list[Answer]:
         answers: list[Answer] = []
         if not self.waiting and not self.under_way:
-            for worker in [*range(self.config.num_actors)] * self.config.depth:
-                self._ask(worker, "act")
+            for k in range(self.config.ahead):
+                self._ask(k % self.config.num_actors, "act")
         oldest = self.config.max_policy_lag
         while len(answers) < self.config.batch:
             answer = self._receive()
@@ -109,7 +125,7 @@ class ActorPool:
         return answers
 
     def _ask(self, worker: int, method: str, *arguments: Any) -> None:
-        self.workers.call(worker, method, *arguments)
+        self.workers.call(worker, method, self.lessons, *arguments)
         self.under_way += 1
 
     def _await(self) -> Answer:
@@ -125,6 +141,7 @@ class ActorPool:
         for episode in acted.finished:
             self.statistics.add(episode)
         self.notices += acted.notices
+        self.guard.replaced += acted.replaced
         self.env_restarts[answer.worker] = acted.restarts
         return answer
 
@@ -158,16 +175,18 @@ class ActorPool:
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
         """As that of a collector, shared among the actors."""
-        if stop():
-            raise Interrupted
-        made = self._ask_all("random_steps", lambda worker: (-(-count // self.config.num_actors),))
-        steps = sum(steps for _, steps in made)
-        self.env_steps, self.rows = self.env_steps + steps, self.rows + steps
-        return tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *(rows for rows, _ in made))
+        rows, end = [], self.env_steps + count
+        while self.env_steps < end:
+            if stop():
+                raise Interrupted
+            for row, steps in self._ask_all("random_steps", lambda worker: (self.lessons,)):
+                rows.append(row)
+                self.env_steps, self.rows = self.env_steps + steps, self.rows + steps
+        return tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *rows)
 
-    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
-        """What environments draw their parameters from at their next resets."""
-        self._ask_all("set_lessons", lambda worker: (lessons,))
+    def set_lessons(self, lessons: Lessons) -> None:
+        """For rollouts that are asked for from now on."""
+        self.lessons = lessons
 
     def begin_anew(self) -> None:
         """The episodes under way are given up."""
@@ -178,17 +197,16 @@ class ActorPool:
         while self.under_way:
             self.waiting.append(self._await())
         state: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
-        state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
+        state |= {"statistics": self.statistics.get_state(), "episodes": None}  # which the actors have
         return state | {"actors": self._ask_all("get_state"), "waiting": [tuple(answer) for answer in self.waiting]}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         """The inverse, before the first iteration; one line if the environments start new episodes instead."""
         for name in COUNTS:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, 0))
         self.statistics.set_state(state["statistics"])
-        self.generator.set_state(torch.from_numpy(state["generator"]))
-        if len(state["actors"]) != self.config.num_actors:
-            return f"the checkpoint holds {len(state['actors'])} actors, not {self.config.num_actors}"
+        if (saved := len(state.get("actors", ()))) != self.config.num_actors:
+            return f"the checkpoint holds {saved} actors, not {self.config.num_actors}"
         said = self._ask_all("set_state", lambda i: (state["actors"][i],))
         if not any(said) and not self.config.in_order:
             answers = [Answer(*answer) for answer in state["waiting"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
 import time
 import traceback
@@ -13,12 +15,20 @@ import torch
 from lightning_rl.actors.shared_memory import SharedWeights, SlotWriter
 from lightning_rl.envs.processes import live_and_die_with_the_parent
 
+RAN_THE_PROGRAM = 78
+"""Exit status of a process that found itself running the program from its beginning."""
 ERROR = "error"
 """Stands where an answer has its time, if the worker raised."""
 
 
+def leave_the_program() -> None:
+    """End a process that was spawned for a worker and, on its way there, imports a program that trains as it is imported."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        os._exit(RAN_THE_PROGRAM)
+
+
 def work(index: int, restarts: int, made_of: bytes, weights_name: str, pipe: Connection) -> None:
-    """Build a worker and answer, until told to close or until the parent is gone."""
+    """Build a worker and answer, until told to close or until the other end of the pipe is gone."""
     live_and_die_with_the_parent()
     torch.set_num_threads(1)  # the others have the other cores
     worker, writers = None, dict[int, SlotWriter]()

@@ -11,7 +11,6 @@ from collections import deque
 from contextlib import suppress
 from heapq import heappop, heappush
 from multiprocessing.connection import Connection, wait
-from textwrap import shorten
 from typing import Any
 from weakref import WeakSet
 
@@ -19,11 +18,13 @@ import cloudpickle
 from gymnasium.vector.utils import clear_mpi_env_vars
 from torch import nn
 
-from lightning_rl.actors.process import ERROR, work
+from lightning_rl.actors.process import ERROR, RAN_THE_PROGRAM, leave_the_program, work
 from lightning_rl.actors.shared_memory import SharedWeights, Slot, room
-from lightning_rl.actors.workers import HOUR, START_TIMEOUT, Answer, Build, RemoteTraceback, WorkerError, own_copy
+from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
+from lightning_rl.errors import SettingError
 
 CLOSE_TIMEOUT = 5.0
+UNGUARDED = 'processes of actors import the program: let it train below `if __name__ == "__main__":`'
 
 _open: WeakSet[Processes] = WeakSet()
 
@@ -50,10 +51,12 @@ class Processes:
         build: makes a worker in its process.
         num: how many.
         network: whose weights are published; each worker begins with a copy.
-        depth: how many calls each may have at once, those included whose answer was not received.
         timeout: seconds after which one that does not answer is taken for frozen.
         max_restarts: how often each may be started anew in an hour.
         name: of a worker, for messages.
+
+    Raises:
+        SettingError: from `receive`: the program trains as it is imported.
     """
 
     def __init__(
@@ -61,24 +64,26 @@ class Processes:
         build: Build,
         num: int,
         network: nn.Module,
-        depth: int = 1,
         timeout: float = 60.0,
         max_restarts: int = 10,
         name: str = "actor",
     ) -> None:
+        leave_the_program()
         self.build, self.num, self.network, self.name = build, num, network, name
-        self.timeout, self.max_restarts = timeout, max_restarts
+        self.timeout, self.failures = timeout, Failures(name, num, max_restarts)
         self.context = multiprocessing.get_context("spawn")
         self.restarts, self.notices = 0, list[str]()
         self.weights = SharedWeights(network)
         self.weights.write(network, 0)
-        self.slots = [[Slot() for _ in range(depth)] for _ in range(num)]
+        self.slots: list[list[Slot]] = [[] for _ in range(num)]
+        """Of each worker, one for each call whose answer was not received, and free ones."""
+        self.free: list[list[int]] = [[] for _ in range(num)]
+        self.is_full = False
+        """Whether shared memory had no room for an answer."""
         self.calls: list[deque[tuple[int, str, tuple[Any, ...]]]] = [deque() for _ in range(num)]
         """Of each worker, those without an answer: the slot, the method and its arguments."""
         self.ready: list[tuple[float, int, int, str, Any]] = []
         """Answers in the order in which they were given: when, by whom, in which slot, what was asked and what was sent."""
-        self.made = [0] * num
-        self._failures: list[deque[float]] = [deque() for _ in range(num)]
         self._owner = os.getpid()
         self.processes: list[Process | None] = [None] * num
         _open.add(self)
@@ -93,9 +98,10 @@ class Processes:
         self.weights.write(self.network, version)
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        slot = self.made[worker] % len(self.slots[worker])
-        self.made[worker] += 1
-        self.calls[worker].append((slot, method, arguments))
+        if not self.free[worker]:
+            self.free[worker].append(len(self.slots[worker]))
+            self.slots[worker].append(Slot())
+        self.calls[worker].append((self.free[worker].pop(), method, arguments))
         self._send(worker, self.calls[worker][-1])
 
     def receive(self) -> Answer:
@@ -108,9 +114,11 @@ class Processes:
                 if self.calls[i] and time.monotonic() > self._process(i).deadline:
                     self._replace(i, f"no answer in {self.timeout:g} s")
         _, worker, slot, method, (version, header, sizes, inline, seconds) = heappop(self.ready)
+        self.free[worker].append(slot)
         if inline is None:
             return Answer(worker, method, version, self.slots[worker][slot].load(header, sizes), seconds)
-        if sizes and not self.slots[worker][slot].grow(room(sizes)):
+        if sizes and not self.slots[worker][slot].grow(room(sizes)) and not self.is_full:
+            self.is_full = True
             self.notices.append(f"shared memory is full: what {self.name} {worker} answers goes through pipes")
         return Answer(worker, method, version, pickle.loads(header, buffers=map(bytearray, inline)), seconds)
 
@@ -124,9 +132,11 @@ class Processes:
         if self not in _open or os.getpid() != self._owner:
             return
         _open.discard(self)
-        for i, each in enumerate(self.processes):
+        for each in self.processes:
             if each is not None:
-                self._send(i, None)
+                with suppress(OSError):
+                    each.pipe.send(None)
+                each.pipe.close()  # so that one at work hears of it with its next answer
         deadline = time.monotonic() + CLOSE_TIMEOUT
         for each in self.processes:
             if each is not None:
@@ -145,8 +155,8 @@ class Processes:
     def _start(self, i: int) -> None:
         ours, theirs = self.context.Pipe()
         made_of = cloudpickle.dumps((self.build, own_copy(self.network)))
-        arguments = (i, len(self._failures[i]), made_of, self.weights.name, theirs)
-        process = self.context.Process(target=work, args=arguments, name=f"{self.name}-{i}", daemon=True)
+        arguments = (i, len(self.failures.times[i]), made_of, self.weights.name, theirs)
+        process = self.context.Process(target=work, args=arguments, name=f"{self.name}-{i}")  # no daemon, which has no children
         with clear_mpi_env_vars():
             process.start()
         theirs.close()
@@ -165,13 +175,12 @@ class Processes:
             each.process.join()
             each.process.close()
 
-    def _send(self, i: int, call: tuple[int, str, tuple[Any, ...]] | None) -> None:
+    def _send(self, i: int, call: tuple[int, str, tuple[Any, ...]]) -> None:
         each = self._process(i)
-        if call is not None and len(self.calls[i]) == 1:
+        if len(self.calls[i]) == 1:
             each.deadline = max(each.deadline, time.monotonic() + self.timeout)
-        request = None if call is None else (*call, self.slots[i][call[0]].name)
         with suppress(OSError):  # one that is dead is found to be when its answer is awaited
-            each.pipe.send(request)
+            each.pipe.send((*call, self.slots[i][call[0]].name))
 
     def _read(self, i: int) -> None:
         each = self._process(i)
@@ -179,6 +188,8 @@ class Processes:
             finished, *sent = each.pipe.recv()
         except (EOFError, OSError):
             each.process.join(1.0)
+            if each.process.exitcode == RAN_THE_PROGRAM:
+                raise SettingError(UNGUARDED) from None
             self._replace(i, f"it died with exit code {each.process.exitcode}")
             return
         if finished == ERROR:
@@ -195,10 +206,6 @@ class Processes:
             WorkerError: it failed too often.
         """
         self._end(i)
-        now, past = time.monotonic(), self._failures[i]
-        past.append(now)
-        if sum(now - each <= HOUR for each in past) > self.max_restarts:
-            raise WorkerError(f"{self.name} {i} failed more than {self.max_restarts} times in an hour; last: {failure}")
+        self.notices.append(self.failures.add(i, failure))
         self.restarts += 1
-        self.notices.append(shorten(f"{self.name} {i} was started anew: {failure}", 200, placeholder=" …"))
         self._start(i)

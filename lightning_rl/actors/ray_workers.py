@@ -16,7 +16,7 @@ import cloudpickle
 import torch
 from torch import nn
 
-from lightning_rl.actors.workers import HOUR, START_TIMEOUT, Answer, Build, RemoteTraceback, WorkerError, own_copy
+from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
 from lightning_rl.errors import SettingError, missing_extra
 from lightning_rl.types import tree_to_numpy, tree_to_torch
 
@@ -52,6 +52,7 @@ class Call(NamedTuple):
     arguments: bytes
     version: int
     promise: Any
+    asked: float
 
 
 class RayWorkers:
@@ -78,14 +79,13 @@ class RayWorkers:
         except ImportError as error:
             raise missing_extra("ray", "ray", "actors.backend ray") from error
         self.ray, self.build, self.num, self.network, self.name = ray, build, num, network, name
-        self.timeout, self.max_restarts = timeout, max_restarts
+        self.timeout, self.failures = timeout, Failures(name, num, max_restarts)
         self.restarts, self.notices = 0, list[str]()
         self.began = not ray.is_initialized()
         if self.began:
             self._join(address, num)
         self.calls: list[deque[Call]] = [deque() for _ in range(num)]
         self.deadlines = [0.0] * num
-        self._failures: list[deque[float]] = [deque() for _ in range(num)]
         self._remote = ray.remote(RayWorker)
         self.publish(0)
         self.workers = [self._start(i) for i in range(num)]
@@ -107,7 +107,8 @@ class RayWorkers:
 
     def receive(self) -> Answer:
         while True:
-            waited_for = {calls[0].promise: i for i, calls in enumerate(self.calls) if calls}
+            oldest = sorted((calls[0].asked, i) for i, calls in enumerate(self.calls) if calls)  # else the first ones always win
+            waited_for = {self.calls[i][0].promise: i for _, i in oldest}
             patience = max(0.0, min(self.deadlines[i] for i in waited_for.values()) - time.monotonic())
             ready, _ = self.ray.wait(list(waited_for), num_returns=1, timeout=patience)
             for promise in ready:
@@ -132,13 +133,13 @@ class RayWorkers:
 
     def _start(self, i: int) -> Any:
         self.deadlines[i] = time.monotonic() + max(self.timeout, START_TIMEOUT)
-        return self._remote.remote(i, len(self._failures[i]), cloudpickle.dumps((self.build, own_copy(self.network))))
+        return self._remote.remote(i, len(self.failures.times[i]), cloudpickle.dumps((self.build, own_copy(self.network))))
 
     def _make(self, i: int, method: str, arguments: bytes) -> None:
         if not self.calls[i]:
             self.deadlines[i] = max(self.deadlines[i], time.monotonic() + self.timeout)
         promise = self.workers[i].answer.remote(self.version, self.weights, method, arguments)
-        self.calls[i].append(Call(method, arguments, self.version, promise))
+        self.calls[i].append(Call(method, arguments, self.version, promise, time.monotonic()))
 
     def _answer(self, i: int) -> Answer | None:
         """The answer to a worker's first call, which is ready; None if it is gone."""
@@ -162,12 +163,8 @@ class RayWorkers:
             WorkerError: it failed too often.
         """
         self.ray.kill(self.workers[i])
-        now, past = time.monotonic(), self._failures[i]
-        past.append(now)
-        if sum(now - each <= HOUR for each in past) > self.max_restarts:
-            raise WorkerError(f"{self.name} {i} failed more than {self.max_restarts} times in an hour; last: {failure}")
+        self.notices.append(self.failures.add(i, failure))
         self.restarts += 1
-        self.notices.append(shorten(f"{self.name} {i} was started anew: {failure}", 200, placeholder=" …"))
         self.workers[i] = self._start(i)
         again = list(self.calls[i])
         self.calls[i].clear()

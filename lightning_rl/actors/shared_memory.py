@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.errors import SettingError
+
 ALIGNMENT = 64
+FOLDER = Path("/dev/shm")
+"""Where Linux has shared memory."""
 HEAD = ALIGNMENT
 """Bytes before the weights, which begin with two versions."""
 
@@ -27,11 +31,16 @@ class SharedWeights:
     Args:
         network: whose `state_dict` it holds.
         name: of a block that another process made; None makes one.
+
+    Raises:
+        SettingError: there is no memory for it.
     """
 
     def __init__(self, network: nn.Module, name: str | None = None) -> None:
         state = network.state_dict()
         sizes = [_aligned(tensor.nbytes) for tensor in state.values()]
+        if name is None and not _is_room_for(sum(sizes)):
+            raise SettingError(f"{FOLDER} has no room for a network of {sum(sizes) / 1e6:,.0f} MB; enlarge it (docker run --shm-size)")
         self.block = SharedMemory(name, create=name is None, size=0 if name else HEAD + sum(sizes))
         assert self.block.buf is not None
         head = torch.frombuffer(self.block.buf, dtype=torch.int64, count=2)
@@ -88,10 +97,11 @@ class Slot:
     def grow(self, size: int) -> bool:
         """Have room for so many bytes from the next answer on. Whether there is memory for it."""
         self.close()
-        folder = Path("/dev/shm")  # where Linux has it; writing beyond its end would kill the process
-        if folder.exists() and shutil.disk_usage(folder).free < 2 * size:
+        if not _is_room_for(size):
             return False
         self.block = SharedMemory(create=True, size=size)
+        assert self.block.buf is not None
+        self.block.buf[:size] = bytes(size)  # what is not written is not taken, and would be promised to the next one too
         return True
 
     def load(self, header: bytes, sizes: list[int]) -> Any:
@@ -143,6 +153,11 @@ class SlotWriter:
         if self.block is not None:
             _close(self.block)
             self.block = None
+
+
+def _is_room_for(size: int) -> bool:
+    """Writing where there is none would kill the process."""
+    return not FOLDER.exists() or shutil.disk_usage(FOLDER).free >= 2 * size
 
 
 def room(sizes: list[int]) -> int:

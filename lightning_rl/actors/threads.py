@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ class InThreads:
         self.workers = [build(i, 0, copy) for i, copy in enumerate(self.copies)]
         self.threads = [ThreadPoolExecutor(1, f"actor-{i}") for i in range(num)]
         self.calls: list[deque[tuple[str, Future[Any]]]] = [deque() for _ in range(num)]
+        self.done: SimpleQueue[int] = SimpleQueue()
+        """Whose calls were done, in the order in which they were."""
         self.publish(0)
 
     def publish(self, version: int) -> None:
@@ -35,18 +38,18 @@ class InThreads:
         self.published: Published = version, weights
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        self.calls[worker].append((method, self.threads[worker].submit(self._answer, worker, self.published, method, arguments)))
+        answer = self.threads[worker].submit(self._answer, worker, self.published, method, arguments)
+        self.calls[worker].append((method, answer))
+        answer.add_done_callback(lambda _: self.done.put(worker))
 
     def receive(self) -> Answer:
-        firsts = [calls[0][1] for calls in self.calls if calls]
-        done, _ = wait(firsts, return_when="FIRST_COMPLETED")
-        worker = next(i for i, calls in enumerate(self.calls) if calls and calls[0][1] in done)
+        worker = self.done.get()
         method, answer = self.calls[worker].popleft()
         version, value, seconds = answer.result()
         return Answer(worker, method, version, value, seconds)
 
     def num_ready(self) -> int:
-        return sum(answer.done() for calls in self.calls for _, answer in calls)
+        return self.done.qsize()
 
     def close(self) -> None:
         for thread in self.threads:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
+from textwrap import shorten
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
@@ -48,7 +49,10 @@ class Workers(Protocol):
         """Let calls that begin from now on see the network's weights as they are, under a number."""
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        """Ask for something; each call is answered once, those of one worker in their order."""
+        """Ask for something; each call is answered once, those of one worker in their order.
+
+        Large arguments only where the worker owes no other answer: both sides would wait for room in their pipe.
+        """
 
     def receive(self) -> Answer:
         """The next answer, of whichever worker has one; waits for it.
@@ -86,7 +90,13 @@ class InTurn:
 
     def __init__(self, build: Build, num: int, network: nn.Module) -> None:
         self.num, self.version, self.notices = num, 0, list[str]()
-        self.workers = [build(i, 0, network) for i in range(num)]
+        self.workers: list[Any] = []
+        try:
+            for i in range(num):
+                self.workers.append(build(i, 0, network))
+        except BaseException:
+            self.close()
+            raise
         self.calls: deque[tuple[int, str, tuple[Any, ...]]] = deque()
 
     def publish(self, version: int) -> None:
@@ -105,6 +115,32 @@ class InTurn:
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
+
+
+class Failures:
+    """When each worker died or froze.
+
+    Args:
+        name: of a worker, for messages.
+        num: how many workers.
+        allowed: how often each may, in an hour.
+    """
+
+    def __init__(self, name: str, num: int, allowed: int) -> None:
+        self.name, self.allowed = name, allowed
+        self.times: list[list[float]] = [[] for _ in range(num)]
+
+    def add(self, worker: int, failure: str) -> str:
+        """A line that a worker is started anew.
+
+        Raises:
+            WorkerError: it failed too often.
+        """
+        now, times = time.monotonic(), self.times[worker]
+        times.append(now)
+        if sum(now - each <= HOUR for each in times) > self.allowed:
+            raise WorkerError(f"{self.name} {worker} failed more than {self.allowed} times in an hour; last: {failure}")
+        return shorten(f"{self.name} {worker} was started anew: {failure}", 200, placeholder=" …")
 
 
 def own_copy(network: nn.Module) -> nn.Module:

@@ -24,11 +24,8 @@ from lightning_rl.data.demonstrations import EpisodeRows, split_by_episode
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.make import make_vector_env
-from lightning_rl.envs.stepping import make_stepper
+from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.errors import SettingError
-from lightning_rl.spaces import single_spaces
 from lightning_rl.types import tree_leaves
 
 
@@ -60,13 +57,7 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     acting = seed_draws(algorithm)
-    config, masked = algorithm.env if isinstance(algorithm.env, EnvConfig) else None, algorithm.spaces.masked
-    first = algorithm.global_rank * algorithm.num_envs
-    stepper = make_stepper(make_vector_env(algorithm.env, first=first), config, masked)
-    found = single_spaces(stepper.envs)
-    if found._replace(masked=found.masked or masked) != algorithm.spaces:
-        stepper.close()
-        raise SettingError(f"the environment's spaces are not those of the model, {algorithm.spaces}; load it with its own environment")
+    stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * algorithm.num_envs)
     precision = algorithm.trainer.precision_plugin.forward_context
     return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
@@ -80,7 +71,7 @@ def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> Actor
     seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * num_envs
     build = BuildActor(env, algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
     workers = make_workers(build, config, algorithm.network)
-    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, seed)
+    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, algorithm.trainer.precision_plugin.forward_context)
 
 
 def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:

@@ -238,21 +238,27 @@ class Collector:
         Raises:
             Interrupted: `stop` says so.
         """
-        actor = RandomActor(self.network, self.num_envs, self.generator)
-        obs, mask = self.stepper.reset(self.seed)
-        current, rows, end = self.guard.reset(obs, self.env_steps), [], self.env_steps + count
+        rows, seen, end = [], self.random_rows(), self.env_steps + count
         while self.env_steps < end:
             if stop():
                 raise Interrupted
+            rows.append(next(seen))
+        return tree_map(lambda *leaves: torch.cat(leaves), *rows)
+
+    def random_rows(self) -> Iterator[Tree]:
+        """The same step by step, `[<= N, ...]` each."""
+        actor = RandomActor(self.network, self.num_envs, self.generator)
+        self._current = None
+        obs, mask = self.stepper.reset(self.seed)
+        current = self.guard.reset(obs, self.env_steps)
+        while True:
             row = tree_to_torch(tree_map(_assign, allocate(self._space, self.num_envs), current))
             step = self.stepper.step(actor.act(0, (), self._start, mask)[0])
             step = self.guard.step(step, tree_to_numpy(row), self.env_steps)
-            rows.append(tree_index(row, torch.from_numpy(step.valid)))
             current, mask = step.obs, step.mask
             self.env_steps += int(step.valid.sum())
             self.rows += self.num_envs
-        self._current = None
-        return tree_map(lambda *leaves: torch.cat(leaves), *rows)
+            yield tree_index(row, torch.from_numpy(step.valid))
 
     def get_state(self) -> dict[str, Any]:
         """Between iterations: all that the next one depends on."""
@@ -267,6 +273,9 @@ class Collector:
         """The inverse, before the first iteration; one line if the environments start new episodes instead."""
         self.env_steps, self.rows = state["env_steps"], state["rows"]
         self.statistics.set_state(state["statistics"])
+        if "generator" not in state:
+            self.statistics.forget()
+            return "the checkpoint holds those of actors"
         self.generator.set_state(torch.from_numpy(state["generator"]))
         episodes = state["episodes"]
         if episodes is not None and np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):

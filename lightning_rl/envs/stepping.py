@@ -18,10 +18,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.fingerprint import fingerprint
 from lightning_rl.envs.keeping import Keeper, make_keeper
+from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError
-from lightning_rl.spaces import single_spaces
+from lightning_rl.spaces import Spaces, single_spaces
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack
 
 Seen = tuple[Tree, Tree]
@@ -200,6 +201,20 @@ class DisabledStepper(Stepper):
 
 
 STEPPERS = {AutoresetMode.SAME_STEP: Stepper, AutoresetMode.NEXT_STEP: NextStepStepper, AutoresetMode.DISABLED: DisabledStepper}
+
+
+def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
+    """Of environments for a network that knows its spaces; `env` and `first` as in `make_vector_env`.
+
+    Raises:
+        SettingError: theirs are others.
+    """
+    stepper = make_stepper(make_vector_env(env, first=first), env if isinstance(env, EnvConfig) else None, spaces.masked)
+    found = single_spaces(stepper.envs)
+    if found._replace(masked=found.masked or spaces.masked) != spaces:
+        stepper.close()
+        raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
+    return stepper
 
 
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:

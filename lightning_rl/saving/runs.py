@@ -158,7 +158,8 @@ def _wrong_in_rank(rank: Any) -> Iterator[str]:
     if not isinstance(beside, list) or not all(isinstance(state, dict) for state in beside):
         yield "state of what learns beside"
     yield from _wrong_in_data(rank["data"])
-    generators = [_get(collector, "generator"), _get(rank, "learning"), _get(rank, "noise"), _get(rank, "random", "torch")]
+    acting = _list(_get(collector, "actors")) if "actors" in _keys(collector) else [collector]
+    generators = [*(_get(each, "generator") for each in acting), _get(rank, "learning"), _get(rank, "noise"), _get(rank, "random", "torch")]
     if not all(_is_vector(state, torch.uint8) for state in (*generators, *_list(_get(rank, "random", "cuda")))):
         yield "generators"
     if not _is_python_generator(_get(rank, "random", "python")) or not _is_numpy_generator(_get(rank, "random", "numpy")):

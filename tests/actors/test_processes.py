@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
+from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import pytest
 import torch
 
+from lightning_rl import SettingError
 from lightning_rl.actors.processes import Processes
-from lightning_rl.actors.shared_memory import SharedWeights, Slot, SlotWriter
+from lightning_rl.actors.shared_memory import FOLDER, SharedWeights, Slot, SlotWriter
 from lightning_rl.actors.threads import InThreads
 from lightning_rl.actors.workers import InTurn, WorkerError
 
@@ -29,6 +31,9 @@ class Echo:
 
     def say(self, value):
         return value
+
+    def fill(self, value):
+        return np.full(10_000, value)
 
     def who(self):
         return self.index, self.restarts
@@ -67,18 +72,16 @@ def network(weight=1.0):
     return module
 
 
-def shared_blocks():
-    return {path.name for path in Path("/dev/shm").glob("psm_*")} if Path("/dev/shm").exists() else set()
-
-
 @pytest.fixture(scope="module")
 def workers():
-    before = shared_blocks()
-    both = Processes(Echo, 2, network(), depth=3, timeout=60.0, max_restarts=1)
+    both = Processes(Echo, 2, network(), timeout=60.0, max_restarts=1)
     yield both
     pids = [each.process.pid for each in both.processes if each is not None]
+    blocks = [both.weights.name, *(slot.name for slots in both.slots for slot in slots if slot.name is not None)]
     both.close()
-    assert shared_blocks() <= before
+    for block in blocks:
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(block)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -106,8 +109,14 @@ def test_large_arrays_come_through_shared_memory_and_belong_to_who_asked(workers
     for _ in range(3):
         ask(workers, (0, "say", {"a": np.zeros(100_000, dtype=np.float32)}))
     assert second["a"][-1] == 99_999 and second["a"].flags.writeable
-    if Path("/dev/shm").exists():
+    if FOLDER.exists():
         assert any(slot.block is not None and slot.block.size >= 400_000 for slot in workers.slots[0])
+
+
+def test_answers_that_wait_are_not_overwritten(workers):
+    for _ in range(2):  # the first ones make room for the others
+        answers = ask(workers, *((0, "fill", k) for k in range(6)))
+        assert [(answer.value.min(), answer.value.max()) for answer in answers] == [(k, k) for k in range(6)]
 
 
 def test_a_call_sees_the_newest_weights_that_were_published_before_it_began(workers):
@@ -141,6 +150,16 @@ def test_a_worker_that_fails_too_often_ends_the_run(workers):
         ask(workers, (0, "say", 1))
 
 
+def test_shared_memory_that_is_full_is_told_once(workers, monkeypatch):
+    monkeypatch.setattr("lightning_rl.actors.shared_memory.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
+    array = np.arange(1_000_000)
+    workers.notices.clear()
+    for _ in range(2):
+        assert ask(workers, (1, "say", array))[0].value[-1] == 999_999
+    assert workers.notices == ["shared memory is full: what actor 1 answers goes through pipes"]
+    workers.notices.clear()
+
+
 def test_what_a_worker_raises_is_raised_here_with_its_traceback(workers):
     with pytest.raises(WorkerError, match="actor 1 raised KeyError: 'nothing'") as error:
         ask(workers, (1, "fail"))
@@ -167,6 +186,17 @@ def test_workers_in_threads_have_the_weights_of_before_until_others_are_publishe
     assert ask(both, (0, "weight"))[0].value == 3.0
     both.publish(1)
     assert ask(both, (0, "weight"))[0].value == 15.0
+    both.close()
+
+
+def test_workers_in_threads_are_heard_in_the_order_in_which_they_finish():
+    both = InThreads(Echo, 2, network())
+    for worker in (1, 0):
+        both.call(worker, "who")
+        while both.num_ready() < 2 - worker:
+            time.sleep(0.001)
+    both.call(1, "who")
+    assert [both.receive().worker for _ in range(3)] == [1, 0, 1]
     both.close()
 
 
@@ -199,6 +229,17 @@ def test_weights_of_all_kinds_come_over():
     weights.read(reader)
     assert all(torch.equal(mine, other) for mine, other in zip(module.state_dict().values(), reader.state_dict().values(), strict=True))
     weights.close(unlink=True)
+
+
+@pytest.mark.skipif(not FOLDER.exists(), reason="shared memory lies elsewhere")
+def test_shared_memory_that_is_promised_is_taken_and_too_little_for_a_network_is_told(monkeypatch):
+    slot = Slot()
+    assert slot.grow(1 << 20)
+    assert (FOLDER / slot.name).stat().st_blocks * 512 >= 1 << 20
+    slot.close()
+    monkeypatch.setattr("lightning_rl.actors.shared_memory.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.raises(SettingError, match=r"^/dev/shm has no room for a network of 0 MB"):
+        SharedWeights(network())
 
 
 def test_an_answer_that_does_not_fit_its_slot_goes_another_way():

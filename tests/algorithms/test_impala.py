@@ -125,6 +125,18 @@ def test_actors_in_turn_have_the_newest_policy():
         ({"actors": {"num_actor": 2}}, "actors.num_actor is not a setting; did you mean num_actors?"),
         ({"actors": {"num_actors": 0}}, "actors.num_actors must be >= 1, got 0"),
         ({"actors": {"backend": "rey"}}, "actors.backend must be one of in_process, threads, processes, ray, got 'rey'; did you mean ray?"),
+        (
+            {"actors": IN_TURN | {"timeout": 1.0}},
+            "actors.timeout is of backends processes and ray, and this one is in_process; leave it out",
+        ),
+        (
+            {"actors": {"ordered": True, "max_policy_lag": 3}},
+            "actors.max_policy_lag: actors in their order always have the newest policy; leave it out",
+        ),
+        (
+            {"actors": IN_TURN | {"queue_factor": 0.5}},
+            "actors.queue_factor: actors in their order always have the newest policy; leave it out",
+        ),
         ({"actors": {"address": "auto"}}, "actors.address is of backend ray, and this one is processes; leave it out"),
     ],
 )
@@ -135,13 +147,13 @@ def test_senseless_settings_are_refused_in_one_line(settings, said):
 
 
 @pytest.mark.parametrize(
-    ("settings", "depth"),
+    ("settings", "ahead"),
     [
-        ({"num_actors": 4, "rollouts_per_batch": 2}, 2),  # 4 + 2 rollouts for 4 actors
-        ({"num_actors": 2, "rollouts_per_batch": 8}, 5),
-        ({"num_actors": 2, "queue_factor": 0.0}, 1),
-        ({"num_actors": 2, "rollouts_per_batch": 6, "ordered": True}, 3),
+        ({"num_actors": 4, "rollouts_per_batch": 2}, 6),
+        ({"num_actors": 2, "rollouts_per_batch": 8}, 10),
+        ({"num_actors": 2, "queue_factor": 0.0}, 2),
+        ({"num_actors": 2, "rollouts_per_batch": 3, "queue_factor": 0.5}, 4),
     ],
 )
-def test_so_many_rollouts_are_asked_of_an_actor_at_once(settings, depth):
-    assert ActorsConfig(**settings).depth == depth
+def test_so_many_rollouts_are_asked_for_at_once(settings, ahead):
+    assert ActorsConfig(**settings).ahead == ahead
