@@ -28,6 +28,9 @@ from lightning_rl.types import Rollout, Tree, tree_leaves, tree_map, tree_to_tor
 
 STATE = ("env_steps", "rows", "seed", "number", "mean_length")
 
+AT_ONCE = 2
+"""Calls that an evaluator has at once: one that it answers, and one to go on with."""
+
 
 class Results(NamedTuple):
     """What the n jobs of a generation came to, on all ranks alike: returns, sums of the signs of rewards, and lengths, `[n, 2]` each."""
@@ -143,7 +146,7 @@ class EvaluatorPool:
         share, workers = self.settings.watched_share, self.actors.num_actors
         watched = {job for job in jobs if math.ceil((job + 1) * share) > math.ceil(job * share)}  # the first one in any case
         waiting, asked, played = deque(self._portions(jobs)), 0, list[Played]()
-        idle = deque([*range(workers)] * self.actors.depth)
+        idle = deque([*range(workers)] * AT_ONCE)
         while waiting or asked:
             while waiting and idle:
                 portion = waiting.popleft()

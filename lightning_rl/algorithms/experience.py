@@ -24,6 +24,7 @@ from lightning_rl.data.demonstrations import EpisodeRows, split_by_episode
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.types import tree_leaves
