@@ -243,7 +243,8 @@ class Trainer(pl.Trainer):
         """The command that continues this run; None where nothing is saved, or no file can name its environment."""
         if last_generation(self.run_folder / "checkpoints") is None or model.hparams["env"] is None:
             return None
-        return f"{self._program('fit')} --config {self.run_folder / 'config.yaml'} --ckpt_path last"
+        name = "" if self.run_name is not None else f" --trainer.run_name {self.run_folder.name}"  # `last` alone is the newest run's
+        return f"{self._program('fit')} --config {self.run_folder / 'config.yaml'} --ckpt_path last{name}"
 
     @rank_zero_only
     def _say_goodbye(self, model: Algorithm) -> None:

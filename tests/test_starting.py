@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, Trainer
+from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.errors import SettingError
 from tests.command_line import TINY, run
 from tests.fitting import tiny
@@ -99,3 +100,14 @@ def test_a_folder_that_is_no_run_is_never_removed(tmp_path):
         fit(tmp_path, run_name="mine")
     fit(tmp_path, run_name="mine", force=True)
     assert (mine / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_command_that_continues_a_run_names_it_among_others(folder, capfd):
+    fit = "fit --model A2C --model.env.id CartPole-v1 --model.max_env_steps 80 --evaluation.episodes 1 --trainer.max_steps 1"
+    status, out, _ = run(fit, capfd)
+    assert status == 0
+    (command,) = (line.partition("continue it: lightning-rl ")[2] for line in out.splitlines() if line.startswith("continue it: "))
+    assert run(fit, capfd)[0] == 0  # a newer one
+    assert run(f"{command} --trainer.max_steps -1", capfd)[0] == 0
+    steps = [read_rows(folder / f"runs/A2C/CartPole-v1/version_{k}/metrics.csv")[-1]["env_steps"] for k in (0, 1)]
+    assert steps == ["80", "40"]

@@ -16,15 +16,16 @@ class ActorsConfig:
     """How many actors there are and where; each steps `env.num_envs` environments with a policy of its own.
 
     Args:
-        num_actors: how many.
+        num_actors: how many, 2 unless given.
         backend: `in_process` (in turn, with the newest policy), `threads` of this process (for environments that wait for something else),
-            `processes` on this machine, or `ray` for many machines.
+            `processes` on this machine, which it is unless given, or `ray` for many machines.
         rollouts_per_batch: of `n_steps` steps each; as many as actors unless given.
         queue_factor: how many batches may wait beside the one that is learned from, 1 unless given. Rollouts are at most
             `queue_factor + num_actors / rollouts_per_batch` updates old, rounded up, where actors are alike; more keeps them busy.
         max_policy_lag: rollouts of policies older than so many updates are dropped; none unless given.
         ordered: actors wait for the newest policy and rollouts come in their order, so that runs are reproducible. In one process always.
-        timeout: of `processes` and `ray`: seconds after which an actor that does not answer is started anew; 60 unless given.
+        timeout: of `processes` and `ray`: seconds after which an actor that does not answer is started anew; 60 unless given, and more than
+            its environments take for a rollout.
         max_restarts: of these: how often each actor may be started anew in an hour, as it died or froze; 10 unless given.
         address: of a Ray cluster such as `auto` or `ray://host:10001`; a local one is started unless given.
     """

@@ -112,7 +112,7 @@ class Processes:
                 self._read(pipes[pipe])  # type: ignore[index]
             for i in pipes.values():
                 if self.calls[i] and time.monotonic() > self._process(i).deadline:
-                    self._replace(i, f"no answer in {self.timeout:g} s")
+                    self._replace(i, f"no answer in {self.timeout:g} s (actors.timeout)")
         _, worker, slot, method, (version, header, sizes, inline, seconds) = heappop(self.ready)
         self.free[worker].append(slot)
         if inline is None:

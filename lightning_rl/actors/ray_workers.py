@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import socket
 import time
 import traceback
 from collections import deque
@@ -93,9 +94,12 @@ class RayWorkers:
     def _join(self, address: str | None, num: int) -> None:
         here = {"num_cpus": num, "include_dashboard": False} if address is None else {"address": address}
         try:
+            host, _, port = (address or "").rpartition(":")
+            if host and "/" not in host and port.isdecimal():
+                socket.create_connection((host, int(port)), 10.0).close()  # Ray itself would try for a long time
             with redirect_stderr(io.StringIO()):  # which is for errors, and those are raised
                 self.ray.init(**here, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             said = shorten(str(error), 120, placeholder=" …")
             raise SettingError(f"actors.address {address!r}: there is no Ray cluster to join ({said})") from error
 
@@ -117,7 +121,7 @@ class RayWorkers:
                     return answer
             for i in waited_for.values():
                 if not ready and time.monotonic() > self.deadlines[i]:
-                    self._replace(i, f"no answer in {self.timeout:g} s")
+                    self._replace(i, f"no answer in {self.timeout:g} s (actors.timeout)")
 
     def num_ready(self) -> int:
         promises = [call.promise for calls in self.calls for call in calls]

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -139,3 +140,11 @@ def test_a_run_continues_with_a_thread_or_without_whatever_it_began_with(algorit
     said = "0 actors, not 1" if threaded else "those of actors"
     assert f"environments start new episodes: the checkpoint holds {said}" in capsys.readouterr().out
     assert again.env_steps == 96 and torch.isfinite(next(again.network.parameters())).all()
+
+
+def test_actors_know_an_environment_that_a_script_registered():
+    gym.register("OnlyHere-v0", "tests.environments:Scripted")
+    model = tiny(IMPALA, "OnlyHere-v0", actors={"num_actors": 1}, max_env_steps=16)
+    fit(model)
+    del gym.registry["OnlyHere-v0"]
+    assert model.env_steps == 16

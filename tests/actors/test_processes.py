@@ -141,7 +141,7 @@ def test_a_worker_that_dies_or_freezes_is_started_anew_and_asked_again(workers):
     finally:
         workers.timeout = 60.0
     assert [answer.value for answer in answers] == [1, (1, 1), "after it"]
-    assert workers.notices == ["actor 1 was started anew: no answer in 0.5 s"]
+    assert workers.notices == ["actor 1 was started anew: no answer in 0.5 s (actors.timeout)"]
 
 
 def test_a_worker_that_fails_too_often_ends_the_run(workers):

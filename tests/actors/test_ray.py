@@ -42,7 +42,7 @@ def test_one_that_dies_or_freezes_is_replaced_and_asked_again(workers):
     finally:
         workers.timeout = 60.0
     assert [answer.value for answer in answers] == [1, (1, 1), "after it"]
-    assert workers.restarts == 2 and workers.notices[1] == "actor 1 was started anew: no answer in 1 s"
+    assert workers.restarts == 2 and workers.notices[1] == "actor 1 was started anew: no answer in 1 s (actors.timeout)"
 
 
 def test_what_one_raises_is_raised_here_and_one_that_fails_too_often_ends_the_run(workers):
