@@ -4,14 +4,15 @@
     python benchmarks/actors.py --case threaded
     python benchmarks/actors.py --case kill [--kills 20]
 
-speed: IMPALA on CartPole-v1 that sleeps 2 ms a step, environment steps a second behind the first 20 batches.
-threaded: PPO on the same, beside what acting (C) and learning (U) take apart; no more than (C + U) / max(C, U) can be gained.
+speed: IMPALA and evolution strategies on CartPole-v1 that sleeps 2 ms a step, environment steps a second once all actors have begun.
+threaded: PPO and SAC on the same, beside what acting (C) and learning (U) take apart; at most (C + U) / max(C, U) can be gained.
 kill: actors are killed (SIGKILL), one after the other; counts rollouts, the policy lag, and what is left behind.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import signal
@@ -54,16 +55,11 @@ class Clock(pl.Callback):
         self.killed: list[int] = []
         self.pids: set[int] = set()
         self.lags: list[float] = []
-        self.learning = 0.0
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.began = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         now = time.perf_counter()
-        self.learning += now - self.began
         if trainer.global_step == self.first:
-            self.start, self.steps, self.learning, self.last_kill = now, pl_module.env_steps, 0.0, now
+            self.start, self.steps, self.last_kill = now, pl_module.env_steps, now
         if trainer.global_step > self.first:
             self.end, self.made = now, pl_module.env_steps - self.steps
         pool = pl_module.collector
@@ -88,39 +84,49 @@ def train(model: Any, clock: Clock) -> Clock:
     return clock
 
 
+def impala(config: lrl.ActorsConfig, batches: int) -> float:
+    """Steps a second with some actors."""
+    steps = 20 * config.num_actors * (20 + batches)
+    return train(lrl.IMPALA({"id": ID, "num_envs": 1}, max_env_steps=steps, actors=config), Clock()).rate
+
+
+def evolution(config: lrl.ActorsConfig, batches: int) -> float:
+    """Steps a second with some evaluators; a generation has 40 episodes."""
+    settings: dict[str, Any] = {"episodes_per_generation": 40, "max_env_steps": 40 * batches, "actors": config}
+    return train(lrl.EvolutionStrategies({"id": ID, "num_envs": 1}, **settings), Clock(1)).rate
+
+
 def speed(options: argparse.Namespace) -> None:
     """Print a table."""
-    print("| backend | actors | steps/s | of one |\n|---|---|---|---|", flush=True)
-    for backend in options.backends:
+    print("| algorithm | backend | actors | steps/s | of one |\n|---|---|---|---|---|", flush=True)
+    for measure, backend in itertools.product((impala, evolution), options.backends):
         rates: dict[int, float] = {}
         for actors in options.actors:
-            found = []
-            for _ in range(options.repeats):
-                config = lrl.ActorsConfig(num_actors=actors, backend=backend)
-                steps = 20 * actors * (20 + options.batches)
-                found.append(train(lrl.IMPALA({"id": ID, "num_envs": 1}, max_env_steps=steps, actors=config), Clock()).rate)
-            rates[actors] = float(np.median(found))
-            print(f"| {backend} | {actors} | {rates[actors]:,.0f} | {rates[actors] / rates[options.actors[0]]:.2f} |", flush=True)
+            config = lrl.ActorsConfig(num_actors=actors, backend=backend)
+            rates[actors] = float(np.median([measure(config, options.batches) for _ in range(options.repeats)]))
+            ratio = rates[actors] / rates[options.actors[0]]
+            print(f"| {measure.__name__} | {backend} | {actors} | {rates[actors]:,.0f} | {ratio:.2f} |", flush=True)
 
 
 def threaded(options: argparse.Namespace) -> None:
-    """Print what a thread gains."""
-    settings: dict[str, Any] = {
-        "n_steps": 128,
-        "batch_size": 64,
-        "n_epochs": options.n_epochs,
-        "max_env_steps": 128 * (5 + options.batches),
-    }
-    env = {"id": ID, "num_envs": 1}
-    print("| PPO | steps/s | acting C | learning U |\n|---|---|---|---|", flush=True)
-    clock = train(lrl.PPO(env, **settings), Clock(5))
-    learning = clock.learning / (clock.made / 128)
-    acting = 128 / clock.rate - learning
-    print(f"| in turn | {clock.rate:,.0f} | {acting:.3f} s | {learning:.3f} s |", flush=True)
-    found = train(lrl.PPO(env, threaded=True, **settings), Clock(5))
-    bound = (acting + learning) / max(acting, learning)
-    gained = found.rate / clock.rate
-    print(f"| threaded | {found.rate:,.0f} | | |\n\ngained {gained:.2f} of at most {bound:.2f}: {gained / bound:.2f}", flush=True)
+    """Print what a thread gains. C is measured by a run of SAC that acts and does not learn, U is what is left of a run in turn."""
+    steps = 128 * (5 + options.batches)
+    sac: dict[str, Any] = {"steps_per_iteration": 128, "learning_starts": 128, "warmup": "policy", "net_arch": [64, 64]}
+    ppo: dict[str, Any] = {"n_steps": 128, "batch_size": 64, "n_epochs": options.n_epochs}
+
+    def seconds(algorithm: Any, settings: dict[str, Any]) -> float:
+        """Of 128 steps."""
+        return 128 / train(algorithm({"id": ID, "num_envs": 1}, max_env_steps=steps, **settings), Clock(5)).rate
+
+    acting = seconds(lrl.SAC, sac | {"learning_starts": steps})
+    print(f"acting C: {acting:.3f} s for 128 steps\n\n| algorithm | learning U | C + U in turn | threaded | gained | at most | share |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for algorithm, settings in ((lrl.PPO, ppo), (lrl.SAC, sac | {"batch_size": options.batch_size})):
+        both, beside = seconds(algorithm, settings), seconds(algorithm, settings | {"threaded": True})
+        learning, gained = both - acting, both / beside
+        bound = both / max(acting, learning)
+        numbers = f"{learning:.3f} s | {both:.3f} s | {beside:.3f} s | {gained:.2f} | {bound:.2f} | {gained / bound:.2f}"
+        print(f"| {algorithm.__name__} | {numbers} |", flush=True)
 
 
 def kill(options: argparse.Namespace) -> None:
@@ -144,7 +150,8 @@ def main() -> None:
     parser.add_argument("--actors", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--n_epochs", type=int, default=60)
+    parser.add_argument("--n_epochs", type=int, default=190, help="of PPO, so that learning takes as long as acting")
+    parser.add_argument("--batch_size", type=int, default=64, help="of SAC, for the same")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two kills")
     parser.add_argument("--steps", type=int, default=1_000_000)
