@@ -96,16 +96,19 @@ def evolution(config: lrl.ActorsConfig, batches: int) -> float:
     return train(lrl.EvolutionStrategies({"id": ID, "num_envs": 1}, **settings), Clock(1)).rate
 
 
+MEASURES = {"impala": impala, "evolution": evolution}
+
+
 def speed(options: argparse.Namespace) -> None:
     """Print a table."""
     print("| algorithm | backend | actors | steps/s | of one |\n|---|---|---|---|---|", flush=True)
-    for measure, backend in itertools.product((impala, evolution), options.backends):
+    for algorithm, backend in itertools.product(options.algorithms, options.backends):
         rates: dict[int, float] = {}
         for actors in options.actors:
             config = lrl.ActorsConfig(num_actors=actors, backend=backend)
-            rates[actors] = float(np.median([measure(config, options.batches) for _ in range(options.repeats)]))
+            rates[actors] = float(np.median([MEASURES[algorithm](config, options.batches) for _ in range(options.repeats)]))
             ratio = rates[actors] / rates[options.actors[0]]
-            print(f"| {measure.__name__} | {backend} | {actors} | {rates[actors]:,.0f} | {ratio:.2f} |", flush=True)
+            print(f"| {algorithm} | {backend} | {actors} | {rates[actors]:,.0f} | {ratio:.2f} |", flush=True)
 
 
 def threaded(options: argparse.Namespace) -> None:
@@ -146,6 +149,7 @@ def main() -> None:
     """Run a case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=["speed", "threaded", "kill"], default="speed")
+    parser.add_argument("--algorithms", nargs="+", choices=MEASURES, default=list(MEASURES))
     parser.add_argument("--backends", nargs="+", default=["processes"])
     parser.add_argument("--actors", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--batches", type=int, default=100)
