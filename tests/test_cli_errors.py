@@ -368,7 +368,7 @@ def test_a_wrong_config_is_explained_in_one_line(text, words, folder, capfd):
     "arguments, words",
     [
         ("fit --model PPO --model.env.id CartPol-v1", ("'CartPol-v1'", "did you mean CartPole-v1?")),
-        ("evaluate --ckpt_path garbage.ckpt", ("'garbage.ckpt'", "damaged")),
+        pytest.param("evaluate --ckpt_path garbage.ckpt", ("'garbage.ckpt'", "damaged"), marks=pytest.mark.slow),
         (
             "fit --import mine --model PPO --model.env.id Mine-v0 --model.env.vectorization async --model.env.kwargs.spaces broken",
             ("no display",),

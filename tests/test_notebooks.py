@@ -16,6 +16,7 @@ def test_a_notebook_is_small_and_carries_no_outputs(path):
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_within_a_minute(path, tmp_path):

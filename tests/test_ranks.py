@@ -252,7 +252,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp_spawn", pytest.param("ddp_notebook", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
 def test_processes_that_python_starts_hear_its_signal_and_their_run_comes_back(strategy, tmp_path):
     (tmp_path / "script.py").write_text(SPAWN)
     env = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -38,7 +38,11 @@ def children(process):
     return subprocess.run(["ps", "--no-headers", "-o", "pid", "--ppid", str(process.pid)], capture_output=True, text=True).stdout.split()
 
 
-@pytest.mark.parametrize("number", STATUS, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],
+    ids=lambda number: number.name,
+)
 def test_a_signal_ends_a_run_within_an_iteration_saves_it_and_says_how_to_go_on(folder, number):
     process = start(folder, "--model.max_env_steps 1e7 --model.env.vectorization async")
     workers = children(process)

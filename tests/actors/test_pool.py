@@ -76,6 +76,7 @@ def test_an_actor_with_an_environment_of_other_spaces_is_refused_and_nothing_sta
     assert not multiprocessing.active_children() and not list(_open)
 
 
+@pytest.mark.slow
 def test_a_program_that_trains_as_it_is_imported_is_told_so(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
