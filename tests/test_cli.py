@@ -306,7 +306,7 @@ def test_the_module_runs_as_the_program_does(tmp_path):
 def test_help_is_readable(arguments, words, folder, capfd):
     status, out, err = run(arguments, capfd)
     assert (status, err) == (0, "") and all(word in out for word in words)
-    assert len(out.splitlines()) < 260 and "Traceback" not in out
+    assert len(out.splitlines()) < 250 and "Traceback" not in out
 
 
 def test_every_packaged_config_names_its_kind_in_a_comment_and_parses(folder, capfd):

@@ -73,10 +73,7 @@ class ActorPool:
 
     def collect(self) -> Rollout:
         """The next batch `[T, N, ...]`."""
-        began = time.monotonic()
-        self.statistics.finished.clear()
-        self.version += 1
-        self.workers.publish(self.version)
+        began = self._begin()
         answers = self._in_order() if self.config.in_order else self._as_they_come()
         self._record(answers, time.monotonic() - began)
         unroll = join([answer.value.unroll for answer in answers])
@@ -89,10 +86,7 @@ class ActorPool:
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
         """For a replay buffer: the steps that one actor made while the last ones were learned from, the first `random_steps` at random."""
-        began = time.monotonic()
-        self.statistics.finished.clear()
-        self.version += 1
-        self.workers.publish(self.version)
+        began = self._begin()
         if not self.waiting and not self.under_way:
             self._ask(0, "play", random_steps)
         answer = self._receive()
@@ -101,6 +95,13 @@ class ActorPool:
         self.rows += self.n_steps * self.num_envs
         self.seen = tree_to_torch(answer.value.rollout)
         yield from answer.value.steps
+
+    def _begin(self) -> float:
+        """An iteration, with the weights that the network has now. Returns when."""
+        self.statistics.finished.clear()
+        self.version += 1
+        self.workers.publish(self.version)
+        return time.monotonic()
 
     def _in_order(self) -> list[Answer]:
         first = self.version * self.config.batch  # where a batch has not one of each, all get their turn

@@ -39,8 +39,8 @@ class IMPALA(Algorithm):
         vf_coef: weight of the value loss.
         use_rms_prop: RMSprop as in the paper, else Adam.
         rms_prop_eps: ε of RMSprop, added outside its square root.
-        value_transform: learn h(value): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
-        value_support: [low, high]: learn a histogram of h(value) over these integers (two-hot targets); null learns the number itself.
+        value_transform: learn h(value).
+        value_support: [low, high]: learn it as a histogram over these integers.
         critic_burn_in_steps: environment steps at the start, in whole batches, of which only the value function learns (and an encoder it
             shares); those that `normalize_obs: frozen` takes are among them.
         share_encoder: one encoder and memory for policy and value, or one each.

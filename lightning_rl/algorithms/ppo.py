@@ -39,10 +39,9 @@ class PPO(Algorithm):
         target_kl: stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does.
         ratio: clip the `joint` probability ratio of an action, that of each part of a Dict or Tuple (`per_part`), or that of each dimension
             or branch (`per_dim`).
-        threaded: collect the next rollout in a thread of its own while this one is learned from: with a policy that is one iteration old.
-            For environments that wait for something else, such as a simulator, or have processes of their own.
-        value_transform: learn h(value): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
-        value_support: [low, high]: learn a histogram of h(value) over these integers (two-hot targets); null learns the number itself.
+        threaded: collect in a thread meanwhile, with a policy one iteration old.
+        value_transform: learn h(value).
+        value_support: [low, high]: learn it as a histogram over these integers.
         critic_burn_in_steps: environment steps at the start, in whole rollouts, of which only the value function learns (and an encoder it
             shares); those that `normalize_obs: frozen` takes are among them.
         share_encoder: one encoder and memory for policy and value, or one each.
