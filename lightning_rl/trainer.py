@@ -29,7 +29,7 @@ from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_range
-from lightning_rl.processes import bring_back, losing_ranks, tell_to_stop
+from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
 from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation

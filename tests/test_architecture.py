@@ -19,7 +19,7 @@ FLOORS = (
     {"rewards", "demonstrations", "actors"},
     {"callbacks"},
     {"algorithms"},
-    {"run_folder", "processes"},
+    {"run_folder", "launching"},
     {"trainer"},
     {"cli"},
 )
