@@ -44,7 +44,7 @@ class Algorithm(Run):
 
     Args:
         env: the environment: settings or, from Python, an id, a ready vector environment, or a function that builds one environment.
-        max_env_steps: length of the run in environment steps, all ranks together; schedules run over it.
+        max_env_steps: environment steps of the run, all ranks together; schedules run over it.
         learning_rate: step size of the optimizer, a number or a schedule.
         gamma: discount of the environment's reward.
         max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
@@ -56,16 +56,16 @@ class Algorithm(Run):
             `robot.arm`. An entity whose squares sum to less than 0.01 is padding.
         goals: observations that tell the goal, by name: the last hidden layer gets its weights from them.
         normalize_obs: `running` statistics, `frozen` ones of random steps before learning, or `off`.
-        normalize_obs_steps: how many random environment steps `frozen` takes; they count as environment steps.
+        normalize_obs_steps: random environment steps that `frozen` takes; they count.
         normalize_reward: divide rewards by the running standard deviation of the discounted return.
-        clip_reward: cut rewards to [-clip_reward, clip_reward] for learning; null leaves them.
-        reward_scale: factor on rewards for learning.
+        clip_reward: cut rewards to this size for learning; null leaves them.
+        reward_scale: factor on rewards.
         reward_signals: what the policy is paid for, a name → settings each: extrinsic (the environment's reward), curiosity, rnd, gail; see
             `rewards/`. null leaves a signal out, `extrinsic: null` the environment's reward.
         reward_signal_steps_per_update: environment steps for one update of the signals that learn; one beside each update unless given.
         behavioral_cloning: gradient steps of the policy towards demonstrations beside all that, see `algorithms/cloning.py`.
         memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.
-        log_interval: environment steps between two rows in the loggers; 1 % of the run unless given.
+        log_interval: environment steps between logged rows; 1 % of the run unless given.
         on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
         spaces: observation and action space, and whether the environment masks actions; probed from one environment unless given.
 
