@@ -30,6 +30,7 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_range
 from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
+from lightning_rl.networks.numpy_mlp import one_thread
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
 from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
@@ -181,7 +182,7 @@ class Trainer(pl.Trainer):
             place: AbstractContextManager[None] = replacing(run_folder) if force and ckpt_path is None else nullcontext()
         else:
             place = nullcontext()
-        with torch_threads(self.torch_threads or threads_for(model)), self.stop.listening(partial(tell_to_stop, self)), place:
+        with one_thread(), torch_threads(self.torch_threads or threads_for(model)), self.stop.listening(partial(tell_to_stop, self)), place:
             try:
                 if isinstance(model, Algorithm):
                     self._equip(model, ckpt_path, count)

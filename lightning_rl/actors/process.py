@@ -14,6 +14,7 @@ import torch
 
 from lightning_rl.actors.shared_memory import SharedWeights, SlotWriter
 from lightning_rl.envs.processes import live_and_die_with_the_parent
+from lightning_rl.networks.numpy_mlp import one_thread
 
 RAN_THE_PROGRAM = 78
 """Exit status of a process that found itself running the program from its beginning."""
@@ -31,6 +32,7 @@ def work(index: int, restarts: int, made_of: bytes, weights_name: str, pipe: Con
     """Build a worker and answer, until told to close or until the other end of the pipe is gone."""
     live_and_die_with_the_parent()
     torch.set_num_threads(1)  # the others have the other cores
+    one_thread()
     worker, writers = None, dict[int, SlotWriter]()
     try:
         build, network = pickle.loads(made_of)

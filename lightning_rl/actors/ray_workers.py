@@ -19,6 +19,7 @@ from torch import nn
 
 from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
 from lightning_rl.errors import SettingError, missing_extra
+from lightning_rl.networks.numpy_mlp import one_thread
 from lightning_rl.types import tree_to_numpy, tree_to_torch
 
 
@@ -27,6 +28,7 @@ class RayWorker:
 
     def __init__(self, index: int, restarts: int, made_of: bytes) -> None:
         torch.set_num_threads(1)
+        one_thread()
         build, self.network = pickle.loads(made_of)
         self.version, self.made, self.build = -1, None, lambda: build(index, restarts, self.network)
 

@@ -95,9 +95,10 @@ class A2C(Algorithm):
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         if self.normalize_advantage:
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
-        loss = self.loss(batch)
-        self.record(loss=loss, grad_norm=self.step(loss, optimizer))
-        self.end_update(batch)
+        with self.learning():
+            loss = self.loss(batch)
+            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+            self.end_update(batch)
         end_burn_in(self, optimizer)
 
     def loss(self, batch: Batch) -> Tensor:

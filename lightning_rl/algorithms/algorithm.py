@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import check_choice, check_range
 from lightning_rl.guards import ON_NAN, Guard
 from lightning_rl.networks.memory import Memory, as_memory
+from lightning_rl.networks.numpy_mlp import in_numpy
 from lightning_rl.ranks import mean_over_ranks
 from lightning_rl.rewards.settings import make_signals
 from lightning_rl.schedules import ScheduleSetting, make_schedule
@@ -235,9 +236,12 @@ class Algorithm(Run):
 
         self.dataset.buffer.update(batch.rows, finite)
 
-    def fast_matmul(self) -> AbstractContextManager[None]:
-        """A context for updates in which wide layers multiply faster, where this processor loses nothing by it."""
-        return matmul_precision(self._matmul)
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """A context for updates, whose gradients `step` makes: small perceptrons are computed in numpy, wide layers multiply faster where
+        this processor loses nothing by it."""
+        with matmul_precision(self._matmul), in_numpy():
+            yield
 
     def mean_over_ranks(self, value: Tensor) -> float:
         """The mean of a number over all ranks, so that they decide alike."""

@@ -120,7 +120,7 @@ class BehavioralCloning(Algorithm):
 
     def training_step(self, batches: Iterator[DemonstrationBatch], batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
-        with self.fast_matmul():
+        with self.learning():
             for batch in batches:
                 loss, told = self.loss(batch)
                 self.record(grad_norm=self.step(self.finite("loss", loss), optimizer))

@@ -156,7 +156,7 @@ class DQN(Algorithm):
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
         self.record(**{"rollout/exploration_rate": torch.tensor(self.network.distribution.epsilon)})
-        with self.fast_matmul():
+        with self.learning():
             for batch in batches:
                 self.network.resample(self.noise)
                 self.target.resample(self.noise)

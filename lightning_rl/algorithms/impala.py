@@ -115,9 +115,10 @@ class IMPALA(Algorithm):
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
-        loss = self.loss(*self.prepare(rollout))
-        self.record(loss=loss, grad_norm=self.step(loss, optimizer))
-        self.end_update(rollout)
+        with self.learning():
+            loss = self.loss(*self.prepare(rollout))
+            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+            self.end_update(rollout)
         end_burn_in(self, optimizer)
 
     def loss(self, rollout: Rollout, discount: Tensor) -> Tensor:

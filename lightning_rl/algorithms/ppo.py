@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal
 
@@ -116,16 +117,17 @@ class PPO(Algorithm):
         batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
-        for minibatch in chain.from_iterable(epochs):
-            loss, kl = self.loss(minibatch)
-            if self.target_kl is not None and self.mean_over_ranks(kl) > 1.5 * self.target_kl:
-                break
-            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
-            self.end_update(minibatch)
+        with self.learning():
+            for minibatch in chain.from_iterable(epochs):
+                loss, kl = self.loss(minibatch)
+                if self.target_kl is not None and self.mean_over_ranks(kl()) > 1.5 * self.target_kl:
+                    break
+                self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+                self.end_update(minibatch)
         end_burn_in(self, optimizer)
 
-    def loss(self, minibatch: Batch) -> tuple[Tensor, Tensor]:
-        """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and the approximate KL divergence."""
+    def loss(self, minibatch: Batch) -> tuple[Tensor, Callable[[], Tensor]]:
+        """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and the approximate KL divergence, on request."""
         log_prob, entropy, z = self.network.evaluate(
             minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask
         )
@@ -145,11 +147,17 @@ class PPO(Algorithm):
         value_loss = losses.mean(value_loss, minibatch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), minibatch.weight)
 
-        with torch.no_grad():
-            kl = losses.mean(losses.approximate_kl(joint), minibatch.weight)
-            clip_fraction = losses.mean(((ratio - 1).abs() > clip_range).float(), minibatch.weight)
+        joint, ratio = joint.detach(), ratio.detach()  # functions that are kept must not keep the graph
+
+        def kl() -> Tensor:
+            return losses.mean(losses.approximate_kl(joint), minibatch.weight)
+
         self.record(
-            policy_gradient_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss, approx_kl=kl, clip_fraction=clip_fraction
+            policy_gradient_loss=policy_loss,
+            value_loss=value_loss,
+            entropy_loss=entropy_loss,
+            approx_kl=kl,
+            clip_fraction=lambda: losses.mean(((ratio - 1).abs() > clip_range).float(), minibatch.weight),
         )
         self.record_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)

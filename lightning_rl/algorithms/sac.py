@@ -133,7 +133,7 @@ class SAC(Algorithm):
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer, *temperature_optimizers = self.raw_optimizers()
-        with self.fast_matmul():
+        with self.learning():
             for batch in batches:
                 obs = self.network.normalizer(batch.obs)
                 policy = self.policy(obs, batch.action_mask, batch)

@@ -116,7 +116,7 @@ class TD3(Algorithm):
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer = self.raw_optimizers()
-        with self.fast_matmul():
+        with self.learning():
             for batch in batches:
                 obs = self.network.normalizer(batch.obs)
                 self.record(critic_grad_norm=self.step(self.critic_loss(batch, obs), critic_optimizer))

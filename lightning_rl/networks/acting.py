@@ -12,21 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, nn
+from torch import Generator
 
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import VectorEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
+from lightning_rl.networks.numpy_mlp import NumpyMLP, is_plain
 from lightning_rl.networks.recurrent import RecurrentMemory
 from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
-NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray]] = {
-    nn.Tanh: np.tanh,
-    nn.ReLU: lambda x: np.maximum(x, 0),
-    nn.Identity: lambda x: x,
-}
-NUMPY_MAX_WIDTH = 256
 Precision = Callable[[], AbstractContextManager[Any]]
 
 
@@ -105,13 +100,10 @@ class NumpyActor:
         self.obs = obs
         self.taken: list[np.ndarray] = []
         self.normalize: Any = numpy_normalizer(network.normalizer)
-        self.layers: list[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]] = []
         self.distribution = network.distribution
         perceptron = network.perceptron()
         self.cells = [memory.numpy_cell() for memory in perceptron.memories if isinstance(memory, RecurrentMemory)]
-        modules: list[Any] = [*perceptron.layers, nn.Identity()]
-        for layer, after in zip(modules[::2], modules[1::2], strict=False):
-            self.layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy(), NUMPY_ACTIVATIONS[type(after)]))
+        self.layers = NumpyMLP(perceptron.layers)
         self.noise = self.distribution.noise(torch.empty(*obs.shape[:2], self.distribution.num_inputs), generator).detach().numpy()
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
@@ -120,11 +112,7 @@ class NumpyActor:
         if self.cells:
             memory = self._remember(x, memory, episode_start)
             x = (memory if len(self.cells) == 1 else memory[0])[0]
-        for weight, bias, activation in self.layers:
-            x = x @ weight
-            x += bias
-            x = activation(x)
-        action = self.distribution.draw(masked(x, action_mask), self.noise[t])
+        action = self.distribution.draw(masked(self.layers(x), action_mask), self.noise[t])
         self.taken.append(action)
         return self.distribution.to_env(action), memory
 
@@ -167,15 +155,8 @@ def is_plain_perceptron(network: Any, obs: Tree) -> bool:
     perceptron = getattr(network, "perceptron", lambda: None)()  # networks of users need not have one
     if perceptron is None or not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
         return False
-    layers, leaves = perceptron.layers, list(perceptron.encoder.leaves)
-    return (
-        len(leaves) == 1
-        and isinstance(leaves[0], VectorEncoder)
-        and leaves[0].dims == 1
-        and all(type(after) in NUMPY_ACTIVATIONS for after in layers[1::2])
-        and all(type(layer) is nn.Linear and layer.weight.dtype == torch.float32 for layer in layers[::2])
-        and all(layer.in_features <= NUMPY_MAX_WIDTH for layer in layers[::2])
-    )
+    leaves = list(perceptron.encoder.leaves)
+    return len(leaves) == 1 and isinstance(leaves[0], VectorEncoder) and leaves[0].dims == 1 and is_plain(perceptron.layers)
 
 
 def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callable[[np.ndarray], np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,12 +40,12 @@ class FlatParameters(nn.Parameter):
         for part, view in zip(self.parts, self.grad.split([part.numel() for part in self.parts]), strict=True):
             part.grad = view.view_as(part)
 
-    def differentiate(self, loss: Tensor) -> None:
-        """The vector's gradient of a loss, 0 where a part has none; no other parameter gets one."""
+    def differentiate(self, loss: Tensor, leaves: Sequence[Tensor] = ()) -> None:
+        """The vector's gradient of a loss, 0 where a part has none; no other parameter gets one. Some other leaves get theirs too."""
         self.clear()
         # what `loss.backward(inputs=self.parts)` comes to, whose checks would cost a fifth of it
         Variable._execution_engine.run_backward(
-            (loss,), (torch.ones_like(loss),), False, False, self.parts, allow_unreachable=True, accumulate_grad=True
+            (loss,), (torch.ones_like(loss),), False, False, (*self.parts, *leaves), allow_unreachable=True, accumulate_grad=True
         )
 
 

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from lightning_rl.errors import SettingError, check_choice, check_range
+from lightning_rl.networks.numpy_mlp import tape
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -35,9 +36,14 @@ def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
 
 
 class Layers(nn.Sequential):
-    """Layers one after the other; one without hooks is asked directly, as a module's call costs as much as a small layer."""
+    """Layers one after the other, in numpy where that is asked for and possible (`numpy_mlp.py`); one without hooks is asked directly, as a
+    module's call costs as much as a small layer."""
 
     def forward(self, x: Tensor) -> Tensor:
+        recording = tape.get()
+        y = None if recording is None else recording.run(self, x)
+        if y is not None:
+            return y
         for layer in self._modules.values():
             assert layer is not None
             if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, is_plain_perceptron, numpy_normalizer
+from lightning_rl.networks.acting import is_plain_perceptron, numpy_normalizer
+from lightning_rl.networks.numpy_mlp import ACTIVATIONS
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
@@ -47,7 +48,7 @@ class NumpyPopulation:
         self.normalize: Any = numpy_normalizer(network.normalizer)
         modules: list[Any] = [*network.perceptron().layers, nn.Identity()]
         self.layers = [
-            (own[layer.weight].swapaxes(1, 2), own[layer.bias], NUMPY_ACTIVATIONS[type(after)])
+            (own[layer.weight].swapaxes(1, 2), own[layer.bias], ACTIVATIONS[type(after)])
             for layer, after in zip(modules[::2], modules[1::2], strict=False)
         ]
 
@@ -59,7 +60,8 @@ class NumpyPopulation:
         """The inputs `[K, num_inputs]` of the distribution at observations `[K, ...]`, arrays, and the new memory."""
         x = self.normalize(obs)[:, None]
         for weight, bias, activation in self.layers:
-            x = activation(x @ weight + bias[:, None])
+            x = x @ weight + bias[:, None]
+            activation.apply(x)
         return torch.from_numpy(x[:, 0]), memory
 
 
