@@ -7,13 +7,14 @@ table, fused Adam, the faster route of float32 products. It logs, saves and chec
 from __future__ import annotations
 
 import math
-import time
 from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+from cases import Case
+from clock import Clock, measure
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -49,12 +50,14 @@ def draw(x: Tensor) -> tuple[Tensor, Tensor]:
     return u.tanh(), log_prob.sum(-1)
 
 
-def bare_sac(env_id: str, steps: int, learning_starts: int, learning_rate: float, seed: int = 1) -> float:
-    """Seconds of a run."""
+def train(case: Case, clock: Clock, device: str) -> tuple[int, int]:
+    """See `clock.Train`."""
+    steps, learning_starts, learning_rate = case.steps, case.settings["learning_starts"], case.settings["learning_rate"]
+    seed = 1
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("medium")
     rng = np.random.default_rng(seed)
-    env = gym.make(env_id)
+    env = gym.make(case.env)
     space: Any = env.action_space
     o, a = env.observation_space.shape[0], space.shape[0]  # type: ignore[index]
     low, high = space.low, space.high
@@ -69,7 +72,7 @@ def bare_sac(env_id: str, steps: int, learning_starts: int, learning_rate: float
     table = np.zeros((steps, 2 * o + a + 2), dtype=np.float32)
     layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in actor if isinstance(layer, nn.Linear)]
     obs, _ = env.reset(seed=seed)
-    start = time.perf_counter()
+    clock.start()
     for t in range(steps):
         if t < learning_starts:
             action = rng.uniform(-1, 1, a)
@@ -106,4 +109,11 @@ def bare_sac(env_id: str, steps: int, learning_starts: int, learning_rate: float
         alpha_adam.step()
         with torch.no_grad():
             torch._foreach_lerp_(target_parameters, critic_parameters, TAU)
-    return time.perf_counter() - start
+        if t == learning_starts:
+            clock.update()
+    clock.stop()
+    return steps, case.updates
+
+
+if __name__ == "__main__":
+    measure(train)
