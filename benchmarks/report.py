@@ -48,12 +48,13 @@ def _version(name: str) -> str | None:
 def packages_of(peer: str) -> dict[str, str]:
     """All packages of a library's environment, name → version."""
     result = subprocess.run([python_of(peer), "-c", LIST_PACKAGES], capture_output=True, text=True, check=True)
-    return dict(line.split("==") for line in sorted(result.stdout.split()))
+    pairs = (line.split("==") for line in sorted(result.stdout.split()))
+    return {name.lower().replace("_", "-"): found for name, found in pairs}
 
 
 def libraries(peers: Sequence[str]) -> str:
     """A line with the version of each peer that is a library."""
-    shown = [f"{LIBRARIES[peer]} {packages_of(peer)[LIBRARIES[peer].replace('-', '_')]}" for peer in peers if peer in LIBRARIES]
+    shown = [f"{LIBRARIES[peer]} {packages_of(peer)[LIBRARIES[peer]]}" for peer in peers if peer in LIBRARIES]
     return f"Peers: {', '.join(shown)}." if shown else ""
 
 

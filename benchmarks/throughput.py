@@ -45,10 +45,9 @@ def check_installed(peers: list[str]) -> None:
         raise SystemExit(2)
 
 
-def measure(peer: str, name: str, share: float, threads: int, device: str) -> Figures:
-    """One run in a fresh process."""
-    python = python_of(peer) if peer in LIBRARIES else Path(sys.executable)
-    environment = {
+def environment(threads: int) -> dict[str, str]:
+    """Variables of a process that is measured."""
+    return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -56,9 +55,14 @@ def measure(peer: str, name: str, share: float, threads: int, device: str) -> Fi
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
         "PYTHONWARNINGS": "ignore",
     }
+
+
+def measure(peer: str, name: str, share: float, threads: int, device: str) -> Figures:
+    """One run in a fresh process."""
+    python = python_of(peer) if peer in LIBRARIES else Path(sys.executable)
     command = [python, "-m", f"peers.{peer}", name, "--share", str(share), "--threads", str(threads), "--device", device]
     launched = ["--launched", repr(time.time())]
-    result = subprocess.run([*command, *launched], capture_output=True, text=True, env=environment)
+    result = subprocess.run([*command, *launched], capture_output=True, text=True, env=environment(threads))
     if result.returncode:
         raise SystemExit(f"{peer} failed in {name}:\n{result.stderr[-2000:]}")
     figures: Figures = json.loads(result.stdout.strip().splitlines()[-1])
