@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import time
@@ -66,6 +67,8 @@ class Clock:
 
         The peak of this process, and what its workers had after the first update.
         """
+        if math.isnan(self.first):
+            raise SystemExit("no update was seen: the run is too short, or the hook saw none")
         return {
             "seconds": self.ended - self.began,
             "seconds_after": self.ended - self.first,

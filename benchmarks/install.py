@@ -2,7 +2,7 @@
 
     python benchmarks/install.py [--peers sb3 sbx skrl tianshou] [--folder benchmarks/.venvs]
 
-The same torch, gymnasium, numpy and simulators for all, those of `constraints.txt`; what a library needs beside them, it takes itself.
+The same torch, numpy, gymnasium and simulators for all, those of `constraints.txt`; what a library needs beside them, it takes itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("LRL_BENCHMARK_VENVS", HERE / ".venvs"))
 """Where environments lie, one folder a peer."""
 LIBRARIES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "skrl": "skrl", "tianshou": "tianshou"}
-SIMULATORS = ("gymnasium[mujoco]", "ale-py", "opencv-python-headless", "tensorboard")
+SHARED = ("numpy", "gymnasium", "mujoco", "ale-py", "opencv-python-headless", "tensorboard")
+RENDERING = "imageio"  # which gymnasium imports with any MuJoCo environment
 
 
 def python_of(peer: str, folder: Path = FOLDER) -> Path:
@@ -26,19 +27,19 @@ def python_of(peer: str, folder: Path = FOLDER) -> Path:
     return folder / peer / "bin" / "python"
 
 
-def requirement(library: str) -> str:
-    """The line of a library."""
-    lines = (HERE / "requirements.txt").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(library))
+def line_of(name: str, file: Path) -> str:
+    """What a file asks for by this name, with its version."""
+    (line,) = (line for line in file.read_text().splitlines() if line.startswith(f"{name}=="))
     return line
 
 
 def install(peer: str, folder: Path) -> None:
-    """Make an environment anew. The build of torch with kernels for CUDA is taken where pip's index says so."""
+    """Make an environment anew. torch comes first, in the build that pip finds by its settings."""
     venv.create(folder / peer, clear=True, with_pip=True)
-    pip = [python_of(peer, folder), "-m", "pip", "install", "--quiet", "--constraint", HERE.parent / "constraints.txt"]
-    subprocess.run([*pip, "torch"], check=True)
-    subprocess.run([*pip, requirement(LIBRARIES[peer]), *SIMULATORS], check=True)
+    pip = [python_of(peer, folder), "-m", "pip", "install", "--quiet"]
+    torch, *shared = (line_of(name, HERE.parent / "constraints.txt") for name in ("torch", *SHARED))
+    subprocess.run([*pip, torch], check=True)
+    subprocess.run([*pip, torch, *shared, RENDERING, line_of(LIBRARIES[peer], HERE / "requirements.txt")], check=True)
 
 
 def main() -> None:

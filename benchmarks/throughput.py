@@ -118,9 +118,10 @@ def render(results: dict[str, dict[str, list[Figures]]], head: list[str]) -> str
 
 def main() -> None:
     """Measure; write after each case, so that nothing is lost when a later one fails."""
+    known = sorted({"ours", *(peer for case in CASES.values() for peer in case.peers)})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--peers", nargs="+", help="ours is always among them; all of a case unless given")
+    parser.add_argument("--peers", nargs="+", choices=known, help="ours is always among them; all of a case unless given")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of ours and Stable-Baselines3")

@@ -74,6 +74,11 @@ def ratio(runs: dict[str, list[Figures]], measure: str) -> float:
     return mine / theirs
 
 
+def finite(figures: Figures) -> dict[str, float | None]:
+    """As JSON can say it."""
+    return {name: None if math.isinf(value) else value for name, value in figures.items()}
+
+
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,7 +92,8 @@ def main() -> None:
         runs["ours"].append(ours(seed, options.threads))
         runs["sb3"].append(sb3(seed, options.threads))
     head = [*report.machine(options.threads), report.libraries(["sb3"]), f"Seeds {' '.join(map(str, options.seeds))}."]
-    report.write("time_to_solve", render(runs, head), {"head": head, "runs": runs}, options.out)
+    figures = {peer: [finite(each) for each in found] for peer, found in runs.items()}
+    report.write("time_to_solve", render(runs, head), {"head": head, "runs": figures}, options.out)
 
 
 if __name__ == "__main__":
