@@ -28,7 +28,7 @@ def train(case: Case, clock: Clock, device: str) -> tuple[int, int]:
     env = gym.make(case.env, disable_env_checker=True)
     o, actions = env.observation_space.shape[0], int(env.action_space.n)
     online, target = (nn.Sequential(nn.Linear(o, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, actions)) for _ in range(2))
-    flat, flat_target = (Flat(net, given["learning_rate"], MAX_NORM, 1e-8) for net in (online, target))
+    flat, flat_target = (Flat(net, given["learning_rate"], MAX_NORM) for net in (online, target))
     flat_target.vector.copy_(flat.vector)
     layers = views(online)
     row = np.dtype([("obs", "f4", o), ("next_obs", "f4", o), ("action", "i8"), ("reward", "f4"), ("terminated", "?")], align=True)

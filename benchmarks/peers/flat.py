@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -19,7 +20,7 @@ class Flat:
         eps: ε of Adam.
     """
 
-    def __init__(self, module: nn.Module, learning_rate: float, max_norm: float, eps: float) -> None:
+    def __init__(self, module: nn.Module, learning_rate: float, max_norm: float = math.inf, eps: float = 1e-8) -> None:
         self.parts = list(module.parameters())
         sizes = [part.numel() for part in self.parts]
         self.vector = torch.cat([part.detach().flatten() for part in self.parts])
@@ -33,8 +34,7 @@ class Flat:
         """One gradient step."""
         self.grad.zero_()
         loss.backward(inputs=self.parts)
-        norm = self.grad.norm().item()
-        if norm > self.max_norm:
+        if self.max_norm < math.inf and (norm := self.grad.norm().item()) > self.max_norm:
             self.grad.mul_(self.max_norm / (norm + 1e-6))
         self.steps += 1
         torch._fused_adam_(
