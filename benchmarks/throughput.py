@@ -1,183 +1,152 @@
-"""Environment steps per second of ours and of Stable-Baselines3, side by side in one run.
+"""Environment steps a second, updates a second, peak memory and start-up of ours beside other libraries, in one run.
 
-    pip install -r benchmarks/requirements.txt
-    python benchmarks/throughput.py [--cases ppo_cartpole sac_cheetah …] [--repeats 5] [--device cuda]
+    python benchmarks/install.py
+    python benchmarks/throughput.py [--repeats 5] [--threads 1] [--out benchmarks/results]      the whole table
+    python benchmarks/throughput.py --cases ppo_cartpole [--peers ours sb3 bare_ppo]             one case
 
-Same hyper-parameters, network, environments and threads; repeats alternate, each in a process of its own; medians. The clock runs over
-training alone: all environment steps over the wall time of `fit` or `learn`, first update and saving included, imports and construction
-excluded. Ours runs as a user runs it: progress bar, CSV and TensorBoard loggers and checkpoints on (no evaluation, the peer has none);
-Stable-Baselines3 runs with its defaults, which log and save nothing. The off-policy cases make one update after each step but the first
-100, so that their rates are those of updates too; SAC's have a third column, the bare loop of `bare_sac.py`.
+Same hyper-parameters, network, environments and threads (`cases.py`); repeats alternate over the peers, each measurement in a process of
+its own and, for a library, in an environment of its own. Ours runs as a user runs it: progress bar, CSV and TensorBoard loggers and
+checkpoints on, evaluation off. Libraries run with their defaults: Stable-Baselines3 and SBX log and save nothing. A `bare` loop is
+written by hand in torch with the arithmetic of ours and nothing around it, which is the limit. What else differs, each file in `peers/`
+says in its head.
+
+* The rate is that of training alone, imports and construction excluded. In cases marked "warm" it counts from the end of the first update.
+* The first update is the first gradient step, in seconds from the launch of the process to its end.
+* Memory is the peak of the process, and what the processes below it, such as workers, had to themselves after the first update.
+* A ratio ours ÷ peer is the median of those within each repeat, whose parts lie close in time; rates are medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from functools import partial
-from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-CASES: dict[str, dict[str, Any]] = {
-    "ppo_cartpole": {
-        "algorithm": "PPO",
-        "env": "CartPole-v1",
-        "steps": 200_000,
-        "settings": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 3e-4},
-    },
-    "a2c_cartpole": {"algorithm": "A2C", "env": "CartPole-v1", "steps": 100_000, "settings": {"n_steps": 5, "learning_rate": 7e-4}},
-    "ppo_cheetah8": {
-        "algorithm": "PPO",
-        "env": "HalfCheetah-v5",
-        "steps": 131_072,
-        "settings": {"n_steps": 2048, "batch_size": 512, "n_epochs": 10, "learning_rate": 3e-4},
-        "normalize": True,
-    },
-    "ppo_pong": {
-        "algorithm": "PPO",
-        "env": "ALE/Pong-v5",
-        "steps": 16_384,
-        "settings": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 2.5e-4},
-        "atari": True,
-    },
-    "sac_pendulum": {
-        "algorithm": "SAC",
-        "env": "Pendulum-v1",
-        "steps": 10_000,
-        "num_envs": 1,
-        "settings": {"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 256},
-        "bare": True,
-    },
-    "sac_cheetah": {
-        "algorithm": "SAC",
-        "env": "HalfCheetah-v5",
-        "steps": 10_000,
-        "num_envs": 1,
-        "settings": {"learning_rate": 3e-4, "learning_starts": 100, "batch_size": 256},
-        "bare": True,
-    },
-    "dqn_cartpole": {
-        "algorithm": "DQN",
-        "env": "CartPole-v1",
-        "steps": 60_000,
-        "num_envs": 1,
-        "settings": {"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 64, "train_freq": 1, "buffer_size": 100_000},
-    },
-}
+import report
+from cases import CASES, Case, Goal
+from install import HERE, LIBRARIES, python_of
+
+Figures = dict[str, float]
+XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads={}"
+MEASURES = {"rate": "steps/s", "memory_mb": "peak memory", "first_update_s": "first update"}
 
 
-def ours(case: dict[str, Any], threads: int, device: str) -> float:
-    """Seconds of `Trainer.fit`."""
-    import pytorch_lightning as pl
-
-    import lightning_rl as lrl
-
-    pl.seed_everything(1)
-    normalize = {"normalize_obs": "running", "normalize_reward": True} if case.get("normalize") else {}
-    atari = case.get("atari", False)
-    env = lrl.EnvConfig(case["env"], num_envs=case.get("num_envs", 8), atari=atari, vectorization="async" if atari else "sync")
-    normalize |= {"net_arch": [], "clip_reward": 1} if atari else {}
-    algorithm = getattr(lrl, case["algorithm"])(env=env, max_env_steps=case["steps"], **case["settings"], **normalize)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = lrl.Trainer(default_root_dir=folder, evaluation=None, torch_threads=threads, accelerator=device)
-        start = time.perf_counter()
-        trainer.fit(algorithm)
-        return time.perf_counter() - start
+def check_installed(peers: list[str]) -> None:
+    """End the program if a library has no environment."""
+    missing = [peer for peer in peers if peer in LIBRARIES and not python_of(peer).exists()]
+    if missing:
+        print(f"not installed: {' '.join(missing)}; python benchmarks/install.py --peers {' '.join(missing)}", file=sys.stderr)
+        raise SystemExit(2)
 
 
-def sb3(case: dict[str, Any], threads: int, device: str) -> float:
-    """Seconds of `learn`."""
-    import stable_baselines3
-    import torch
-    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-    from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
+def environment(threads: int) -> dict[str, str]:
+    """Variables of a process that is measured."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "XLA_FLAGS": XLA_FLAGS.format(threads),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
+        "PYTHONWARNINGS": "ignore",
+    }
 
-    torch.set_num_threads(threads)
-    num_envs = case.get("num_envs", 8)
-    if case.get("atari"):
-        envs = make_atari_env(
-            partial(make_atari_game, case["env"]), num_envs, seed=1, vec_env_cls=SubprocVecEnv, env_kwargs={"frameskip": 1}
-        )
-        envs = VecFrameStack(envs, 4)
+
+def measure(peer: str, name: str, share: float, threads: int, device: str) -> Figures:
+    """One run in a fresh process."""
+    python = python_of(peer) if peer in LIBRARIES else Path(sys.executable)
+    command = [python, "-m", f"peers.{peer}", name, "--share", str(share), "--threads", str(threads), "--device", device]
+    launched = ["--launched", repr(time.time())]
+    result = subprocess.run([*command, *launched], capture_output=True, text=True, env=environment(threads))
+    if result.returncode:
+        raise SystemExit(f"{peer} failed in {name}:\n{result.stderr[-2000:]}")
+    figures: Figures = json.loads(result.stdout.strip().splitlines()[-1])
+    return figures | rates(CASES[name], figures)
+
+
+def rates(case: Case, figures: Figures) -> Figures:
+    """Environment steps and updates a second, from where the case counts."""
+    if case.warm:
+        seconds, before = figures["seconds_after"], (case.before_learning, 1)
     else:
-        envs = make_vec_env(case["env"], n_envs=num_envs, seed=1)
-    if case.get("normalize"):
-        envs = VecNormalize(envs)
-    policy = "CnnPolicy" if case.get("atari") else "MlpPolicy"
-    model = getattr(stable_baselines3, case["algorithm"])(policy, envs, seed=1, device=device, **case["settings"])
-    start = time.perf_counter()
-    model.learn(case["steps"])
-    return time.perf_counter() - start
+        seconds, before = figures["seconds"], (0, 0)
+    return {"rate": (figures["env_steps"] - before[0]) / seconds, "update_rate": (figures["updates"] - before[1]) / seconds}
 
 
-def make_atari_game(env_id: str, **settings: Any) -> Any:
-    """A game in a worker process of the peer, which knows only what it imports."""
-    import gymnasium
-
-    gymnasium.register_envs(importlib.import_module("ale_py"))
-    return gymnasium.make(env_id, **settings)
+def ratio(runs: dict[str, list[Figures]], peer: str, measure: str) -> float:
+    """Ours ÷ peer, the median over repeats."""
+    return statistics.median(ours[measure] / theirs[measure] for ours, theirs in zip(runs["ours"], runs[peer], strict=True))
 
 
-def bare(case: dict[str, Any], threads: int, device: str) -> float:
-    """Seconds of a hand-written loop."""
-    import torch
-    from bare_sac import bare_sac
+def case_rows(name: str, runs: dict[str, list[Figures]]) -> list[list[str]]:
+    """A line for each peer."""
+    rows = []
+    for peer, figures in runs.items():
+        middle = {key: statistics.median(each[key] for each in figures) for key in figures[0]}
+        numbers = [f"{middle['rate']:,.0f}", f"{middle['update_rate']:,.0f}"]
+        numbers += ["" if peer == "ours" else f"{ratio(runs, peer, 'rate'):.2f}"]
+        numbers += [f"{middle['memory_mb']:,.0f}", f"{middle['first_update_s']:.1f}", " ".join(f"{each['rate']:,.0f}" for each in figures)]
+        rows.append([f"{name}{' (warm)' * CASES[name].warm}", peer, *numbers])
+    return rows
 
-    torch.set_num_threads(threads)
-    return bare_sac(case["env"], case["steps"], case["settings"]["learning_starts"], case["settings"]["learning_rate"])
+
+def goal_rows(name: str, runs: dict[str, list[Figures]], goals: tuple[Goal, ...]) -> list[list[str]]:
+    """A line for each goal whose peer was measured."""
+    rows = []
+    for goal in (each for each in goals if each.peer in runs):
+        found = ratio(runs, goal.peer, goal.measure)
+        sign = "≥" if goal.measure == "rate" else "≤"
+        rows.append(
+            [name, MEASURES[goal.measure], goal.peer, f"{sign} {goal.ratio:.2f}", f"{found:.2f}", "yes" if goal.reached(found) else "no"]
+        )
+    return rows
 
 
-PEERS = {"ours": ours, "sb3": sb3, "bare": bare}
-
-
-def measure(peer: str, case: str, threads: int, device: str) -> float:
-    """Environment steps per second, in a fresh process."""
-    command = [sys.executable, __file__, "--worker", peer, "--cases", case, "--threads", str(threads), "--device", device]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return CASES[case]["steps"] / float(result.stdout.strip().splitlines()[-1])
+def render(results: dict[str, dict[str, list[Figures]]], head: list[str]) -> str:
+    """The report."""
+    columns = ["case", "peer", "steps/s", "updates/s", "ours ÷ it", "peak MB", "first update, s", "steps/s of each repeat"]
+    rows = [row for name, runs in results.items() for row in case_rows(name, runs)]
+    goals = [row for name, runs in results.items() for row in goal_rows(name, runs, CASES[name].goals)]
+    shown = report.table(["case", "measure", "peer", "goal", "ours ÷ peer", "reached"], goals)
+    return "\n".join(["# Throughput", "", *head, "", report.table(columns, rows), "", "## Goals", "", shown])
 
 
 def main() -> None:
-    """Measure and print a table, then the same as JSON."""
+    """Measure; write after each case, so that nothing is lost when a later one fails."""
+    known = sorted({"ours", *(peer for case in CASES.values() for peer in case.peers)})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=[case for case in CASES if case != "ppo_pong"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--peers", nargs="+", choices=known, help="ours is always among them; all of a case unless given")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--worker", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of ours and Stable-Baselines3")
+    parser.add_argument("--share", type=float, default=1.0, help="of each case's steps, to try out")
+    parser.add_argument("--out", type=Path, default=report.RESULTS)
     options = parser.parse_args()
-    if options.worker:
-        print(PEERS[options.worker](CASES[options.cases[0]], options.threads, options.device))
-        return
-    packages = ("torch", "pytorch-lightning", "gymnasium", "stable-baselines3")
-    cores = f"{os.cpu_count()} cores, {options.threads} thread(s), {options.device}"
-    print(f"{platform.processor() or platform.machine()}, {cores}, Python {platform.python_version()}")
-    print(", ".join(f"{name} {version(name)}" for name in packages))
-    head = ["case", "ours, steps/s", "SB3", "bare", "ours / SB3", "ours / bare", "ours, all", "SB3, all", "bare, all"]
-    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    rows = {}
-    for case in options.cases:
-        rates: dict[str, list[float]] = {peer: [] for peer in PEERS if peer != "bare" or CASES[case].get("bare")}
+    peers = {name: [peer for peer in CASES[name].peers if peer in (options.peers or CASES[name].peers)] for name in options.cases}
+    everyone = list(dict.fromkeys(peer for each in peers.values() for peer in each))
+    check_installed(everyone)
+    repeats = f"{options.repeats} alternating repeats, {options.share:g} of each case's steps, device {options.device}."
+    head = [*report.machine(options.threads), report.libraries(everyone), repeats]
+    results: dict[str, Any] = {}
+    for name in options.cases:
+        runs: dict[str, list[Figures]] = {peer: [] for peer in ("ours", *peers[name])}
         for _ in range(options.repeats):
-            for peer, values in rates.items():
-                values.append(measure(peer, case, options.threads, options.device))
-        medians = {peer: statistics.median(values) for peer, values in rates.items()}
-        ratios = {peer: medians["ours"] / medians[peer] for peer in ("sb3", "bare") if peer in medians}
-        rows[case] = {"rates": rates, "ratios": ratios}
-        cells = [f"{medians[peer]:,.0f}" if peer in medians else "" for peer in PEERS]
-        cells += [f"{ratios[peer]:.2f}" if peer in ratios else "" for peer in ("sb3", "bare")]
-        cells += [" ".join(f"{rate:,.0f}" for rate in rates.get(peer, [])) for peer in PEERS]
-        print(f"| {case} | {' | '.join(cells)} |", flush=True)
-    print("\n" + json.dumps(rows))
+            for peer, figures in runs.items():
+                figures.append(measure(peer, name, options.share, options.threads, options.device))
+        results[name] = runs
+        text = render(results, head)
+        report.write("throughput", text, {"head": head, "packages": everyone_packages(everyone), "cases": results}, options.out)
+
+
+def everyone_packages(peers: list[str]) -> dict[str, dict[str, str]]:
+    """The packages of each library's environment."""
+    return {peer: report.packages_of(peer) for peer in peers if peer in LIBRARIES}
 
 
 if __name__ == "__main__":

@@ -1,21 +1,24 @@
 """Soft actor-critic in one hand-written loop: the arithmetic of ours with nothing around it, the limit that a library can reach.
 
 One environment, two hidden layers of 256, batches of 256, one update a step; twin critics as one batched product, rows of memory in one
-table, fused Adam, the faster route of float32 products. It logs, saves and checks nothing.
+table, the parameters of each network in one vector for fused Adam, the faster route of float32 products. It logs, saves and checks nothing.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+from cases import Case
+from clock import Clock, measure
 from torch import Tensor, nn
 from torch.nn import functional
+
+from peers.flat import Flat, views
 
 WIDTH, BATCH, GAMMA, TAU = 256, 256, 0.99, 0.005
 
@@ -49,27 +52,27 @@ def draw(x: Tensor) -> tuple[Tensor, Tensor]:
     return u.tanh(), log_prob.sum(-1)
 
 
-def bare_sac(env_id: str, steps: int, learning_starts: int, learning_rate: float, seed: int = 1) -> float:
-    """Seconds of a run."""
-    torch.manual_seed(seed)
+def train(case: Case, clock: Clock, device: str) -> tuple[int, int]:
+    """See `clock.Train`."""
+    steps, learning_starts, learning_rate = case.steps, case.settings["learning_starts"], case.settings["learning_rate"]
+    torch.manual_seed(1)
     torch.set_float32_matmul_precision("medium")
-    rng = np.random.default_rng(seed)
-    env = gym.make(env_id)
+    rng = np.random.default_rng(1)
+    env = gym.make(case.env)
     space: Any = env.action_space
     o, a = env.observation_space.shape[0], space.shape[0]  # type: ignore[index]
     low, high = space.low, space.high
     actor = nn.Sequential(nn.Linear(o, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2 * a))
     critic, target = Twins(o + a), Twins(o + a)
-    target.load_state_dict(critic.state_dict())
-    critic_parameters, target_parameters, actor_parameters = (list(net.parameters()) for net in (critic, target, actor))
-    log_alpha = torch.zeros(1, requires_grad=True)
-    critic_adam, actor_adam, alpha_adam = (
-        torch.optim.Adam(parameters, learning_rate, fused=True) for parameters in (critic_parameters, actor_parameters, [log_alpha])
-    )
+    log_alpha = nn.Parameter(torch.zeros(1))
+    learned = critic, actor, nn.ParameterList([log_alpha])
+    flat_critic, flat_actor, flat_alpha = (Flat(each, learning_rate) for each in learned)
+    flat_target = Flat(target, learning_rate)
+    flat_target.vector.copy_(flat_critic.vector)
     table = np.zeros((steps, 2 * o + a + 2), dtype=np.float32)
-    layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in actor if isinstance(layer, nn.Linear)]
-    obs, _ = env.reset(seed=seed)
-    start = time.perf_counter()
+    layers = views(actor)
+    obs, _ = env.reset(seed=1)
+    clock.start()
     for t in range(steps):
         if t < learning_starts:
             action = rng.uniform(-1, 1, a)
@@ -91,19 +94,16 @@ def bare_sac(env_id: str, steps: int, learning_starts: int, learning_rate: float
         with torch.no_grad():
             action2, log_prob2 = draw(actor(state2))
             y = reward_.squeeze(1) + GAMMA * (1 - done.squeeze(1)) * (target(state2, action2).amin(0) - alpha * log_prob2)
-        critic_loss = 0.5 * (critic(state, done_action) - y).square().sum(0).mean()
-        critic_adam.zero_grad()
-        critic_loss.backward()
-        critic_adam.step()
+        flat_critic.step(0.5 * (critic(state, done_action) - y).square().sum(0).mean())
         new_action, log_prob = draw(actor(state))
-        actor_loss = (alpha * log_prob - critic(state, new_action).amin(0)).mean()
-        actor_adam.zero_grad()
-        actor_loss.backward(inputs=actor_parameters)
-        actor_adam.step()
-        alpha_loss = -(log_alpha.exp() * (log_prob.detach() - a)).mean()
-        alpha_adam.zero_grad()
-        alpha_loss.backward()
-        alpha_adam.step()
-        with torch.no_grad():
-            torch._foreach_lerp_(target_parameters, critic_parameters, TAU)
-    return time.perf_counter() - start
+        flat_actor.step((alpha * log_prob - critic(state, new_action).amin(0)).mean())
+        flat_alpha.step(-(log_alpha.exp() * (log_prob.detach() - a)).mean())
+        flat_target.vector.lerp_(flat_critic.vector, TAU)
+        if t == learning_starts:
+            clock.update()
+    clock.stop()
+    return steps, case.updates
+
+
+if __name__ == "__main__":
+    measure(train)

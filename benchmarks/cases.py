@@ -1,0 +1,167 @@
+"""What `throughput.py` measures, and what it shall come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A ratio ours ÷ peer: of `rate` at least so much, of anything else at most."""
+
+    peer: str
+    ratio: float
+    measure: Literal["rate", "memory_mb", "first_update_s"] = "rate"
+
+    def reached(self, ratio: float) -> bool:
+        """Whether a measured ratio will do."""
+        return ratio >= self.ratio if self.measure == "rate" else ratio <= self.ratio
+
+
+MEMORY = Goal("sb3", 1.0, "memory_mb")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One task and one way to learn it, the same for all peers.
+
+    Args:
+        algorithm: its name.
+        env: a gymnasium id.
+        num_envs: how many environments step at once.
+        steps: environment steps of a run.
+        settings: by Stable-Baselines3's names, which are ours.
+        peers: who is measured beside us.
+        goals: what the ratios shall be.
+        vectorization: of ours and of the bare loop: `sync`, `native` or `async`; peers use what they use by default.
+        ours: settings that only we have.
+        normalize: observations and rewards by running statistics.
+        warm: count from the end of the first update, so that what comes before it, such as compiling, is not in the rate.
+    """
+
+    algorithm: Literal["PPO", "A2C", "DQN", "SAC"]
+    env: str
+    num_envs: int
+    steps: int
+    settings: dict[str, Any]
+    peers: tuple[str, ...]
+    goals: tuple[Goal, ...]
+    vectorization: str = "sync"
+    ours: dict[str, Any] = field(default_factory=dict)
+    normalize: bool = False
+    warm: bool = False
+
+    @property
+    def atari(self) -> bool:
+        """Whether the observations are frames of a game."""
+        return self.env.startswith("ALE/")
+
+    @property
+    def before_learning(self) -> int:
+        """Environment steps before the first update."""
+        return int(self.settings.get("learning_starts", self.rows))
+
+    @property
+    def rows(self) -> int:
+        """Environment steps of a rollout; without rollouts 1."""
+        return int(self.settings["n_steps"]) * self.num_envs if "n_steps" in self.settings else 1
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps of a run."""
+        if "learning_starts" in self.settings:
+            return self.steps - self.before_learning
+        return self.steps // self.rows * self.settings.get("n_epochs", 1) * self.rows // self.settings.get("batch_size", self.rows)
+
+    def shortened(self, share: float) -> Case:
+        """With a share of the steps, in whole rollouts."""
+        return replace(self, steps=max(1, round(self.steps * share / self.rows)) * self.rows)
+
+
+PPO_CARTPOLE: dict[str, Any] = {
+    "algorithm": "PPO",
+    "env": "CartPole-v1",
+    "num_envs": 8,
+    "steps": 204_800,
+    "settings": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 3e-4},
+}
+PPO_CHEETAH: dict[str, Any] = {"algorithm": "PPO", "env": "HalfCheetah-v5", "normalize": True}
+SAC: dict[str, Any] = {
+    "algorithm": "SAC",
+    "num_envs": 1,
+    "steps": 6_000,
+    "peers": ("sb3", "sbx", "bare_sac"),
+    "goals": (Goal("sb3", 2.0), Goal("sbx", 1.0), Goal("bare_sac", 0.95), MEMORY),
+    "warm": True,
+}
+
+CASES = {
+    "ppo_cartpole": Case(
+        **PPO_CARTPOLE,
+        peers=("sb3", "skrl", "tianshou", "bare_ppo"),
+        goals=(Goal("sb3", 2.0), Goal("skrl", 2.0), Goal("bare_ppo", 0.90), MEMORY, Goal("sb3", 1.2, "first_update_s")),
+    ),
+    "ppo_cartpole_compile": Case(
+        **PPO_CARTPOLE,
+        peers=("sb3", "skrl"),
+        goals=(Goal("sb3", 2.8), Goal("skrl", 2.8)),
+        ours={"compile": True},
+        warm=True,
+    ),
+    "a2c_cartpole": Case(
+        algorithm="A2C",
+        env="CartPole-v1",
+        num_envs=8,
+        steps=100_000,
+        settings={"n_steps": 5, "learning_rate": 7e-4},
+        peers=("sb3",),
+        goals=(Goal("sb3", 2.0), MEMORY),
+    ),
+    "ppo_cheetah1": Case(
+        **PPO_CHEETAH,
+        num_envs=1,
+        steps=20_480,
+        settings={"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "learning_rate": 3e-4},
+        peers=("sb3", "skrl", "bare_ppo"),
+        goals=(Goal("sb3", 1.8), Goal("skrl", 1.6), Goal("bare_ppo", 0.90), MEMORY),
+    ),
+    "ppo_cheetah8": Case(
+        **PPO_CHEETAH,
+        num_envs=8,
+        steps=131_072,
+        settings={"n_steps": 2048, "batch_size": 512, "n_epochs": 10, "learning_rate": 3e-4},
+        peers=("sb3", "bare_ppo"),
+        goals=(Goal("sb3", 1.6), Goal("bare_ppo", 0.90), MEMORY),
+    ),
+    "dqn_cartpole": Case(
+        algorithm="DQN",
+        env="CartPole-v1",
+        num_envs=1,
+        steps=30_000,
+        settings={
+            "learning_rate": 1e-3,
+            "learning_starts": 100,
+            "batch_size": 128,
+            "train_freq": 1,
+            "buffer_size": 100_000,
+            "target_update_interval": 500,
+        },
+        peers=("sb3", "cleanrl_style", "tianshou", "bare_dqn"),
+        goals=(Goal("sb3", 2.2), Goal("cleanrl_style", 1.5), Goal("bare_dqn", 0.85), MEMORY),
+        warm=True,
+    ),
+    "sac_pendulum": Case(**SAC, env="Pendulum-v1", settings={"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 256}),
+    "sac_cheetah": Case(**SAC, env="HalfCheetah-v5", settings={"learning_rate": 3e-4, "learning_starts": 100, "batch_size": 256}),
+    "ppo_pong": Case(
+        algorithm="PPO",
+        env="ALE/Pong-v5",
+        num_envs=8,
+        steps=8_192,
+        settings={"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 2.5e-4},
+        peers=("sb3",),
+        goals=(Goal("sb3", 1.5), MEMORY),
+        vectorization="async",
+        ours={"net_arch": [], "clip_reward": 1.0},
+    ),
+}

@@ -1,0 +1,1 @@
+"""One program for each library: `python -m peers.NAME CASE`, as `throughput.py` runs them."""

@@ -1,0 +1,54 @@
+"""PPO of Stable-Baselines3 on CartPole with the settings of its zoo, until it is solved."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+from solving import solved
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+STEPS = 100_000
+ZOO = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0}
+
+
+class StopWhenSolved(BaseCallback):
+    """Looks at the last 100 training episodes after each rollout has been learned from, which is when the next one begins."""
+
+    def __init__(self, launched: float) -> None:
+        super().__init__()
+        self.launched, self.began = launched, float("nan")
+
+    def _on_training_start(self) -> None:
+        self.began = time.time()
+
+    def _on_step(self) -> bool:
+        return not self.is_solved
+
+    def _on_rollout_start(self) -> None:
+        self.is_solved = solved([episode["r"] for episode in self.model.ep_info_buffer])
+        if self.is_solved:
+            now = time.time()
+            figures = {"seconds": now - self.began, "seconds_from_launch": now - self.launched, "env_steps": self.num_timesteps}
+            print(json.dumps(figures), flush=True)
+
+
+def main() -> None:
+    """One run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--launched", type=float, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    falling = {"learning_rate": lambda left: 1e-3 * left, "clip_range": lambda left: 0.2 * left}
+    model = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=8, seed=options.seed), seed=options.seed, device="cpu", **ZOO, **falling)
+    model.learn(STEPS, callback=StopWhenSolved(options.launched))
+
+
+if __name__ == "__main__":
+    main()

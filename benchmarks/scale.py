@@ -1,0 +1,119 @@
+"""How costs grow: steps with the number of environments, memory and time with the size of the replay buffer, and what start-up takes.
+
+    python benchmarks/install.py --peers sb3
+    python benchmarks/scale.py [--parts environments replay startup] [--repeats 3] [--out benchmarks/results]
+
+* Environments: CartPole-v1, microseconds of a vector step of our collector, whose policy of 64 x 64 acts, and of the bare vector
+  environment; medians. All reset in the step after an episode's end.
+* Replay: HalfCheetah's rows added one by one until the buffer is full, then batches of 256 drawn as tensors.
+* Start-up: seconds from launch, medians. The first update is PPO's on CartPole, 8 x 128, as in `throughput.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import report
+from install import python_of
+from throughput import check_installed, environment, measure
+
+NUM_ENVS = (1, 8, 64, 512)
+VECTORIZATIONS = ("sync", "native", "envpool")
+ROWS = (10_000, 100_000, 1_000_000, 5_000_000)
+PYTHONS = {"ours": Path(sys.executable), "sb3": python_of("sb3")}
+STARTS = {
+    "import lightning_rl": ("ours", "-c", "import lightning_rl"),
+    "import stable_baselines3": ("sb3", "-c", "import stable_baselines3"),
+    "import torch": ("ours", "-c", "import torch"),
+    "lightning-rl --help": ("ours", "-m", "lightning_rl", "--help"),
+}
+Part = Callable[[int, int], tuple[str, Any]]
+"""Measures with so many repeats and threads. Returns a section of the report, and its figures."""
+
+
+def output(peer: str, arguments: list[str], threads: int) -> str:
+    """The last line of a fresh process."""
+    command = [PYTHONS[peer], *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(threads))
+    if result.returncode:
+        raise SystemExit(f"failed: {' '.join(map(str, command))}\n{result.stderr[-2000:]}")
+    return result.stdout.strip().splitlines()[-1] if result.stdout.strip() else ""
+
+
+def medians(call: Callable[[], dict[str, float]], repeats: int) -> dict[str, float]:
+    """Of each figure over repeats."""
+    found = [call() for _ in range(repeats)]
+    return {name: statistics.median(each[name] for each in found) for name in found[0]}
+
+
+def environments(repeats: int, threads: int) -> tuple[str, Any]:
+    """A line for each kind and number of environments."""
+    figures: dict[str, Any] = {}
+    rows = []
+    for vectorization in VECTORIZATIONS:
+        for num_envs in NUM_ENVS:
+            arguments = ["-m", "peers.collecting", vectorization, str(num_envs), "--threads", str(threads)]
+            found = medians(lambda given=arguments: json.loads(output("ours", given, threads)), repeats)
+            figures[f"{vectorization} {num_envs}"] = found
+            both = found["collector"], found["bare"]
+            rows.append([vectorization, str(num_envs), *(f"{each:,.1f}" for each in both), *(f"{each / num_envs:,.2f}" for each in both)])
+    head = ["vectorization", "environments", "µs a vector step, ours", "bare", "µs an environment step, ours", "bare"]
+    return "## Environments\n\n" + report.table(head, rows), figures
+
+
+def replay(repeats: int, threads: int) -> tuple[str, Any]:
+    """A line for each library and size, measured once: it takes long, and averages over all rows."""
+    figures: dict[str, Any] = {}
+    rows = []
+    for size in ROWS:
+        for peer in ("ours", "sb3"):
+            found = json.loads(output(peer, ["-m", "peers.replaying", peer, str(size)], threads))
+            figures[f"{peer} {size}"] = found
+            rows.append([f"{size:,}", peer, f"{found['memory_mb']:,.0f}", f"{found['add_us']:.1f}", f"{found['draw_us']:.0f}"])
+    return "## Replay\n\n" + report.table(["rows", "library", "MB", "µs to add one", "µs to draw 256"], rows), figures
+
+
+def startup(repeats: int, threads: int) -> tuple[str, Any]:
+    """A line for each way to start."""
+    figures: dict[str, list[float]] = {name: [] for name in (*STARTS, "first update, ours", "first update, sb3")}
+    for _ in range(repeats):
+        for name, (peer, *arguments) in STARTS.items():
+            start = time.perf_counter()
+            output(peer, arguments, threads)
+            figures[name].append(time.perf_counter() - start)
+        for peer in PYTHONS:
+            figures[f"first update, {peer}"].append(measure(peer, "ppo_cartpole", 0.0, threads, "cpu")["first_update_s"])
+    rows = [[name, f"{statistics.median(each):.2f}", " ".join(f"{one:.2f}" for one in each)] for name, each in figures.items()]
+    return "## Start-up\n\n" + report.table(["what", "seconds", "all"], rows), figures
+
+
+PARTS: dict[str, Part] = {"environments": environments, "replay": replay, "startup": startup}
+
+
+def main() -> None:
+    """Measure and write, after each part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=report.RESULTS)
+    options = parser.parse_args()
+    check_installed(["sb3"])
+    head = [*report.machine(options.threads), report.libraries(["sb3"]), f"{options.repeats} repeats."]
+    sections, figures = ["# Scale", "\n".join(head)], {}
+    for part in options.parts:
+        section, figures[part] = PARTS[part](options.repeats, options.threads)
+        sections.append(section)
+        report.write("scale", "\n\n".join(sections), {"head": head, **figures}, options.out)
+
+
+if __name__ == "__main__":
+    main()
