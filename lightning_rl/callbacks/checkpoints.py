@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,8 @@ from lightning_rl.saving.segments import SegmentStore, size_of
 
 SAVED_UNASKED = 4e9
 """Bytes of a replay buffer that are saved without being asked for."""
+SECONDS = 1.0
+"""Between saves whose distance nobody asked for: a run of seconds would spend a tenth of them on saving."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class CheckpointConfig:
     """What to keep on the way, beside `best.ckpt` and `last.ckpt`.
 
     Args:
-        every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run unless given.
+        every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run, and at least a second, unless given.
         keep: how many numbered copies to keep, the newest; -1 keeps all.
         save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
         every_n_updates: the same as `every_n_env_steps` for runs that count updates.
@@ -95,7 +98,7 @@ class SaveCheckpoints(Checkpoint):
     """Saves `last.ckpt` every `every_n_env_steps` environment steps (or updates) and at the end, and numbered copies on request.
 
     Args:
-        every_n_env_steps: environment steps between saves; 2 % of the run unless given.
+        every_n_env_steps: environment steps between saves; 2 % of the run, and at least a second unless copies are kept, unless given.
         keep: how many copies `env_steps=<n>.ckpt` to keep beside `last.ckpt`, the newest, without a replay buffer; -1 keeps all.
         folder: where to save; `checkpoints` of the run's folder unless given.
         save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
@@ -117,13 +120,13 @@ class SaveCheckpoints(Checkpoint):
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.keep, self.folder = keep, folder
         self.save_replay_buffer = save_replay_buffer
-        self.saved_at = 0
+        self.saved_at, self.saved_when = 0, 0.0
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         check_interval("checkpoint", self, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.saved_at = pl_module.count
+        self.saved_at, self.saved_when = pl_module.count, time.monotonic()
         self.folder = trainer.strategy.broadcast(self.folder)
         if not pl_module.collector.can_be_saved:
             name = pl_module.collector.name
@@ -150,15 +153,25 @@ class SaveCheckpoints(Checkpoint):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         every = interval(self, pl_module, 50)
-        if pl_module.count // every > self.saved_at // every:
+        if pl_module.count // every > self.saved_at // every and (self._is_punctual or self._is_long_ago(trainer)):
             self.save(trainer, pl_module)
+
+    @property
+    def _is_punctual(self) -> bool:
+        """Whether somebody counts on saves at certain steps."""
+        return bool(self.every_n_env_steps or self.every_n_updates or self.keep)
+
+    def _is_long_ago(self, trainer: pl.Trainer) -> bool:
+        """Whether the last save is, by the clock of the first rank."""
+        long_ago = time.monotonic() - self.saved_when >= SECONDS
+        return long_ago if trainer.world_size == 1 else bool(trainer.strategy.broadcast(long_ago))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.save(trainer, pl_module)
 
     def save(self, trainer: pl.Trainer, algorithm: Any) -> None:
         """Save now, and forget copies beyond `keep`."""
-        self.saved_at = algorithm.count
+        self.saved_at, self.saved_when = algorithm.count, time.monotonic()
         algorithm.dataset.end_save(attempt(trainer, algorithm.dataset.begin_save) and save_checkpoint(trainer, self._place("last.ckpt")))
         if self.keep:
             save_checkpoint(trainer, self._place(f"{algorithm.counter}={algorithm.count}.ckpt"))

@@ -65,7 +65,7 @@ class StoredNext:
 
     def write(self, rows: np.ndarray, row: Row, next_seen: Seen) -> None:
         """Write one row into each of some rings."""
-        tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.table.columns, (row, next_seen))
+        self.table.write(rows, (row, next_seen))
 
     def cut(self, rows: np.ndarray) -> None:
         """End the episodes of the newest rows of some rings."""
@@ -147,9 +147,9 @@ class DerivedNext:
         lanes = rows // self.slots
         self._check_first(tree_index(row.seen.obs, self.time[lanes] == 0))
         frame, next_frame = (_newest(seen, self.frames, 1) for seen in (row.seen, next_seen))
-        tree_map(lambda column, leaf: column.__setitem__(rows, leaf), self.row, row._replace(seen=NOTHING))
+        self.table.write(rows, row._replace(seen=NOTHING))
         for place, seen in ((rows, frame), (self.successor(rows), next_frame)):
-            tree_map(lambda column, leaf, place=place: column.__setitem__(place, leaf), self.observations.columns, seen)
+            self.observations.write(place, seen)
         self.back[rows] = np.minimum(self.time[lanes], self.frames - 1)
         self.time[lanes] = np.where(row.ended, 0, self.time[lanes] + 1)
         self._forget_finals(rows)
@@ -183,7 +183,7 @@ class DerivedNext:
             self.free.extend(range(size, size + more))
             self.finals.resize(size + more)
         slots = np.array([self.free.pop() for _ in rows], dtype=np.int32)
-        tree_map(lambda column, leaf: column.__setitem__(slots, leaf), self.finals.columns, final_seen)
+        self.finals.write(slots, final_seen)
         self.final_of[rows] = slots
 
     def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Seen]:

@@ -40,11 +40,20 @@ class RowTable:
                     self.records = np.asarray(np.memmap(file, record_type(template), mode="w+", shape=(rows,)))
             except OSError as error:
                 raise SettingError(f"replay.directory {str(directory)!r}: {error.strerror}; name a folder to write to") from error
+        self._view()
+
+    def _view(self) -> None:
         self.columns = self._fields(self.records)
         """The leaves `[rows, ...]`, as views to read and write."""
+        self._leaves = list(tree_leaves(self.columns))
 
     def _fields(self, records: np.ndarray) -> Tree:
         return tree_map(lambda name: records[name], self._names)
+
+    def write(self, rows: np.ndarray, tree: Tree) -> None:
+        """Write leaves `[*rows.shape, ...]` over rows."""
+        for column, leaf in zip(self._leaves, tree_leaves(tree), strict=True):
+            column[rows] = leaf
 
     def take(self, rows: np.ndarray) -> Tree:
         """Copies of rows `[*rows.shape, ...]`."""
@@ -57,4 +66,4 @@ class RowTable:
     def resize(self, rows: int) -> None:
         """Have so many rows, the first of them as they were."""
         self.records = np.concatenate([self.records[:rows], np.zeros(max(0, rows - len(self.records)), self.records.dtype)])
-        self.columns = self._fields(self.records)
+        self._view()

@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_rl import PPO, BestModel, RolloutEvaluator, SaveCheckpoints
+from lightning_rl.callbacks import checkpoints
 from lightning_rl.errors import SettingError
 from tests.callbacks.evaluations import Scores
 from tests.fitting import fit, tiny, weights
@@ -87,6 +88,15 @@ def test_last_is_saved_on_the_way_and_at_the_end(tmp_path):
     env_steps, kept = stored(tmp_path / "last.ckpt")
     assert env_steps == 80 and torch.equal(kept, weights(model))
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("seconds, saved", [(0.0, [16, 32, 48, 64, 80, 80]), (60.0, [80])])
+def test_unless_told_when_a_run_saves_no_more_often_than_once_in_a_while(seconds, saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "SECONDS", seconds)
+    seen, save = [], SaveCheckpoints.save
+    monkeypatch.setattr(SaveCheckpoints, "save", lambda self, trainer, model: (seen.append(model.env_steps), save(self, trainer, model)))
+    fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[SaveCheckpoints(folder=tmp_path)])
+    assert seen == saved
 
 
 @pytest.mark.parametrize("keep, kept", [(0, []), (2, [64, 80]), (-1, [16, 32, 48, 64, 80])])

@@ -12,7 +12,7 @@ import threading
 import pytest
 import torch
 
-from lightning_rl import PPO, SettingError, Trainer
+from lightning_rl import PPO, CheckpointConfig, SettingError, Trainer
 from lightning_rl.saving.atomic import SaveFailed, remove_leftovers
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation, read_verified
 from tests.fitting import fit, tiny
@@ -227,7 +227,8 @@ def test_the_generation_before_is_told_of_once_for_each_damage(tmp_path):
 
 def test_a_run_that_falls_back_says_so_once(tmp_path, capfd):
     model = tiny(PPO, max_env_steps=32)
-    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
+    every = CheckpointConfig(every_n_env_steps=16)
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False, checkpoint=every)
     trainer.fit(model)
     damage(trainer.run_folder / "checkpoints" / "last.ckpt")
     Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False).fit(tiny(PPO), ckpt_path="last")
