@@ -19,7 +19,7 @@ FLOORS = (
     {"rewards", "demonstrations", "actors"},
     {"callbacks"},
     {"algorithms"},
-    {"run_folder", "launching"},
+    {"run_folder", "launching", "cpu_threads"},
     {"trainer"},
     {"cli"},
 )

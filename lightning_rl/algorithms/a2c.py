@@ -95,8 +95,9 @@ class A2C(Algorithm):
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         if self.normalize_advantage:
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
-        loss = self.loss(batch)
-        self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+        with self.fast_matmul():
+            loss = self.loss(batch)
+            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
         self.end_update(batch)
         end_burn_in(self, optimizer)
 

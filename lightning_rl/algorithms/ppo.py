@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any, Literal
 
@@ -116,12 +117,13 @@ class PPO(Algorithm):
         batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
-        for minibatch in chain.from_iterable(epochs):
-            loss, kl = self.loss(minibatch)
-            if self.target_kl is not None and self.mean_over_ranks(kl) > 1.5 * self.target_kl:
-                break
-            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
-            self.end_update(minibatch)
+        with self.fast_matmul() if self.actors is None else nullcontext():  # which a thread that acts meanwhile would share
+            for minibatch in chain.from_iterable(epochs):
+                loss, kl = self.loss(minibatch)
+                if self.target_kl is not None and self.mean_over_ranks(kl) > 1.5 * self.target_kl:
+                    break
+                self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+                self.end_update(minibatch)
         end_burn_in(self, optimizer)
 
     def loss(self, minibatch: Batch) -> tuple[Tensor, Tensor]:
