@@ -24,6 +24,7 @@ from lightning_rl.callbacks.curriculum import make_curriculum
 from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.cli_messages import explain, explain_flag
 from lightning_rl.cli_settings import read_arguments
+from lightning_rl.cpu_threads import torch_threads
 from lightning_rl.data.episodes import summarize
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.recorder import RecordEpisodes
@@ -31,7 +32,7 @@ from lightning_rl.demonstrations.saving import save_demonstrations
 from lightning_rl.demonstrations.store import dataset_id, new_folder
 from lightning_rl.errors import SettingError, check_range, nearest
 from lightning_rl.saving.files import SaveFailed
-from lightning_rl.trainer import Trainer, threads_for, torch_threads
+from lightning_rl.trainer import Trainer
 
 FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
        lightning-rl fit --model ALGORITHM --model.env.id ENVIRONMENT [options]
@@ -203,7 +204,7 @@ def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, f
     """The statistics that `evaluate --json` prints."""
     num_envs = min(options.num_envs, options.episodes)
     player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
-    with closing(player), torch_threads(threads_for(algorithm)):
+    with closing(player), torch_threads(1):
         episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
     return {**summarize(episodes), "episodes": options.episodes, **counts, "seed": options.seed}
@@ -235,7 +236,7 @@ def collect(arguments: list[str], imports: list[str]) -> int:
         algorithm.env, 1, None, algorithm.spaces.masked, [RecordEpisodes]
     )  # one alone: what is played is, bit for bit, what load_policy does
     recorder: Any = player.envs[0]
-    with closing(player), torch_threads(threads_for(algorithm)):
+    with closing(player), torch_threads(1):
         player.play(algorithm.network, options.episodes, options.seed, options.deterministic == "true")
         recorder.cut()
         name = type(algorithm).__name__

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -28,12 +27,14 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
+from lightning_rl.cpu_threads import one_thread, torch_threads
 from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_range
 from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
-from lightning_rl.networks.numpy_mlp import one_thread
+from lightning_rl.networks.thread_choice import choose_threads
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
 from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
+from lightning_rl.saving.manifest import threads_of
 
 OURS = {
     "gradient_clip_val": "model.max_grad_norm",
@@ -55,7 +56,8 @@ class Trainer(pl.Trainer):
         evaluation: how to judge the policy; None does not.
         checkpoint: what to keep on the way; None keeps no weights.
         default_root_dir: where runs lie.
-        torch_threads: CPU threads for torch; unless given, 1 for small networks (more cost time) and torch's own choice for images.
+        torch_threads: CPU threads for torch; unless given, 1, or torch's own choice where a short measurement with a network of images or
+            wide layers finds it clearly faster. A run that continues keeps what it had.
         run_name: the folder of the run, instead of `version_<n>`.
         max_epochs: runs end at the algorithm's `max_env_steps` or `max_updates`; -1 sets no other end.
         log_every_n_steps: iterations between rows of what others log through Lightning; ours follow the algorithm's `log_interval`.
@@ -182,7 +184,7 @@ class Trainer(pl.Trainer):
             place: AbstractContextManager[None] = replacing(run_folder) if force and ckpt_path is None else nullcontext()
         else:
             place = nullcontext()
-        with one_thread(), torch_threads(self.torch_threads or threads_for(model)), self.stop.listening(partial(tell_to_stop, self)), place:
+        with one_thread(), torch_threads(self._threads(model, ckpt_path)), self.stop.listening(partial(tell_to_stop, self)), place:
             try:
                 if isinstance(model, Algorithm):
                     self._equip(model, ckpt_path, count)
@@ -200,6 +202,18 @@ class Trainer(pl.Trainer):
                     self._say_goodbye(model)
         if self.stop.received is not None:
             self._leave(model)
+
+    def _threads(self, model: Any, ckpt_path: str | Path | None) -> int:
+        """What was asked for, else what the run had that is continued, else what pays; one beside an accelerator."""
+        known = self.torch_threads or (None if ckpt_path is None else threads_of(ckpt_path))
+        if known is not None:
+            return known
+        if self.strategy.root_device.type != "cpu":
+            return 1
+        number, line = choose_threads(model)
+        if line is not None:
+            self.say(line)
+        return number
 
     def _tell_differences(self, ckpt_path: str | Path | None) -> None:
         """Another machine or other versions do not continue bit for bit."""
@@ -284,22 +298,6 @@ def current_seed() -> int | None:
     """What `seed_everything` was last called with."""
     seed = os.environ.get("PL_GLOBAL_SEED")
     return None if seed is None else int(seed)
-
-
-def threads_for(model: torch.nn.Module) -> int:
-    """CPU threads that pay: torch's own choice for convolutions, 1 for the small networks without."""
-    return torch.get_num_threads() if any(isinstance(module, torch.nn.Conv2d) for module in model.modules()) else 1
-
-
-@contextmanager
-def torch_threads(number: int) -> Iterator[None]:
-    """A number of CPU threads for torch, and then the number before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @rank_zero_only

@@ -10,7 +10,7 @@ import lightning_rl
 
 ROOT = Path(lightning_rl.__file__).parent
 FLOORS = (
-    {"types", "errors"},
+    {"types", "errors", "cpu_threads"},
     {"finite", "ranks"},
     {"returns", "value_transforms", "schedules", "spaces", "guards", "saving"},
     {"distributions", "losses"},

@@ -101,7 +101,7 @@ OPTIONS = [
     ("--model.normalize_obs on", "normalize_obs must be one of off, running, frozen", "'on'"),
     ("--model.ratio joined", "model.ratio must be one of joint, per_part, per_dim", "joined", "did you mean joint?"),
     ("--model.action_dist tanh", "model.action_dist must be one of clipped_normal, tanh_normal", "got tanh", "did you mean tanh_normal?"),
-    ("--model.env.vectorization asink", "model.env.vectorization must be one of sync, async", "asink", "did you mean async?"),
+    ("--model.env.vectorization asink", "model.env.vectorization must be one of auto, sync, async", "asink", "did you mean async?"),
     ("--model.env.autoreset SAMESTEP", "model.env.autoreset must be one of", "SAMESTEP", "did you mean SAME_STEP?"),
     # ---- what replays
     ("--model SAC --model.replay.alphaa 3", "model.replay.alphaa", "did you mean alpha?"),

@@ -14,6 +14,7 @@ import yaml
 from lightning_rl import A2C, PPO, CheckpointConfig, EvaluationConfig, RolloutEvaluator, Trainer
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.errors import SettingError
+from lightning_rl.saving.manifest import threads_of
 from tests.environments import Endless
 from tests.fitting import tiny, weights
 
@@ -233,6 +234,23 @@ def test_threads_are_few_for_small_networks_and_as_before_afterwards(threads, in
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_run_that_continues_keeps_its_threads(fit):
+    seen, before = [], torch.get_num_threads()
+
+    class Look(pl.Callback):
+        def on_train_start(self, trainer, model):
+            seen.append(torch.get_num_threads())
+
+    run = fit(torch_threads=os.cpu_count()).run_folder
+    fit(max_env_steps=112, ckpt_path=run / "checkpoints/last.ckpt", callbacks=[Look()])
+    fit(max_env_steps=128, ckpt_path=run / "checkpoints/last.ckpt", callbacks=[Look()], torch_threads=1)
+    assert seen == [os.cpu_count(), 1] and torch.get_num_threads() == before
+    manifest = run / "checkpoints/last.ckpt.json"
+    assert threads_of(run / "checkpoints/last.ckpt") == os.cpu_count()
+    manifest.write_text(manifest.read_text().replace('"model": "', '"model": "another '))
+    assert threads_of(run / "checkpoints/last.ckpt") is None
 
 
 def test_a_function_that_builds_environments_names_the_folder(fit):

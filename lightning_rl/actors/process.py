@@ -13,8 +13,8 @@ from textwrap import shorten
 import torch
 
 from lightning_rl.actors.shared_memory import SharedWeights, SlotWriter
+from lightning_rl.cpu_threads import one_thread
 from lightning_rl.envs.processes import live_and_die_with_the_parent
-from lightning_rl.networks.numpy_mlp import one_thread
 
 RAN_THE_PROGRAM = 78
 """Exit status of a process that found itself running the program from its beginning."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -237,10 +237,10 @@ class Algorithm(Run):
         self.dataset.buffer.update(batch.rows, finite)
 
     @contextmanager
-    def learning(self) -> Iterator[None]:
-        """A context for updates, whose gradients `step` makes: small perceptrons are computed in numpy, wide layers multiply faster where
-        this processor loses nothing by it."""
-        with matmul_precision(self._matmul), in_numpy():
+    def learning(self, alone: bool = True) -> Iterator[None]:
+        """A context for updates, whose gradients `step` makes. Small perceptrons are computed in numpy, and wide layers multiply faster
+        where this processor loses nothing by it; not if a thread that acts meanwhile would share that."""
+        with matmul_precision(self._matmul) if alone else nullcontext(), in_numpy():
             yield
 
     def mean_over_ranks(self, value: Tensor) -> float:

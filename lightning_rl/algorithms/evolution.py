@@ -103,7 +103,7 @@ class EvolutionStrategies(Algorithm):
         check_range("normalize_obs_share", normalize_obs_share, 0, 1, open_low=True)
         if max_length_ratio is not None:
             check_range("max_length_ratio", max_length_ratio, 1)
-        if isinstance(self.env, EnvConfig) and self.env.vectorization != "sync":
+        if isinstance(self.env, EnvConfig) and self.env.vectorization not in ("auto", "sync"):
             raise SettingError(
                 f"env.vectorization {self.env.vectorization}: each environment begins its episodes when its weights change; use sync, "
                 "and actors.backend processes for more cores"

@@ -24,7 +24,7 @@ from lightning_rl.data.demonstrations import EpisodeRows, split_by_episode
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, in_turn
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.types import tree_leaves
@@ -70,7 +70,7 @@ def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> Actor
     check_can_be_built(env, here=threads)
     num_envs = algorithm.num_envs // config.batch
     seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * num_envs
-    build = BuildActor(env, algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
+    build = BuildActor(env if threads else in_turn(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
     workers = make_workers(build, config, algorithm.network)
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, algorithm.trainer.precision_plugin.forward_context)
 

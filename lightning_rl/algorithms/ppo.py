@@ -117,7 +117,7 @@ class PPO(Algorithm):
         batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
-        with self.learning():
+        with self.learning(alone=self.actors is None):
             for minibatch in chain.from_iterable(epochs):
                 loss, kl = self.loss(minibatch)
                 if self.target_kl is not None and self.mean_over_ranks(kl()) > 1.5 * self.target_kl:

@@ -85,7 +85,8 @@ def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, genera
     order = torch.randperm(num, generator=generator).to(batch.weight.device).view(-1, batch_size // length)
 
     def shuffled(leaf: Tensor) -> Tensor:
-        return leaf.unflatten(0, (length, num))[:, order].transpose(0, 1).flatten(1, 2)
+        rows = leaf.unflatten(0, (length, num)).index_select(1, order.flatten())  # copies whole rows, and indexing byte for byte
+        return rows.unflatten(1, order.shape).transpose(0, 1).flatten(1, 2)
 
     start, memory = batch.episode_start[:, order].transpose(0, 1), tree_index(batch.memory, order)
     batch = tree_map(shuffled, batch._replace(episode_start=batch.weight, memory=()))._replace(episode_start=start, memory=memory)

@@ -68,22 +68,23 @@ def judge(unroll: Unroll, network: Any, device: torch.device, log_probs: bool = 
 
     Args:
         unroll: of tensors; ends of arrays.
-        network: with `value` and `log_prob`, see `networks/actor_critic.py`.
+        network: with `value` and `judge`, see `networks/actor_critic.py`.
         device: of the network.
         log_probs: whether to compute them.
     """
     ends = unroll.ends
     unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
     rollout, memory = unroll.rollout(), tree_index(unroll.memory, 0)
-    value = network.value(unroll.obs, memory, unroll.episode_start)
+    if log_probs:
+        log_prob, value = network.judge(unroll.obs, unroll.action, memory, unroll.episode_start, unroll.action_mask)
+        rollout = rollout._replace(log_prob=log_prob)
+    else:
+        value = network.value(unroll.obs, memory, unroll.episode_start)
     next_value = value[1:]
     if len(ends.step):
         obs, memory_then = tree_to_torch((ends.obs, ends.memory), device)
         next_value = next_value.clone()
         next_value[ends.step, ends.env] = network.value(obs, memory_then, torch.zeros(len(ends.step), dtype=torch.bool, device=device))
-    if log_probs:
-        log_prob = network.log_prob(rollout.obs, rollout.action, memory, rollout.episode_start, rollout.action_mask)
-        rollout = rollout._replace(log_prob=log_prob)
     return rollout._replace(value=value[:-1], next_value=next_value)
 
 

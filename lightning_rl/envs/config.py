@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import gymnasium as gym
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 
-VECTORIZATIONS = ("sync", "async", "native", "envpool")
+VECTORIZATIONS = ("auto", "sync", "async", "native", "envpool")
 AUTORESETS = ("SAME_STEP", "NEXT_STEP", "DISABLED")
 
 
@@ -22,7 +23,8 @@ class EnvConfig:
     Args:
         id: a gymnasium id such as `CartPole-v1`, or `module:EnvId-v0` for an environment that a module registers.
         num_envs: how many environments to step at once, in each process of a run.
-        vectorization: `sync` (in turn), `async` (a process each), `native` (gymnasium's vector entry point) or `envpool`.
+        vectorization: `sync` (in turn), `async` (a process each), `native` (gymnasium's vector entry point) or `envpool`; `auto` is `async`
+            for several environments with `atari` on several cores, and `sync` for all others and within actors, which are apart already.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (SAME_STEP unless given), for the others
             what they do when they do not say it themselves.
         kwargs: arguments of the environment's constructor.
@@ -39,7 +41,7 @@ class EnvConfig:
 
     id: str
     num_envs: int = 8
-    vectorization: Literal["sync", "async", "native", "envpool"] = "sync"
+    vectorization: Literal["auto", "sync", "async", "native", "envpool"] = "auto"
     autoreset: Literal["SAME_STEP", "NEXT_STEP", "DISABLED"] | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Any] = field(default_factory=list)
@@ -71,8 +73,8 @@ class EnvConfig:
         if self.max_restarts is not None:
             check_range("env.max_restarts", self.max_restarts, 0, whole=True)
         for name in ("step_timeout", "max_restarts"):
-            if getattr(self, name) is not None and self.vectorization != "async":
-                raise SettingError(f"env.{name} is of vectorization async, and this one is {self.vectorization}; leave it out")
+            if getattr(self, name) is not None and (way := settled(self).vectorization) != "async":
+                raise SettingError(f"env.{name} is of vectorization async, and this one is {way}; leave it out")
         if self.vectorization in ("native", "envpool"):
             for name in ("wrappers", "frame_stack", "atari", "parameters"):
                 if getattr(self, name):
@@ -104,6 +106,19 @@ def as_config(env: Any) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gym.E
     if isinstance(env, gym.Env):
         raise SettingError("env is a single environment; pass its id, an EnvConfig, or a function that builds it")
     raise SettingError(f"env must be an id such as CartPole-v1 or an EnvConfig, got {env!r}")
+
+
+def settled(env: Any) -> Any:
+    """Settings with `vectorization: auto` decided; other environments as they are."""
+    if not isinstance(env, EnvConfig) or env.vectorization != "auto":
+        return env
+    apart = env.atari and env.num_envs > 1 and (os.cpu_count() or 1) > 1
+    return replace(env, vectorization="async" if apart else "sync")
+
+
+def in_turn(env: Any) -> Any:
+    """The same for one process of several, where `auto` is `sync`."""
+    return replace(env, vectorization="sync") if isinstance(env, EnvConfig) and env.vectorization == "auto" else env
 
 
 def one_of(config: EnvConfig, max_episode_steps: int | None = None) -> EnvConfig:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, settled
 from lightning_rl.envs.state import layers
 
 APART = {"num_envs", "autoreset", "autoreset_mode", "step_timeout", "max_restarts"}
@@ -23,6 +23,7 @@ OTHERS = {"self", "env", "envs", "env_fns", "build", "render_mode"} | APART
 def fingerprint(envs: VectorEnv, config: EnvConfig | None = None) -> str:
     """Of the settings where there are some, else of what can be known of environments that Python code has built."""
     if config is not None:
+        config = settled(config)
         settings = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in APART}
         said: Any = plain(settings | {"kwargs": without({"render_mode"}, config.kwargs)})
     else:

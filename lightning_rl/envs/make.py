@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.config import EnvConfig, one_of, settled
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.packages import EXTRAS, prepare_package
@@ -58,6 +58,7 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
 
     `num_envs` counts for a function alone, `first` is the index of the first environment among those of all ranks.
     """
+    env = settled(env)
     if isinstance(env, VectorEnv):
         return env
     if not isinstance(env, EnvConfig):
@@ -142,7 +143,8 @@ def _first(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gymnasium_make(config: EnvConfig) -> gym.Env:
-    arguments = _make_arguments(config) | ({"frameskip": 1} if config.atari else {})
+    # the wrapper asks for its pictures itself; those that the game makes beside them are cheapest in grey
+    arguments = _make_arguments(config) | ({"frameskip": 1, "obs_type": "grayscale"} if config.atari else {})
     return _guarded(config, lambda: gym.make(config.id, disable_env_checker=True, **arguments))
 
 

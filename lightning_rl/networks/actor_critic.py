@@ -17,7 +17,7 @@ from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import Perceptron, PolicyNetwork
 from lightning_rl.networks.value_heads import make_value_head
 from lightning_rl.spaces import Spaces, check_observation_space
-from lightning_rl.types import Step, Tree
+from lightning_rl.types import Step, Tree, tree_index
 
 
 class ActorCritic(PolicyNetwork):
@@ -120,6 +120,18 @@ class ActorCritic(PolicyNetwork):
         """Log-probability of an action `[..., D]`."""
         x, _ = self.policy(obs, memory, episode_start)
         return self.distribution.evaluate(x, action, action_mask)[0]
+
+    def judge(
+        self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of T steps' actions `[T, N, D]`, and V(s) `[T + 1, N, S]` of what was seen before, between and after them."""
+        if self.critic_encoder is not self.actor_encoder:
+            start = None if episode_start is None else episode_start[:-1]
+            log_prob = self.log_prob(tree_index(obs, slice(-1)), action, memory, start, action_mask)
+            return log_prob, self.value(obs, memory, episode_start)
+        features, _ = self.memory(self.actor_encoder(self.normalizer(obs)), self._memories(memory)[0], episode_start)
+        log_prob = self.distribution.evaluate(self.actor(features[:-1]).float(), action, action_mask)[0]
+        return log_prob, self.value_head.value(self.critic(features).float())
 
     def evaluate(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()

@@ -31,6 +31,9 @@ MINIMUM_SIDE = {"nature_cnn": 36, "simple": 20, "resnet": 15, "match3": 5, "full
 
 ENCODERS = ("auto", "mlp", *MINIMUM_SIDE)
 
+IMAGES_AT_ONCE = 64
+"""As many are encoded at a time on a CPU where no gradient is asked for: what a whole rollout becomes on the way would leave its caches."""
+
 
 class TreeEncoder(nn.Module):
     """Encodes each leaf of an observation and concatenates the results: `[..., *leaf]` to `[..., num_features]`.
@@ -103,7 +106,11 @@ class OneHotEncoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """An image leaf, HWC or CHW, or a stack of such: convolutions, then a dense layer with `num_features` outputs."""
+    """An image leaf, HWC or CHW, or a stack of such: convolutions, then a dense layer with `num_features` outputs.
+
+    Images are laid out with their channels last in memory, which convolutions compute faster, whatever the order of their dimensions;
+    weights stay as they are.
+    """
 
     def __init__(self, leaf: Leaf, encoder: str, num_features: int) -> None:
         super().__init__()
@@ -127,7 +134,14 @@ class ImageEncoder(nn.Module):
             image = image.movedim(-1, -3)
         if self.dims == 4:
             image = image.flatten(1, 2)
-        return self.linear(self.body(image.float() * self.scale)).relu().unflatten(0, batch)
+        whole = torch.is_grad_enabled() or image.device.type != "cpu" or torch.compiler.is_compiling()
+        encoded = self.encode(image) if whole else torch.cat([self.encode(part) for part in image.split(IMAGES_AT_ONCE)])
+        return encoded.unflatten(0, batch)
+
+    def encode(self, image: Tensor) -> Tensor:
+        """Images `[B, C, H, W]` to features `[B, num_features]`."""
+        laid_out = image.movedim(-3, -1).contiguous().movedim(-1, -3)  # channels last, while they are bytes
+        return self.linear(self.body(laid_out.to(torch.float32, copy=True).mul_(self.scale))).relu()
 
 
 class Residual(nn.Module):
@@ -145,7 +159,7 @@ class Residual(nn.Module):
 def _convolutions(channels: int, encoder: str) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for out, kernel, stride in CONVOLUTIONS.get(encoder, ()):
-        layers += [_orthogonal_convolution(channels, out, kernel, stride), nn.ReLU()]
+        layers += [_orthogonal_convolution(channels, out, kernel, stride), nn.ReLU(inplace=True)]
         channels = out
     return layers
 

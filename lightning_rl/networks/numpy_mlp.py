@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 MAX_WIDTH = 256
@@ -148,11 +147,6 @@ def pull() -> None:
     current = tape.get()
     if current is not None:
         current.pull()
-
-
-def one_thread() -> threadpool_limits:
-    """From now on numpy multiplies in one thread, until the context that this is ends: small matrices lose time by more."""
-    return threadpool_limits(limits=1, user_api="blas")
 
 
 def is_plain(layers: Iterable[nn.Module], max_width: int = MAX_WIDTH) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,17 @@ def differences(path: str | Path) -> str | None:
     if not different:
         return None
     return f"{Path(path).name} was written with {', '.join(sorted(different))}: continuing is not bit-exact"
+
+
+def threads_of(path: str | Path) -> int | None:
+    """With how many CPU threads a checkpoint's run computed on a processor like the one here; None if that is unknown."""
+    try:
+        manifest = read_manifest(Path(path)) or {}
+    except (ValueError, OSError):
+        return None
+    there, here = manifest.get("processor"), written_by()["processor"]
+    number = there.get("threads") if isinstance(there, dict) and there.get("model") == here["model"] else None
+    return number if isinstance(number, int) and 1 <= number <= (os.cpu_count() or 1) else None
 
 
 def written_by() -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
-from lightning_rl.envs.config import EnvConfig, as_config
+from lightning_rl.envs.config import EnvConfig, as_config, in_turn
+from lightning_rl.envs.fingerprint import fingerprint
 from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from tests.environments import Scripted, ScriptedDict
@@ -77,8 +80,7 @@ def test_a_list_is_a_tuple_for_wrappers_of_gymnasium():
 
 
 def test_atari_games_are_seen_as_four_grey_frames():
-    config = EnvConfig("ALE/Pong-v5", 2, atari=True)
-    envs = make_vector_env(config)
+    envs = make_vector_env(EnvConfig("ALE/Pong-v5", 2, "sync", atari=True))
     obs, _ = envs.reset(seed=0)
     assert obs.shape == (2, 4, 84, 84) and obs.dtype == np.uint8
     assert envs.envs[0].unwrapped._frameskip == 1  # the wrapper skips four, and must be the only one that does
@@ -86,6 +88,33 @@ def test_atari_games_are_seen_as_four_grey_frames():
     more = make_env(EnvConfig("ALE/Pong-v5", atari=True, frame_stack=2))
     assert more.observation_space.shape == (2, 84, 84)
     more.close()
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "cls"),
+    [
+        (2, {"id": "ALE/Pong-v5", "atari": True}, WorkerVectorEnv),
+        (1, {"id": "ALE/Pong-v5", "atari": True}, SyncVectorEnv),
+        (2, {"id": "ALE/Pong-v5", "atari": True, "num_envs": 1}, SyncVectorEnv),
+        (2, {"id": "CartPole-v1"}, SyncVectorEnv),
+    ],
+)
+def test_several_atari_games_get_a_process_each_on_several_cores_and_all_others_take_turns(cores, settings, cls, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    config = EnvConfig(**({"num_envs": 2} | settings))
+    stepper = make_stepper(make_vector_env(config), config)
+    assert type(stepper.envs) is cls
+    explicit = replace(config, vectorization="async" if cls is WorkerVectorEnv else "sync")
+    assert fingerprint(stepper.envs, explicit) == stepper.settings  # a run continues, whether it was said or chosen
+    stepper.close()
+    assert in_turn(config).vectorization == "sync" and in_turn(explicit) is explicit
+
+
+def test_what_is_of_processes_goes_with_those_that_were_chosen(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert EnvConfig("ALE/Pong-v5", atari=True, step_timeout=5.0).vectorization == "auto"
+    with pytest.raises(SettingError, match="this one is sync; leave it out"):
+        EnvConfig("CartPole-v1", step_timeout=5.0)
 
 
 @pytest.mark.parametrize("vectorization, cls", [("sync", SyncVectorEnv), ("async", WorkerVectorEnv)])

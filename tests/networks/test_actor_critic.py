@@ -7,6 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.memory import GRU, LSTM
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import tree_leaves, tree_map
 
@@ -176,3 +177,19 @@ def test_wrong_settings_are_refused_in_one_line(setting, words):
     with pytest.raises(SettingError, match=words) as error:
         ActorCritic(Spaces(VECTOR, Box(-1, 1, (2,))), **setting)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"share_encoder": False}, {"memory": LSTM(8)}, {"memory": GRU(8), "share_encoder": False}])
+def test_judging_is_the_log_probability_of_the_actions_and_the_value_of_all_that_was_seen(settings):
+    torch.manual_seed(0)
+    spaces = Spaces(Box(0, 255, (20, 20, 3), np.uint8), MultiDiscrete([2, 3]), masked=True)
+    network = ActorCritic(spaces, **settings)
+    obs = torch.randint(0, 256, (4, 5, 20, 20, 3), dtype=torch.uint8)
+    start, mask = torch.rand(4, 5) < 0.3, torch.ones(3, 5, 5, dtype=torch.bool)
+    memory = tree_map(torch.randn_like, network.initial_memory(5))
+    mask[..., 0] = False
+    action = torch.stack([torch.ones(3, 5, dtype=torch.long), torch.randint(0, 3, (3, 5))], -1)
+    log_prob, value = network.judge(obs, action, memory, start, mask)
+    torch.testing.assert_close(log_prob, network.log_prob(obs[:-1], action, memory, start[:-1], mask))
+    torch.testing.assert_close(value, network.value(obs, memory, start))
+    assert log_prob.shape == (3, 5, 2) and value.shape == (4, 5, 1)

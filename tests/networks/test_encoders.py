@@ -206,3 +206,50 @@ def test_entities_may_be_all_there_is_to_see():
 def test_a_misspelt_encoder_is_refused():
     with pytest.raises(SettingError, match="did you mean resnet"):
         TreeEncoder(Box(0, 1, (84, 84, 3)), "resent")
+
+
+def plain(encoder, image):
+    """What an image encoder computes, in the order of its dimensions and all at once."""
+    image = image.flatten(0, -1 - encoder.dims)
+    if encoder.channels_last:
+        image = image.movedim(-1, -3)
+    image = image.flatten(1, 2) if encoder.dims == 4 else image
+    return encoder.linear(encoder.body((image.float() * encoder.scale).contiguous())).relu()
+
+
+@pytest.mark.parametrize("encoder", ["nature_cnn", "simple", "resnet", "match3", "fully_connected"])
+@pytest.mark.parametrize("shape", [(4, 40, 36), (40, 36, 3), (2, 40, 36, 3)])
+def test_images_with_their_channels_last_in_memory_give_the_same_features_and_gradients(encoder, shape):
+    torch.manual_seed(0)
+    network = TreeEncoder(Box(0, 255, shape, np.uint8), encoder, 8).leaves[0]
+    image = torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8)
+    weight = torch.randn(6, 8)
+
+    def gradients(features):
+        return torch.autograd.grad((features.flatten(0, -2) * weight).sum(), list(network.parameters()))
+
+    expected, found = plain(network, image), network(image)
+    largest = expected.abs().max().item()
+    assert (expected > 0).any() and found.shape == (2, 3, 8)
+    torch.testing.assert_close(found.flatten(0, 1), expected, rtol=1e-5, atol=1e-5 * largest)
+    for gradient, other in zip(gradients(found), gradients(expected), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-5 * other.abs().max().item())
+
+
+def test_many_images_are_encoded_some_at_a_time_where_no_gradient_is_asked_for():
+    network = TreeEncoder(Box(0, 255, (20, 20, 3), np.uint8), "simple", 8)
+    image, seen = torch.randint(0, 256, (2, 70, 20, 20, 3), dtype=torch.uint8), []
+    network.leaves[0].body[0].register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    whole = network(image)
+    with torch.no_grad():
+        parts = network(image)
+        assert network(image[:, :0]).shape == (2, 0, 8)
+    assert seen == [140, 64, 64, 12, 0]
+    torch.testing.assert_close(parts, whole)
+
+
+def test_real_images_are_read_and_not_written():
+    image = torch.rand(2, 20, 20, 3)
+    before = image.clone()
+    TreeEncoder(Box(0, 1, (20, 20, 3)), "simple", 4)(image)
+    assert torch.equal(image, before)

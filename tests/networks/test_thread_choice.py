@@ -1,0 +1,80 @@
+"""How many threads torch computes with."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from lightning_rl.networks import thread_choice
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.memory import LSTM
+from lightning_rl.networks.q_network import QNetwork
+from lightning_rl.networks.thread_choice import choose_threads, is_wide, learning, seconds
+from lightning_rl.spaces import Spaces
+
+VECTOR = Spaces(Box(-1, 1, (256,)), Discrete(2))
+IMAGE = Spaces(Box(0, 255, (20, 20, 3), np.uint8), Discrete(2))
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def model(spaces=IMAGE, **settings):
+    return SimpleNamespace(network=ActorCritic(spaces, **settings), spaces=spaces)
+
+
+def test_wide_are_convolutions_and_layers_with_256_inputs_and_outputs():
+    assert is_wide(model().network)
+    assert not is_wide(model(VECTOR, net_arch=[255, 255]).network)
+    assert is_wide(model(VECTOR, net_arch=[256]).network)
+    assert is_wide(QNetwork(VECTOR, net_arch=[256], noisy=True))
+
+
+@pytest.mark.parametrize(("times", "number"), [((0.010, 0.0084), 3), ((0.010, 0.0086), 1), ((0.010, 0.2), 1)])
+def test_more_than_one_thread_is_taken_where_it_is_clearly_faster(times, number, three_threads, monkeypatch):
+    monkeypatch.setattr(thread_choice, "seconds", lambda step, most: times)
+    found, line = choose_threads(model())
+    assert found == number
+    assert line == f"trainer.torch_threads {number}: 64 rows forward and backward take 10 ms with 1, {1000 * times[1]:.3g} ms with 3"
+    assert choose_threads(model(VECTOR)) == (1, None)
+
+
+def test_with_one_core_or_without_a_network_nothing_is_measured(three_threads, monkeypatch):
+    monkeypatch.setattr(thread_choice, "seconds", None)
+    assert choose_threads(torch.nn.Conv2d(1, 1, 1)) == (1, None)
+    torch.set_num_threads(1)
+    assert choose_threads(model()) == (1, None)
+
+
+def test_a_step_that_waits_once_counts_with_its_wait(three_threads, monkeypatch):
+    clock, asked = itertools.count(), []
+
+    def step():
+        asked.append(torch.get_num_threads())
+        if len(asked) == 6:  # of the second round that counts, the first with more threads
+            for _ in range(99):
+                next(clock)
+
+    monkeypatch.setattr(thread_choice, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(thread_choice, "SECONDS", 12.0)
+    one, many = seconds(step, 3)
+    assert asked == [1, 3, 1, 3, 1, 3] and torch.get_num_threads() == 3
+    assert (one, many) == (1.0, (1.0 + 100.0) / 2)
+
+
+@pytest.mark.parametrize("build", [ActorCritic, QNetwork, lambda spaces: ActorCritic(spaces, memory=LSTM(8))])
+def test_measuring_changes_neither_the_network_nor_any_draw(build):
+    network = build(IMAGE)
+    before, draws = {name: value.clone() for name, value in network.state_dict().items()}, torch.get_rng_state()
+    learning(network, IMAGE.observation)()
+    assert torch.equal(torch.get_rng_state(), draws) and network.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
