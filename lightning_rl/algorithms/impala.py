@@ -16,7 +16,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.flat import FlatAdam, FlatParameters
+from lightning_rl.networks.flat import FlatAdam, FlatRMSprop
 from lightning_rl.returns import explained_variance, vtrace
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 from lightning_rl.types import Rollout, flatten_time
@@ -152,5 +152,5 @@ class IMPALA(Algorithm):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         if self.use_rms_prop:
-            return self.with_side_learners(torch.optim.RMSprop([FlatParameters(self.network)], alpha=0.99, eps=self.rms_prop_eps))
+            return self.with_side_learners(FlatRMSprop(self.network, eps=self.rms_prop_eps))
         return self.with_side_learners(FlatAdam(self.network, eps=1e-5))

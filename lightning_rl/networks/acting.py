@@ -18,7 +18,7 @@ from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import VectorEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
-from lightning_rl.networks.numpy_mlp import NumpyMLP, is_plain
+from lightning_rl.networks.numpy_mlp import as_numpy, is_plain
 from lightning_rl.networks.recurrent import RecurrentMemory
 from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -103,7 +103,7 @@ class NumpyActor:
         self.distribution = network.distribution
         perceptron = network.perceptron()
         self.cells = [memory.numpy_cell() for memory in perceptron.memories if isinstance(memory, RecurrentMemory)]
-        self.layers = NumpyMLP(perceptron.layers)
+        self.layers = as_numpy(perceptron.layers)
         self.noise = self.distribution.noise(torch.empty(*obs.shape[:2], self.distribution.num_inputs), generator).detach().numpy()
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:

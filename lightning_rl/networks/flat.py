@@ -1,4 +1,4 @@
-"""All parameters of a network as one vector, and Adam for it."""
+"""All parameters of a network as one vector, and optimizers for it."""
 
 from __future__ import annotations
 
@@ -49,22 +49,21 @@ class FlatParameters(nn.Parameter):
         )
 
 
-class FlatAdam(torch.optim.Adam):
-    """Adam (Kingma and Ba 2015) on one `FlatParameters`: torch's fused kernel, called without the bookkeeping that many tensors need.
+class FlatOptimizer(torch.optim.Optimizer):
+    """What optimizers of one `FlatParameters` have in common. They call torch's kernels without the bookkeeping that many tensors need."""
 
-    Its state is that of `torch.optim.Adam(…, fused=True)`.
-    """
-
-    def __init__(self, module: nn.Module, eps: float = 1e-8) -> None:
-        super().__init__([FlatParameters(module)], eps=eps, fused=True)
+    @property
+    def vector(self) -> FlatParameters:
+        """All that it moves."""
+        ((vector,),) = (group["params"] for group in self.param_groups)
+        return vector
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeros, whatever is asked: the gradient stays where the module's parameters have theirs."""
-        (vector,) = self.param_groups[0]["params"]
-        vector.clear()
+        self.vector.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state; the kernel writes wherever its tensors lie.
+        """Take a state; the kernels write wherever its tensors lie.
 
         Raises:
             SettingError: the state is not one of an optimizer of this vector.
@@ -72,11 +71,18 @@ class FlatAdam(torch.optim.Adam):
         check_optimizer(state_dict, self)
         super().load_state_dict(state_dict)
 
+
+class FlatAdam(FlatOptimizer, torch.optim.Adam):
+    """Adam (Kingma and Ba 2015) on one `FlatParameters`; its state is that of `torch.optim.Adam(…, fused=True)`."""
+
+    def __init__(self, module: nn.Module, eps: float = 1e-8) -> None:
+        super().__init__([FlatParameters(module)], eps=eps, fused=True)
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step from the vector's gradient."""
-        (group,) = self.param_groups
-        (vector,) = group["params"]
+        (group,), vector = self.param_groups, self.vector
+        assert vector.grad is not None
         state = self.state[vector]
         if not state:
             state["step"] = torch.zeros((), device=vector.device)
@@ -99,3 +105,24 @@ class FlatAdam(torch.optim.Adam):
         )
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it in a profiler's record, which costs more than the step
+
+
+class FlatRMSprop(FlatOptimizer, torch.optim.RMSprop):
+    """RMSprop (Tieleman and Hinton 2012) on one `FlatParameters`; its state and its steps are those of `torch.optim.RMSprop`."""
+
+    def __init__(self, module: nn.Module, alpha: float = 0.99, eps: float = 1e-8) -> None:
+        super().__init__([FlatParameters(module)], alpha=alpha, eps=eps)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """v ← α v + (1 − α) g², θ ← θ − η g / (√v + ε)."""
+        (group,), vector = self.param_groups, self.vector
+        assert vector.grad is not None
+        state = self.state[vector]
+        if not state:
+            state["step"], state["square_avg"] = torch.zeros((), device=vector.device), torch.zeros_like(vector)
+        state["step"] += 1
+        square = state["square_avg"].mul_(group["alpha"]).addcmul_(vector.grad, vector.grad, value=1 - group["alpha"])
+        vector.addcdiv_(vector.grad, square.sqrt().add_(group["eps"]), value=-group["lr"])
+
+    step.hooked = True  # type: ignore[attr-defined]  # as above

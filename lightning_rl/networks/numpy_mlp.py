@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -54,7 +55,16 @@ class NumpyMLP:
         linear = layers[: len(layers) // 2 * 2 : 2]
         self.parameters = [(layer.weight, layer.bias) for layer in linear]
         self.weights = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in self.parameters]
+        self.addresses = self._addresses()
         self.activations = [ACTIVATIONS[type(layer)] for layer in layers[1::2]]
+
+    def _addresses(self) -> list[int]:
+        return [part.data_ptr() for pair in self.parameters for part in pair]
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the weights that it reads are those of the layers still: they may be moved, not only changed."""
+        return self._addresses() == self.addresses
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         for (weight, bias), activation in zip(self.weights, self.activations, strict=True):
@@ -88,6 +98,17 @@ class NumpyMLP:
                 gradient = gradient @ self.weights[k][0]
 
 
+MADE: WeakKeyDictionary[nn.Module, NumpyMLP] = WeakKeyDictionary()
+
+
+def as_numpy(layers: nn.Sequential) -> NumpyMLP:
+    """The perceptron of layers that `is_plain` says yes to, which is made once."""
+    made = MADE.get(layers)
+    if made is None or not made.is_live:
+        made = MADE[layers] = NumpyMLP(layers)
+    return made
+
+
 class Tape:
     """What small perceptrons put out since, and what their gradients will need."""
 
@@ -98,7 +119,7 @@ class Tape:
     def run(self, layers: nn.Sequential, x: Tensor) -> Tensor | None:
         """The output for `x [..., in]`, a leaf if there is a gradient to know; None if torch must compute it."""
         if layers not in self.known:
-            self.known[layers] = NumpyMLP(layers) if is_plain(layers, MAX_WIDTH - 1) and not _has_hooks(layers) else None
+            self.known[layers] = as_numpy(layers) if is_plain(layers, MAX_WIDTH - 1) and not _has_hooks(layers) else None
         mlp = self.known[layers]
         if mlp is None or x.requires_grad or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
             return None

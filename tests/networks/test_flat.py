@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch.amp import GradScaler
 
 from lightning_rl.algorithms.optimization import clip, gradient_step
-from lightning_rl.networks.flat import FlatAdam, FlatParameters
+from lightning_rl.networks.flat import FlatAdam, FlatParameters, FlatRMSprop
 
 OFF = GradScaler(enabled=False)
 
@@ -76,11 +77,12 @@ def test_clipping_scales_a_gradient_of_3_4_12_to_the_given_norm():
     assert abs(clip(gradients, 100.0).item() - 1.3) < 1e-6 and abs(gradients[1].item() - 1.2) < 1e-6
 
 
-def test_flat_adam_is_torchs_adam():
+@pytest.mark.parametrize("flat, plain", [(FlatAdam, torch.optim.Adam), (FlatRMSprop, torch.optim.RMSprop)])
+def test_an_optimizer_of_the_vector_is_torchs(flat, plain):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     twin = copy.deepcopy(network)
-    ours, theirs = FlatAdam(network, eps=1e-5), torch.optim.Adam(twin.parameters(), eps=1e-5)
+    ours, theirs = flat(network, eps=1e-5), plain(twin.parameters(), eps=1e-5)
     for k in range(50):
         x = torch.randn(8, 3)
         for optimizer in (ours, theirs):
@@ -92,7 +94,7 @@ def test_flat_adam_is_torchs_adam():
         theirs.step()
     for one, other in zip(network.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    again = FlatAdam(copy.deepcopy(network), eps=1e-5)
+    again = flat(copy.deepcopy(network), eps=1e-5)
     again.load_state_dict(copy.deepcopy(ours.state_dict()))
     for optimizer in (ours, again):
         optimizer.param_groups[0]["params"][0].grad = torch.ones(32)

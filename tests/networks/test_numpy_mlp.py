@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -139,3 +141,14 @@ def test_numpy_multiplies_in_one_thread_while_a_run_lasts(tmp_path):
         model = lrl.A2C(env="CartPole-v1", max_env_steps=40)
         lrl.Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False, logger=False, callbacks=[Looks()]).fit(model)
         assert set(seen) == {1} and {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {2}
+
+
+def test_weights_that_were_moved_are_found_again():
+    layers, x = perceptron(), torch.randn(2, 4)
+    with torch.no_grad(), numpy_mlp.in_numpy():
+        layers(x)
+    FlatAdam(layers)
+    with torch.no_grad(), numpy_mlp.in_numpy():
+        layers[4].weight.zero_()
+        torch.testing.assert_close(layers(x), layers[4].bias.expand(2, 3))
+        torch.testing.assert_close(copy.deepcopy(layers).append(nn.ReLU())(x), layers[4].bias.relu().expand(2, 3))
