@@ -161,7 +161,7 @@ class PPO(Algorithm):
         )
         self.record_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = float(self.began_at >= self.critic_burn_in_steps)
+        actor_learns = 1.0 * (self.began_at >= self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss), kl
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
