@@ -115,7 +115,9 @@ class Algorithm(Run):
         check_choice("on_nan", on_nan, ON_NAN)
         check_flag("compile", compile)
         if compile and memory is not None:
-            raise SettingError("compile does not go with memory: its sequences are cut where episodes begin, each time elsewhere; leave one out")
+            raise SettingError(
+                "compile does not go with memory: its sequences are cut where episodes begin, each time elsewhere; leave one out"
+            )
         self.compiles, self.on_nan = compile, on_nan
         self.guard = Guard(on_nan)
         self.env = None if env is None and spaces is not None else as_config(env)

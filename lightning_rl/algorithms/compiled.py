@@ -1,8 +1,8 @@
 """Losses compiled together with their gradients, for `compile: true`.
 
 A loss is run once on a batch and written down as a graph, autograd's way back included (`traced.py`), of which inductor makes one function.
-`torch.compile` would do the same and then ask at every call whether all that the loss saw in Python is as it was, which costs small networks
-a good part of the gain.
+`torch.compile` would do the same and then ask at every call whether all that the loss saw in Python is as it was, which costs small
+networks a part of the gain.
 """
 
 from __future__ import annotations
@@ -35,8 +35,17 @@ def compiled_losses(algorithm: Any, names: Sequence[str]) -> dict[str, CompiledL
     return {name: CompiledLoss(algorithm, getattr(algorithm, name), optimizer) for name, optimizer in pairs}
 
 
+REASONS = {
+    ".numpy()": "it computes something in numpy",
+    "_local_scalar_dense": "it takes a number out of a tensor",
+    "data-dependent": "Python decides by a number that changes",
+    "nonzero": "its shapes depend on numbers that change",
+}
+"""What torch says of the common ones, in words."""
+
+
 class CompiledLoss:
-    """A loss of an algorithm, called as the method is. What it returns is a leaf; `gradient_step` carries the gradient on to the parameters.
+    """A loss of an algorithm, called as the method is. What it returns is a leaf, whose gradient `gradient_step` carries on to parameters.
 
     The first call with tensors of some shapes compiles, which takes seconds.
 
@@ -109,9 +118,10 @@ def _itself(value: Tensor) -> Tensor:
 
 def _why(error: BaseException) -> str:
     """In one line."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if type(cause).__name__ == "InvalidCxxCompiler":
-            return "there is no C++ compiler on this machine; install g++ or leave compile out"
-        cause = cause.__cause__ or cause.__context__
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+    causes = [error]
+    while following := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(following)
+    if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in causes):
+        return "there is no C++ compiler on this machine; install g++, or leave compile out"
+    line = next(iter(str(error).strip().splitlines()), "no reason given")
+    return next((reason for word, reason in REASONS.items() if word in line), f"{type(error).__name__}: {line}")

@@ -61,7 +61,7 @@ class Traced:
         held = (partial(_held, *place) for place in self.others)
         counts = (partial(_count, algorithm, name, dtype) for name, dtype in COUNTS.items())
         self.sources: list[Source] = [lambda _: flat, *rows, *held, *counts]
-        self.examples, self.first_draw = [source(self.given) for source in self.sources], len(self.sources)
+        self.examples, self.first_draw = [source(self.given).detach() for source in self.sources], len(self.sources)
         draws = self._draws()
         self.sources += draws.sources
         self.examples += draws.examples

@@ -85,6 +85,8 @@ def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, genera
     order = torch.randperm(num, generator=generator).to(batch.weight.device).view(-1, batch_size // length)
 
     def shuffled(leaf: Tensor) -> Tensor:
+        if length == 1:
+            return leaf[order]
         return leaf.unflatten(0, (length, num))[:, order].transpose(0, 1).flatten(1, 2)
 
     start, memory = batch.episode_start[:, order].transpose(0, 1), tree_index(batch.memory, order)

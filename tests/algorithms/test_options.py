@@ -219,7 +219,7 @@ OWN = {
         "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
     },
 }
-OTHERS = {"env", "spaces", "log_interval", "on_nan"}
+OTHERS = {"env", "spaces", "log_interval", "on_nan", "compile"}
 """Those below that are not about weights, beside the length of the run."""
 WHO_ACTS = {EvolutionStrategies: {"actors"}}
 """Of whom, whoever acts, the same weights are expected."""
