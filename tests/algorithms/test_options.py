@@ -266,7 +266,7 @@ def options(algorithm: type) -> dict[str, list[Option]]:
 def test_every_option_is_tested(algorithm):
     others = OTHERS - ({"compile"} & set(algorithm.without)) | WHO_ACTS.get(algorithm, set()) | {f"max_{algorithm.counter}"}
     assert settings_of(algorithm).keys() == options(algorithm).keys() | others
-    assert {*algorithm.without} <= COMMON.keys() | {"max_env_steps"}
+    assert {*algorithm.without} <= COMMON.keys() | {"max_env_steps", "compile"}
 
 
 def test_every_option_of_the_replay_buffer_is_tested():
