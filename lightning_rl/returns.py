@@ -85,13 +85,18 @@ def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
 
     value, returns: `[B, S]`.  valid: bool `[B]`.
     """
-    value, returns = value[valid], returns[valid]
-    return 1 - (returns - value).var(correction=0) / returns.var(correction=0).clamp(min=1e-12)
+
+    weight = (valid / (valid.sum() * value[0].numel())).view(-1, *[1] * (value.dim() - 1))
+
+    def variance(x: Tensor) -> Tensor:
+        return (weight * (x - (weight * x).sum()).square()).sum()
+
+    return 1 - variance(returns - value) / variance(returns).clamp(min=1e-12)
 
 
 def _reverse_scan(x: Tensor, decay: Tensor) -> Tensor:
     """y_t = x_t + decay_t y_{t+1} over the first dimension, in ⌈log₂ T⌉ vectorized rounds: the window doubles in each."""
-    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+    if type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(_doubling(x.numpy(), decay.to(x.dtype).expand_as(x).numpy()))  # small arrays: numpy calls cost less
     return _doubling(x, decay.expand_as(x))
 

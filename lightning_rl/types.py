@@ -114,7 +114,7 @@ class Transition(NamedTuple):
 
     def mean(self, x: Tensor) -> Tensor:
         """The plain mean of `x [B, ...]` over the rows that are learned from, for a metric."""
-        return x[self.weight > 0].mean()
+        return (x.flatten(1).mean(1) if x.dim() > 1 else x).where(self.weight > 0, 0.0).sum() / (self.weight > 0).sum()
 
 
 def tree_leaves(tree: Tree) -> Iterator[Any]:

@@ -110,7 +110,7 @@ class A2C(Algorithm):
         self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
         self.record_parts(batch.weight, entropy=entropy, log_prob=log_prob)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = float(self.began_at >= self.critic_burn_in_steps)
+        actor_learns = 1.0 * (self.began_at >= self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

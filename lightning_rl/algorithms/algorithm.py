@@ -20,6 +20,7 @@ from lightning_rl.algorithms.run import Run
 from lightning_rl.algorithms.run_log import Metric, RunLog
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
 from lightning_rl.algorithms.side_learner import SignalLearner
+from lightning_rl.algorithms.traced import replaced
 from lightning_rl.data.priorities import sequence_errors
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
@@ -27,7 +28,7 @@ from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.errors import check_choice, check_range
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
 from lightning_rl.guards import ON_NAN, Guard
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.networks.numpy_mlp import in_numpy
@@ -48,11 +49,11 @@ class Algorithm(Run):
         max_env_steps: environment steps of the run, all ranks together; schedules run over it.
         learning_rate: step size of the optimizer, a number or a schedule.
         gamma: discount of the environment's reward.
-        max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
+        max_grad_norm: cut gradients to this Euclidean norm, or null.
         net_arch: widths of the hidden layers.
         activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
         encoder: for images: auto, mlp, simple, nature_cnn, resnet, match3 or fully_connected.
-        encoder_features: width of an image encoder's output.
+        encoder_features: width of an image encoding.
         entities: observations `Box(max_n, features)` that are sets of entities, by name: the path in the observation space such as
             `robot.arm`. An entity whose squares sum to less than 0.01 is padding.
         goals: observations that tell the goal, by name: the last hidden layer gets its weights from them.
@@ -68,6 +69,7 @@ class Algorithm(Run):
         memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.
         log_interval: environment steps between logged rows; 1 % of the run unless given.
         on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
+        compile: compile losses with their gradients, which takes seconds at the start.
         spaces: observation and action space, and whether the environment masks actions; probed from one environment unless given.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
@@ -99,6 +101,7 @@ class Algorithm(Run):
         memory: Memory | None = None,
         log_interval: int | None = None,
         on_nan: Literal["raise", "skip_update", "restore_last"] = "raise",
+        compile: bool = False,
         spaces: Spaces | None = None,
     ) -> None:
         super().__init__()
@@ -110,7 +113,12 @@ class Algorithm(Run):
                 check_range(name, value, 0, open_low=True)
         check_range("reward_scale", reward_scale, -1e9, 1e9)
         check_choice("on_nan", on_nan, ON_NAN)
-        self.on_nan = on_nan
+        check_flag("compile", compile)
+        if compile and memory is not None:
+            raise SettingError(
+                "compile does not go with memory: its sequences are cut where episodes begin, each time elsewhere; leave one out"
+            )
+        self.compiles, self.on_nan = compile, on_nan
         self.guard = Guard(on_nan)
         self.env = None if env is None and spaces is not None else as_config(env)
         self.spaces = spaces or probe_spaces(self.env)
@@ -152,6 +160,8 @@ class Algorithm(Run):
     """Pairs of an online network and its target."""
     gamma: Tensor
     ignore_done: Tensor
+    losses: tuple[str, ...] = ("loss",)
+    """The methods that `compile` compiles, in the order of their optimizers."""
     without: tuple[str, ...] = ()
     """Settings of this base that mean nothing to a subclass."""
 
@@ -238,9 +248,9 @@ class Algorithm(Run):
 
     @contextmanager
     def learning(self, alone: bool = True) -> Iterator[None]:
-        """A context for updates, whose gradients `step` makes. Small perceptrons are computed in numpy, and wide layers multiply faster
-        where this processor loses nothing by it; not if a thread that acts meanwhile would share that."""
-        with matmul_precision(self._matmul) if alone else nullcontext(), in_numpy():
+        """A context for updates, whose gradients `step` makes. Losses are compiled on request, else small perceptrons computed in numpy;
+        wide layers multiply faster where this processor loses nothing by it, unless a thread that acts meanwhile would share that."""
+        with matmul_precision(self._matmul) if alone else nullcontext(), in_numpy(), replaced(vars(self), self.compiled):
             yield
 
     def mean_over_ranks(self, value: Tensor) -> float:

@@ -54,7 +54,7 @@ class EvolutionStrategies(Algorithm):
 
     without = (
         *("gamma", "max_grad_norm", "normalize_reward", "clip_reward", "reward_scale"),
-        *("reward_signals", "reward_signal_steps_per_update", "behavioral_cloning"),
+        *("reward_signals", "reward_signal_steps_per_update", "behavioral_cloning", "compile"),
     )
 
     def __init__(
@@ -88,6 +88,7 @@ class EvolutionStrategies(Algorithm):
             reward_signals=None,
             reward_signal_steps_per_update=None,
             behavioral_cloning=None,
+            compile=False,
             **common,
         )
         check_range("episodes_per_generation", episodes_per_generation, 2, whole=True)

@@ -140,7 +140,7 @@ class IMPALA(Algorithm):
         self.record(rho_mean=(weight * rho).sum(), rho_clip_fraction=(weight * beyond).sum())
         self.record(explained_variance=lambda: explained_variance(flatten_time(rollout.value), target, weight > 0))
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = float(self.began_at >= self.critic_burn_in_steps)
+        actor_learns = 1.0 * (self.began_at >= self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
 
     def evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:

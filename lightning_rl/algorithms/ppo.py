@@ -28,7 +28,7 @@ class PPO(Algorithm):
     """Collect `n_steps` steps from each environment, then maximize the clipped surrogate for `n_epochs` over minibatches.
 
     Args:
-        n_steps: steps of each environment in a rollout.
+        n_steps: steps of each environment.
         batch_size: rows of a minibatch; must divide `n_steps * num_envs`, and with a memory be a multiple of its sequence_length.
         n_epochs: passes over a rollout.
         gae_lambda: λ of the generalised advantage estimate.
@@ -47,7 +47,7 @@ class PPO(Algorithm):
             shares); those that `normalize_obs: frozen` takes are among them.
         share_encoder: one encoder and memory for policy and value, or one each.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
-        log_std_init: first log σ of Box actions.
+        log_std_init: first log σ of a Box.
 
     Metrics: `train/policy_gradient_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/approx_kl` (of the old
     from the new policy), `train/clip_fraction` (ratios beyond the clip), `train/explained_variance` (of the returns by the values), and for
@@ -161,7 +161,7 @@ class PPO(Algorithm):
         )
         self.record_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
         actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = float(self.began_at >= self.critic_burn_in_steps)
+        actor_learns = 1.0 * (self.began_at >= self.critic_burn_in_steps)
         return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss), kl
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from lightning_rl.algorithms.compiled import CompiledLoss, compiled_losses
 from lightning_rl.algorithms.loading import stored_name
 from lightning_rl.algorithms.optimization import best_matmul
 from lightning_rl.algorithms.run_log import RunLog
@@ -49,6 +50,9 @@ class Run(pl.LightningModule):
     spaces: Spaces
     guard: Guard
     on_nan: Any
+    losses: tuple[str, ...]
+    compiles: bool
+    compiled: dict[str, CompiledLoss]
     generator: Generator
     """Of the rank's draws while it learns."""
     seed: int
@@ -159,6 +163,7 @@ class Run(pl.LightningModule):
         self.guard.begin(self, self.all_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         self._matmul = best_matmul(self.modules(), self.device)
+        self.compiled = compiled_losses(self, self.losses) if self.compiles else {}
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
         self.log_rows.start(self.count)
         if self.count:
@@ -241,7 +246,7 @@ class Run(pl.LightningModule):
             self.trainer.callback_metrics.update(counts)  # which Lightning brings back from processes that it spawned
             self._tell_notices()
             self.dataset.collector.close()
-            self.dataset = None
+            self.dataset, self.compiled = None, {}
 
     # ---------------------------------------------------------------- saving and loading
 

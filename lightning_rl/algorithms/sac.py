@@ -67,6 +67,8 @@ class SAC(Algorithm):
     its own environment newer than a drawn one, in the last batch).
     """
 
+    losses = ("critic_loss",)  # the policy is drawn once for all three, with a graph of its own
+
     def __init__(
         self,
         env: EnvConfig,

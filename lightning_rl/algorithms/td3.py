@@ -56,6 +56,8 @@ class TD3(Algorithm):
     its own environment newer than a drawn one, in the last batch).
     """
 
+    losses = ("critic_loss", "actor_loss")
+
     def __init__(
         self,
         env: EnvConfig,

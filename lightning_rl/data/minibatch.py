@@ -85,7 +85,9 @@ def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, genera
     order = torch.randperm(num, generator=generator).to(batch.weight.device).view(-1, batch_size // length)
 
     def shuffled(leaf: Tensor) -> Tensor:
-        rows = leaf.unflatten(0, (length, num)).index_select(1, order.flatten())  # copies whole rows, and indexing byte for byte
+        if length == 1:
+            return leaf.index_select(0, order.flatten()).unflatten(0, order.shape)  # copies whole rows, and indexing byte for byte
+        rows = leaf.unflatten(0, (length, num)).index_select(1, order.flatten())
         return rows.unflatten(1, order.shape).transpose(0, 1).flatten(1, 2)
 
     start, memory = batch.episode_start[:, order].transpose(0, 1), tree_index(batch.memory, order)

@@ -78,6 +78,7 @@ class MultiCategorical(Distribution):
 
     branch: Tensor
     inside: Tensor
+    places: Tensor
 
     def __init__(self, space: MultiDiscrete) -> None:
         super().__init__()
@@ -91,6 +92,7 @@ class MultiCategorical(Distribution):
         first = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]])
         self.register_buffer("branch", (first.unsqueeze(1) + position) * inside, persistent=False)
         self.register_buffer("inside", inside, persistent=False)
+        self.register_buffer("places", inside.flatten().nonzero().squeeze(-1), persistent=False)
 
     def _logits(self, x: Tensor, mask: Tree) -> Tensor:
         """`[..., K, max(nvec)]`, the places beyond a branch's size ruled out."""
@@ -109,7 +111,7 @@ class MultiCategorical(Distribution):
 
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
         """Of all choices, branch after branch, `[..., sum(sizes)]`."""
-        return self._logits(x, mask).log_softmax(-1)[..., self.inside]
+        return self._logits(x, mask).log_softmax(-1).flatten(-2)[..., self.places]
 
     def choices(self, action: Tensor) -> Tensor:
         """The choice of each branch, `[..., len(sizes)]`."""

@@ -24,7 +24,7 @@ class EnvConfig:
         id: a gymnasium id such as `CartPole-v1`, or `module:EnvId-v0` for an environment that a module registers.
         num_envs: how many environments to step at once, in each process of a run.
         vectorization: `sync` (in turn), `async` (a process each), `native` (gymnasium's vector entry point) or `envpool`; `auto` is `async`
-            for several environments with `atari` on several cores, and `sync` for all others and within actors, which are apart already.
+            for several Atari games on several cores, else `sync`.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (SAME_STEP unless given), for the others
             what they do when they do not say it themselves.
         kwargs: arguments of the environment's constructor.

@@ -41,6 +41,8 @@ def mean(x: Tensor, weight: Tensor) -> Tensor:
     return total if x.shape[-1] == 1 else total / x.shape[-1]
 
 
-def scaled(coefficient: float, loss: Tensor) -> Tensor | float:
+def scaled(coefficient: float | Tensor, loss: Tensor) -> Tensor | float:
     """coefficient · loss; where the coefficient is 0 a plain 0, so that nothing is differentiated in vain."""
+    if isinstance(coefficient, Tensor):
+        return coefficient * loss
     return 0.0 if coefficient == 0 else loss if coefficient == 1 else coefficient * loss

@@ -43,6 +43,9 @@ class FlatParameters(nn.Parameter):
     def differentiate(self, loss: Tensor, leaves: Sequence[Tensor] = ()) -> None:
         """The vector's gradient of a loss, 0 where a part has none; no other parameter gets one. Some other leaves get theirs too."""
         self.clear()
+        if loss.is_leaf:  # a compiled one, whose gradient is known
+            loss.grad = torch.ones_like(loss)
+            return
         # what `loss.backward(inputs=self.parts)` comes to, whose checks would cost a fifth of it
         Variable._execution_engine.run_backward(
             (loss,), (torch.ones_like(loss),), False, False, (*self.parts, *leaves), allow_unreachable=True, accumulate_grad=True

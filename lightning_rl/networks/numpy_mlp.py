@@ -83,8 +83,9 @@ class NumpyMLP:
             seen.append(x)
         return seen
 
-    def pull(self, gradient: np.ndarray, seen: list[np.ndarray]) -> None:
+    def pull(self, output: Tensor, seen: list[np.ndarray]) -> None:
         """Add to the gradients of the parameters, from that of the output `[B, out]`, which is overwritten, and `outputs`."""
+        gradient = output.numpy()
         ones = np.ones(len(gradient), dtype=np.float32)
         for k in reversed(range(len(self.weights))):
             self.activations[k].pull(gradient, seen[k + 1])
@@ -114,7 +115,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.known: dict[nn.Module, NumpyMLP | None] = {}
-        self.pending: list[tuple[Tensor, NumpyMLP, list[np.ndarray]]] = []
+        self.pending: list[tuple[Tensor, Callable[[Tensor, Any], None], Any]] = []
 
     def run(self, layers: nn.Sequential, x: Tensor) -> Tensor | None:
         """The output for `x [..., in]`, a leaf if there is a gradient to know; None if torch must compute it."""
@@ -130,7 +131,7 @@ class Tape:
         elif all(learns):
             seen = mlp.outputs(rows)
             y = torch.from_numpy(seen[-1]).requires_grad_()
-            self.pending.append((y, mlp, seen))
+            self.pending.append((y, mlp.pull, seen))
         else:
             return None
         return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
@@ -139,9 +140,9 @@ class Tape:
         """Carry the gradients that leaves have got on to the parameters."""
         reached = [each for each in self.pending if each[0].grad is not None]
         self.pending = [each for each in self.pending if each[0].grad is None]
-        for leaf, mlp, seen in reached:
+        for leaf, pull, seen in reached:
             assert leaf.grad is not None
-            mlp.pull(leaf.grad.numpy(), seen)
+            pull(leaf.grad, seen)
 
 
 tape: ContextVar[Tape | None] = ContextVar("tape", default=None)
@@ -155,6 +156,23 @@ def in_numpy() -> Iterator[None]:
         yield
     finally:
         tape.reset(token)
+
+
+@contextmanager
+def in_torch() -> Iterator[None]:
+    """The opposite."""
+    token = tape.set(None)
+    try:
+        yield
+    finally:
+        tape.reset(token)
+
+
+def carry(leaf: Tensor, pull: Callable[[Tensor, Any], None], seen: Any) -> None:
+    """Have the gradient of another leaf carried on too: `pull` gets it, and what was seen."""
+    current = tape.get()
+    assert current is not None
+    current.pending.append((leaf, pull, seen))
 
 
 def leaves() -> list[Tensor]:

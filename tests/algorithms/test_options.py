@@ -219,7 +219,7 @@ OWN = {
         "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
     },
 }
-OTHERS = {"env", "spaces", "log_interval", "on_nan"}
+OTHERS = {"env", "spaces", "log_interval", "on_nan", "compile"}
 """Those below that are not about weights, beside the length of the run."""
 WHO_ACTS = {EvolutionStrategies: {"actors"}}
 """Of whom, whoever acts, the same weights are expected."""
@@ -264,9 +264,9 @@ def options(algorithm: type) -> dict[str, list[Option]]:
 
 @everyone
 def test_every_option_is_tested(algorithm):
-    others = OTHERS | WHO_ACTS.get(algorithm, set()) | {f"max_{algorithm.counter}"}
+    others = OTHERS - ({"compile"} & set(algorithm.without)) | WHO_ACTS.get(algorithm, set()) | {f"max_{algorithm.counter}"}
     assert settings_of(algorithm).keys() == options(algorithm).keys() | others
-    assert {*algorithm.without} <= COMMON.keys() | {"max_env_steps"}
+    assert {*algorithm.without} <= COMMON.keys() | {"max_env_steps", "compile"}
 
 
 def test_every_option_of_the_replay_buffer_is_tested():

@@ -1,0 +1,127 @@
+"""Losses compiled together with their gradients, for `compile: true`.
+
+A loss is run once on a batch and written down as a graph, autograd's way back included (`traced.py`), of which inductor makes one function.
+`torch.compile` would do the same and then ask at every call whether all that the loss saw in Python is as it was, which costs small
+networks a part of the gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim import Optimizer
+
+from lightning_rl.algorithms.traced import Traced, tensors_of
+from lightning_rl.errors import SettingError
+from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.numpy_mlp import carry
+from lightning_rl.types import tree_map
+
+
+def compiled_losses(algorithm: Any, names: Sequence[str]) -> dict[str, CompiledLoss]:
+    """The losses of these names, for the algorithm's optimizers in their order.
+
+    Raises:
+        SettingError: the precision or an optimizer does not allow it.
+    """
+    if algorithm.trainer.precision == "16-mixed":
+        raise SettingError("compile does not go with trainer.precision 16-mixed, which scales losses; use bf16-mixed")
+    pairs = zip(names, algorithm.raw_optimizers(), strict=False)
+    return {name: CompiledLoss(algorithm, getattr(algorithm, name), optimizer) for name, optimizer in pairs}
+
+
+REASONS = {
+    ".numpy()": "it computes something in numpy",
+    "_local_scalar_dense": "it takes a number out of a tensor",
+    "data-dependent": "Python decides by a number that changes",
+    "nonzero": "its shapes depend on numbers that change",
+}
+"""What torch says of the common ones, in words."""
+
+
+class CompiledLoss:
+    """A loss of an algorithm, called as the method is. What it returns is a leaf, whose gradient `gradient_step` carries on to parameters.
+
+    The first call with tensors of some shapes compiles, which takes seconds.
+
+    Args:
+        algorithm: whose it is.
+        loss: the method, which returns a scalar, or a tuple that begins with it. Functions that it returns or records are called at once.
+        optimizer: of one `FlatParameters`, whose gradient is meant.
+
+    Raises:
+        SettingError: another optimizer, and, when it is called, a loss that cannot be compiled.
+    """
+
+    def __init__(self, algorithm: Any, loss: Callable[..., Any], optimizer: Optimizer) -> None:
+        self.algorithm, self.loss, self.name = algorithm, loss, f"{type(algorithm).__name__}.{loss.__name__}"
+        self.vector = optimizer.param_groups[0]["params"][0]
+        if not isinstance(self.vector, FlatParameters):
+            raise SettingError(f"compile: the optimizer of {self.name} must have FlatParameters, as FlatAdam does")
+        self.programs: dict[Any, Program] = {}
+
+    def __call__(self, *batch: Any) -> Any:
+        tensors = tensors_of(batch)
+        shapes = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        if shapes not in self.programs:
+            traced = Traced(self.algorithm, self.loss, self.vector, batch)
+            try:
+                self.programs[shapes] = Program(traced)
+            except Exception as error:
+                raise SettingError(f"compile: {self.name} cannot be compiled: {_why(error)}") from error
+        return self.programs[shapes](tensors, batch)
+
+
+class Program:
+    """A loss and its gradient as one function, for batches of one shape."""
+
+    def __init__(self, traced: Traced) -> None:
+        module = make_fx(traced, tracing_mode="fake")(*traced.examples)  # real tensors would let numpy read what is a constant then
+        module.graph.eliminate_dead_code()
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        used = [k for k, node in enumerate(inputs) if node.users or k >= traced.first_draw]  # what is drawn is drawn, used or not
+        for k in set(range(len(inputs))).difference(used):
+            module.graph.erase_node(inputs[k])
+        module.recompile()
+        with torch.no_grad():
+            self.function: Any = torch._inductor.compile(module, [traced.examples[k] for k in used], {"fallback_random": True})
+        self.sources = [traced.sources[k] for k in used]
+        self.algorithm, self.vector, self.seen = traced.algorithm, traced.vector, traced.seen
+
+    def __call__(self, tensors: Sequence[Tensor], batch: Any) -> Any:
+        with torch.no_grad():
+            gradient, loss, *others = self.function(*[source(tensors) for source in self.sources])
+        carry(loss.requires_grad_(), self._pull, gradient)
+        algorithm, seen = self.algorithm, self.seen
+        for name in seen.checked:
+            loss = algorithm.finite(name, loss)
+        values = iter([loss, *others])
+        returned = tree_map(lambda called: partial(_itself, next(values)) if called else next(values), seen.returned)
+        algorithm.record(**{name: next(values) for name in seen.recorded})
+        for errors in values:
+            algorithm.learned(batch[0], partial(_itself, errors))
+        return returned
+
+    def _pull(self, factor: Tensor, gradient: Tensor) -> None:
+        assert self.vector.grad is not None
+        self.vector.grad.addcmul_(gradient, factor)
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
+
+
+def _why(error: BaseException) -> str:
+    """In one line."""
+    causes = [error]
+    while following := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(following)
+    if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in causes):
+        return "there is no C++ compiler on this machine; install g++, or leave compile out"
+    line = next(iter(str(error).strip().splitlines()), "no reason given")
+    return next((reason for word, reason in REASONS.items() if word in line), f"{type(error).__name__}: {line}")

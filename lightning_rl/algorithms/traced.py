@@ -1,0 +1,174 @@
+"""A loss as a function of tensors alone, for `compiled.py`.
+
+It may see nothing change from call to call but its batch, the parameters and buffers of the algorithm, its draws, and the counts of a run.
+All these go in as tensors, so that Python that decides by their values is an error when the function is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.overrides import TorchFunctionMode
+
+from lightning_rl.algorithms.run_log import RunLog
+from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.numpy_mlp import in_torch
+from lightning_rl.types import Tree, tree_leaves, tree_map
+
+COUNTS = {"progress": torch.float64, "began_at": torch.int64, "env_steps": torch.int64, "updates": torch.int64, "episodes": torch.int64}
+Source = Callable[[Sequence[Tensor]], Tensor]
+"""An input, from the tensors of a batch."""
+
+
+class Seen(NamedTuple):
+    """What a loss did beside its value.
+
+    checked: names under which it asked whether it is finite.  returned: its tree, true where it had a function.  recorded: names.
+    """
+
+    checked: list[str]
+    returned: Tree
+    recorded: list[str]
+
+
+class Traced:
+    """The gradient of a loss, the loss, what else it returned, what it recorded, and errors of its batch, from `sources`.
+
+    Args:
+        algorithm: whose loss it is.
+        loss: its method.
+        vector: of the optimizer, whose gradient is meant.
+        batch: arguments of the loss.
+    """
+
+    seen: Seen
+
+    def __init__(self, algorithm: Any, loss: Callable[..., Any], vector: FlatParameters, batch: Tree) -> None:
+        self.algorithm, self.vector, self.batch, self.given = algorithm, vector, batch, tensors_of(batch)
+        self.loss = loss
+        kept = [each for module in algorithm.modules() for each in (module._parameters, module._buffers)]
+        places = [(each, name) for each in kept for name, tensor in each.items() if tensor is not None]
+        part_of = {id(part): k for k, part in enumerate(vector.parts)}
+        self.learned = [(part_of[id(each[name])], each, name) for each, name in places if id(each[name]) in part_of]
+        self.others = [(each, name) for each, name in places if id(each[name]) not in part_of]
+        flat, rows = vector.detach(), map(itemgetter, range(len(self.given)))
+        held = (partial(_held, *place) for place in self.others)
+        counts = (partial(_count, algorithm, name, dtype) for name, dtype in COUNTS.items())
+        self.sources: list[Source] = [lambda _: flat, *rows, *held, *counts]
+        self.examples, self.first_draw = [source(self.given).detach() for source in self.sources], len(self.sources)
+        draws = self._draws()
+        self.sources += draws.sources
+        self.examples += draws.examples
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        rest = iter(inputs)
+        vector = next(rest).detach().requires_grad_()
+        batch = [next(rest) for _ in self.given]
+        parts = self.vector.parts
+        pieces = [piece.view_as(part) for piece, part in zip(vector.split([part.numel() for part in parts]), parts, strict=True)]
+        with ExitStack() as stack:
+            for each, name in self.others:
+                stack.enter_context(replaced(each, {name: next(rest).detach()}))
+            for k, each, name in self.learned:
+                stack.enter_context(replaced(each, {name: pieces[k]}))
+            stack.enter_context(replaced(vars(self.algorithm), {name: next(rest) for name in COUNTS}))
+            with torch.enable_grad(), Given(rest):
+                loss, *others = self._run(batch)
+                (gradient,) = torch.autograd.grad(loss, vector)
+        return [gradient, *(each.detach() for each in (loss, *others))]
+
+    def _draws(self) -> Noted:
+        """Run the loss once as it is, to see what it draws; as if it had not."""
+        generator: Generator = self.algorithm.noise
+        state = generator.get_state()
+        with Noted() as draws:
+            self._run(self.given)
+        generator.set_state(state)
+        return draws
+
+    def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        rest, log, checked, errors = iter(tensors), RunLog(1), [], []
+        batch = tree_map(lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf, self.batch)
+
+        def finite(name: str, loss: Tensor) -> Tensor:
+            checked.append(name)
+            return loss
+
+        def learned(batch: Any, function: Callable[[], Tensor]) -> None:
+            errors.append(function())
+
+        with in_torch(), replaced(vars(self.algorithm), {"log_rows": log, "finite": finite, "learned": learned}):
+            returned = self.loss(*batch)
+            recorded = {name: torch.stack([_called(value) for value in values]).mean() for name, values in log.recorded.items()}
+        self.seen = Seen(checked, tree_map(callable, returned), list(recorded))
+        return [*map(_called, tree_leaves(returned)), *recorded.values(), *errors]
+
+
+class Noted(TorchFunctionMode):
+    """Keeps how random tensors were drawn from a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[Source] = []
+        self.examples: list[Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if kwargs and kwargs.get("generator") is not None:
+            in_place = bool(args) and result is args[0]
+            self.sources.append(partial(_drawn, function, in_place, args, kwargs))
+            self.examples.append(result.clone())
+        return result
+
+
+class Given(TorchFunctionMode):
+    """Gives tensors instead of drawing them."""
+
+    def __init__(self, tensors: Iterator[Tensor]) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs and kwargs.get("generator") is not None:
+            return next(self.tensors)
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def replaced(dictionary: dict[str, Any], values: Mapping[str, Any]) -> Iterator[None]:
+    """A dictionary with other values for a while, such as that of an object's attributes."""
+    before = {name: dictionary[name] for name in values if name in dictionary}
+    dictionary.update(values)
+    try:
+        yield
+    finally:
+        dictionary.update(before)
+        for name in values.keys() - before.keys():
+            del dictionary[name]
+
+
+def tensors_of(tree: Tree) -> list[Tensor]:
+    """The leaves that are tensors."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _called(value: Any) -> Any:
+    return value() if callable(value) else value
+
+
+def _held(kept: dict[str, Tensor], name: str, _: Sequence[Tensor]) -> Tensor:
+    return kept[name]  # asked each time, for it may be another tensor then
+
+
+def _count(algorithm: Any, name: str, dtype: torch.dtype, _: Sequence[Tensor]) -> Tensor:
+    return torch.tensor(getattr(algorithm, name), dtype=dtype)
+
+
+def _drawn(function: Any, in_place: bool, args: Any, kwargs: Any, _: Sequence[Tensor]) -> Tensor:
+    return function(torch.empty_like(args[0]), *args[1:], **kwargs) if in_place else function(*args, **kwargs)

@@ -1,0 +1,139 @@
+"""`compile: true`: the same learning in less time, or one line that says why not."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+import lightning_rl as lrl
+from lightning_rl.errors import NotFiniteError, SettingError
+from lightning_rl.losses.policy_gradient import scaled
+from lightning_rl.schedules import piecewise
+from tests.experts import at_random
+from tests.fitting import Rows, fit, tiny
+
+REPLAY = {"learning_starts": 32, "batch_size": 32, "buffer_size": 500, "steps_per_iteration": 32, "net_arch": [32, 32], "train_freq": 4}
+SCHEDULED = {
+    "learning_rate": {"schedule": "linear", "start": 1e-3},
+    "clip_range": {"schedule": "piecewise", "points": [[0, 0.3], [0.2, 0.1], [0.2, 0.2], [1, 0.05]]},
+    "ent_coef": {"schedule": "linear", "start": 0.05},
+    "critic_burn_in_steps": 200,
+}
+PPO = {"n_steps": 16, "batch_size": 32}
+RAINBOW = {"double": True, "dueling": True, "noisy": True, "distribution": "c51", "n_steps": 3, "replay": {"prioritized": True}}
+NESTED = {"env": {"kwargs": {"action": "nested"}}}
+CASES = {
+    "PPO with schedules": (lrl.PPO, "CartPole-v1", PPO | SCHEDULED),
+    "PPO Box": (lrl.PPO, "Pendulum-v1", PPO | {"normalize_obs": "running", "clip_range_vf": 0.2, "target_kl": 0.02}),
+    "PPO mixed actions and masks": (lrl.PPO, "tests.environments:Choosy-v0", PPO | {"ratio": "per_part"} | NESTED),
+    "SAC mixed actions and masks": (lrl.SAC, "tests.environments:Choosy-v0", REPLAY | NESTED),
+    "PPO images": (lrl.PPO, "tests.environments:Image-v0", PPO | {"encoder_features": 8}),
+    "A2C": (lrl.A2C, "CartPole-v1", {}),
+    "IMPALA": (lrl.IMPALA, "CartPole-v1", {"n_steps": 8}),
+    "DQN": (lrl.DQN, "CartPole-v1", REPLAY | {"target_update_interval": 20, "learning_rate": 1e-3}),
+    "DQN with everything": (lrl.DQN, "CartPole-v1", REPLAY | RAINBOW),
+    "SAC": (lrl.SAC, "Pendulum-v1", REPLAY),
+    "SAC with a value network": (lrl.SAC, "CartPole-v1", REPLAY | {"value_network": True}),
+    "TD3": (lrl.TD3, "Pendulum-v1", REPLAY),
+    "BehavioralCloning": (
+        lrl.BehavioralCloning,
+        "CartPole-v1",
+        {"dataset": at_random("CartPole-v1", "{}"), "max_updates": 64, "updates_per_iteration": 16, "batch_size": 32},
+    ),
+}
+FAST = {"PPO with schedules"}
+"""A compiler takes seconds for each of the others."""
+
+
+def learned(case, compile):
+    """A model after some updates, what it logged, and how many functions were compiled after each iteration."""
+    algorithm, env_id, settings = CASES[case]
+    settings = {f"max_{algorithm.counter}": 400, "log_interval": 1} | settings
+    rows, programs = Rows(), []
+
+    class Counts(pl.Callback):
+        def on_train_batch_end(self, trainer, model, *_):
+            programs.append(sum(len(loss.programs) for loss in model.compiled.values()))
+
+    pl.seed_everything(1, verbose=False)
+    env = lrl.EnvConfig(**({"id": env_id, "num_envs": 4} | settings.pop("env", {})))
+    model = algorithm(env, compile=compile, **settings)
+    fit(model, logger=rows, callbacks=[Counts()])
+    return model, rows.rows, programs
+
+
+@pytest.mark.parametrize("case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES])
+def test_a_compiled_loss_learns_and_logs_the_same_and_is_compiled_once(case):
+    (plain, rows, none), (compiled, others, programs) = learned(case, False), learned(case, True)
+    assert plain.updates == compiled.updates > 0
+    assert plain.state_dict().keys() == compiled.state_dict().keys()
+    assert not any(none) and max(programs) == len(compiled.losses) and set(programs) <= {0, len(compiled.losses)}
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], tensor, atol=2e-4, rtol=1e-3, msg=name)
+    assert len(rows) == len(others) and "compiled" not in compiled.state_dict()
+    for (_, row), (_, other) in zip(rows, others, strict=True):
+        assert row.keys() == other.keys()
+        for name in row:
+            if name.startswith("train/"):
+                assert other[name] == pytest.approx(row[name], abs=5e-3, rel=1e-2, nan_ok=True), name
+
+
+class Counting(lrl.PPO):
+    """Changes its mind by a count, which no compiled function can follow."""
+
+    def loss(self, minibatch):
+        return super().loss(minibatch) if self.updates >= 0 else None
+
+
+def test_a_loss_that_decides_by_what_changes_is_refused():
+    with pytest.raises(SettingError, match=r"compile: Counting\.loss cannot be compiled: Python decides by a number that changes"):
+        fit(tiny(Counting, compile=True))
+
+
+def test_what_cannot_be_compiled_is_refused_in_one_line():
+    with pytest.raises(SettingError, match="compile does not go with memory"):
+        tiny(lrl.PPO, memory=lrl.LSTM(4, 4), compile=True)
+    with pytest.raises(SettingError, match="compile is not a setting of EvolutionStrategies"):
+        tiny(lrl.EvolutionStrategies, compile=True)
+    with pytest.raises(SettingError, match="compile must be true or false, got 1"):
+        tiny(lrl.PPO, compile=1)
+    cloning = tiny(lrl.BehavioralCloning, "tests.environments:ScriptedBox-v0", compile=True)
+    with pytest.raises(SettingError, match=r"BehavioralCloning\.loss cannot be compiled: it computes something in numpy"):
+        fit(cloning)
+
+
+def test_a_schedule_of_a_tensor_is_that_of_the_number():
+    schedule = piecewise([[0.2, 1.0], [0.4, 3.0], [0.4, 2.0], [0.8, 0.0]])
+    for progress in (0.0, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0):
+        assert float(schedule(torch.tensor(progress, dtype=torch.float64))) == pytest.approx(schedule(progress))
+    assert float(scaled(torch.tensor(0.5), torch.tensor(3.0))) == 1.5
+
+
+@pytest.mark.slow
+def test_a_bad_compiled_loss_is_met_as_any_other():
+    class Spoils(pl.Callback):
+        def on_train_batch_start(self, trainer, model, *_):
+            if trainer.global_step == 2:
+                next(model.network.critic.parameters()).data.fill_(math.nan)
+
+    with pytest.raises(NotFiniteError, match="loss value_loss is nan"):
+        fit(tiny(lrl.A2C, compile=True), callbacks=[Spoils()])
+    model = tiny(lrl.A2C, compile=True, on_nan="restore_last")
+    fit(model, callbacks=[Spoils()])
+    assert model.guard.restored == 1 and all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.slow
+def test_without_a_compiler_there_is_one_line(tmp_path):
+    command = "fit --model A2C --model.env.id CartPole-v1 --model.max_env_steps 64 --model.compile true"
+    env = os.environ | {"CXX": "/nowhere/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PATH": ""}
+    process = subprocess.run(
+        [sys.executable, "-m", "lightning_rl", *command.split()], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert process.returncode == 2
+    assert process.stderr.startswith("error: compile: A2C.loss cannot be compiled: there is no C++ compiler")
+    assert process.stderr.count("\n") == 1
