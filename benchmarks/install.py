@@ -1,8 +1,10 @@
-"""Give each library of `requirements.txt` a virtual environment of its own.
+"""Give ours and each library of `requirements.txt` a virtual environment of its own.
 
-    python benchmarks/install.py [--peers sb3 sbx skrl tianshou] [--folder benchmarks/.venvs]
+    python benchmarks/install.py [--peers ours sb3 sbx skrl tianshou] [--folder benchmarks/.venvs]
 
 The same torch, numpy, gymnasium and simulators for all, those of `constraints.txt`; what a library needs beside them, it takes itself.
+Ours is this checkout with its simulators and without its developers' tools, of which torchmetrics, that Lightning imports, would import
+matplotlib and scipy.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("LRL_BENCHMARK_VENVS", HERE / ".venvs"))
 """Where environments lie, one folder a peer."""
 LIBRARIES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "skrl": "skrl", "tianshou": "tianshou"}
+OURS = "ours"
+"""The environment of this checkout, in which hand-written loops run too."""
 SHARED = ("numpy", "gymnasium", "mujoco", "ale-py", "opencv-python-headless", "tensorboard")
 RENDERING = "imageio"  # which gymnasium imports with any MuJoCo environment
 
@@ -25,6 +29,11 @@ RENDERING = "imageio"  # which gymnasium imports with any MuJoCo environment
 def python_of(peer: str, folder: Path = FOLDER) -> Path:
     """The interpreter of a peer's environment, whether it exists or not."""
     return folder / peer / "bin" / "python"
+
+
+def home_of(peer: str) -> str:
+    """The environment that a peer runs in."""
+    return peer if peer in LIBRARIES else OURS
 
 
 def line_of(name: str, file: Path) -> str:
@@ -39,13 +48,16 @@ def install(peer: str, folder: Path) -> None:
     pip = [python_of(peer, folder), "-m", "pip", "install", "--quiet"]
     torch, *shared = (line_of(name, HERE.parent / "constraints.txt") for name in ("torch", *SHARED))
     subprocess.run([*pip, torch], check=True)
+    if peer == OURS:
+        subprocess.run([*pip, "-c", HERE.parent / "constraints.txt", "-e", f"{HERE.parent}[mujoco,atari]"], check=True)
+        return
     subprocess.run([*pip, torch, *shared, RENDERING, line_of(LIBRARIES[peer], HERE / "requirements.txt")], check=True)
 
 
 def main() -> None:
     """Install what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument("--peers", nargs="+", choices=(OURS, *LIBRARIES), default=[OURS, *LIBRARIES])
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
     for peer in options.peers:

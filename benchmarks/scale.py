@@ -1,6 +1,6 @@
 """How costs grow: steps with the number of environments, memory and time with the size of the replay buffer, and what start-up takes.
 
-    python benchmarks/install.py --peers sb3
+    python benchmarks/install.py --peers ours sb3
     python benchmarks/scale.py [--parts environments replay startup] [--repeats 3] [--out benchmarks/results]
 
 * Environments: CartPole-v1, microseconds of a vector step of our collector, whose policy of 64 x 64 acts, and of the bare vector

@@ -5,7 +5,7 @@
     python benchmarks/throughput.py --cases ppo_cartpole [--peers ours sb3 bare_ppo]             one case
 
 Same hyper-parameters, network, environments and threads (`cases.py`); repeats alternate over the peers, each measurement in a process of
-its own and, for a library, in an environment of its own. Ours runs as a user runs it: progress bar, CSV and TensorBoard loggers and
+its own and an environment of its own, which holds nothing else. Ours runs as a user runs it: progress bar, CSV and TensorBoard loggers and
 checkpoints on, evaluation off. Libraries run with their defaults: Stable-Baselines3 and SBX log and save nothing. A `bare` loop is
 written by hand in torch with the arithmetic of ours and nothing around it, which is the limit. What else differs, each file in `peers/`
 says in its head.
@@ -30,7 +30,7 @@ from typing import Any
 
 import report
 from cases import CASES, Case, Goal
-from install import HERE, LIBRARIES, python_of
+from install import HERE, LIBRARIES, home_of, python_of
 
 Figures = dict[str, float]
 XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads={}"
@@ -39,7 +39,7 @@ MEASURES = {"rate": "steps/s", "memory_mb": "peak memory", "first_update_s": "fi
 
 def check_installed(peers: list[str]) -> None:
     """End the program if a library has no environment."""
-    missing = [peer for peer in peers if peer in LIBRARIES and not python_of(peer).exists()]
+    missing = [home for home in dict.fromkeys(map(home_of, ["ours", *peers])) if not python_of(home).exists()]
     if missing:
         print(f"not installed: {' '.join(missing)}; python benchmarks/install.py --peers {' '.join(missing)}", file=sys.stderr)
         raise SystemExit(2)
@@ -54,13 +54,13 @@ def environment(threads: int) -> dict[str, str]:
         "XLA_FLAGS": XLA_FLAGS.format(threads),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
         "PYTHONWARNINGS": "ignore",
+        "PYTHONDONTWRITEBYTECODE": "",  # a checkout is compiled once, as what is installed is
     }
 
 
 def measure(peer: str, name: str, share: float, threads: int, device: str) -> Figures:
     """One run in a fresh process."""
-    python = python_of(peer) if peer in LIBRARIES else Path(sys.executable)
-    command = [python, "-m", f"peers.{peer}", name, "--share", str(share), "--threads", str(threads), "--device", device]
+    command = [python_of(home_of(peer)), "-m", f"peers.{peer}", name, "--share", str(share), "--threads", str(threads), "--device", device]
     launched = ["--launched", repr(time.time())]
     result = subprocess.run([*command, *launched], capture_output=True, text=True, env=environment(threads))
     if result.returncode:

@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
@@ -110,7 +109,7 @@ class CLI(LightningCLI):
             super().instantiate_classes()
 
     def before_fit(self) -> None:
-        config = yaml.safe_load(self._parser("fit").dump(self.config["fit"], skip_none=False))
+        config = self.config_dump  # what Lightning's own command line made of it
         trainer: Any = self.trainer
         trainer.imports = self.imports
         trainer.config = {name: config[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}

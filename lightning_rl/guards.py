@@ -146,11 +146,11 @@ class Guard:
             batch: what was learned from.
         """
         bad_loss = self.loss is not None and not math.isfinite(self.loss.item())
-        recorded = [(name, values[-1]) for name, values in parts.items() if name.endswith("_loss") and isinstance(values[-1], Tensor)]
-        bad = {name: value for name, value in recorded if bad_loss and not math.isfinite(value.item())}
+        recorded = {name: float(values[-1]) for name, values in parts.items() if name.endswith("_loss") and values}
+        bad = {name: value for name, value in recorded.items() if bad_loss and not math.isfinite(value)}
         part = None if self.name in bad or not bad else next(iter(bad.items()))
         name, value = part or (self.name, self.loss if self.loss is not None and bad_loss else norm)
-        line = f"{'loss' if bad_loss else 'gradient norm of'} {name} is {value.item()} {counts}"
+        line = f"{'loss' if bad_loss else 'gradient norm of'} {name} is {float(value)} {counts}"
         number = self.bad_updates[self.name] = self.bad_updates.get(self.name, 0) + 1
         self.loss = None
         again = self.bad_iterations + (not self.is_bad_iteration)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -111,3 +115,22 @@ def test_the_command_that_continues_a_run_names_it_among_others(folder, capfd):
     assert run(f"{command} --trainer.max_steps -1", capfd)[0] == 0
     steps = [read_rows(folder / f"runs/A2C/CartPole-v1/version_{k}/metrics.csv")[-1]["env_steps"] for k in (0, 1)]
     assert steps == ["80", "40"]
+
+
+UNUSED = {"wandb", "jsonargparse", "mujoco", "ale_py", "cv2", "envpool", "pygame", "minari", "h5py", "ray", "pandas", "IPython"}
+"""What is installed here, and what a run that asks for none of it does not wait for."""
+PLAIN_RUN = f"""
+import sys
+import lightning_rl as lrl
+env = {{"id": "CartPole-v1", "num_envs": 2}}
+lrl.Trainer(default_root_dir="runs").fit(lrl.PPO(env, max_env_steps=32, n_steps=16, batch_size=32, net_arch=[8]))
+print("imported:", *sorted({UNUSED} & set(sys.modules)))
+"""
+
+
+def test_a_plain_run_imports_nothing_that_it_does_not_use(tmp_path):
+    variables = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    result = subprocess.run([sys.executable, "-c", PLAIN_RUN], capture_output=True, text=True, cwd=tmp_path, env=variables)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "imported:"
+    assert list((tmp_path / "runs").rglob("events.out.tfevents.*")) and list((tmp_path / "runs").rglob("best.ckpt"))

@@ -77,7 +77,7 @@ class EvaluatorPool:
         random_collector: builds a collector that steps environments without a policy.
     """
 
-    num_envs, can_be_saved = 1, True
+    num_envs, n_steps, can_be_saved = 1, math.inf, True
 
     def __init__(
         self,

@@ -221,7 +221,7 @@ class Algorithm(Run):
         """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
         all values recorded under a name.
 
-        A function is called only if this iteration is logged.
+        A function is called only if this iteration may be logged.
         """
         self.log_rows.record(**values)
 

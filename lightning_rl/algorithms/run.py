@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -188,7 +189,6 @@ class Run(pl.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """An iteration begins: everything that is scheduled takes its value for it."""
         assert self.dataset is not None
-        self.log_rows.recorded.clear()
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
         progress.increment_completed()  # global_step counts iterations
@@ -199,6 +199,9 @@ class Run(pl.LightningModule):
         for optimizer in self.raw_optimizers():
             for group in optimizer.param_groups:
                 group["lr"] = rate
+        collector = self.dataset.collector
+        most = self.began_at + collector.n_steps * collector.num_envs * self.trainer.world_size
+        self.log_rows.begin(math.inf if most >= self.length else most)
         self.dataset.begin_iteration(self.count, self.progress)
 
     def end_iteration(self) -> None:

@@ -22,7 +22,9 @@ class RunLog:
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
-        self.recorded: dict[str, list[Metric]] = {}
+        self.recorded: dict[str, list[float | Tensor]] = {}
+        self.keeps = True
+        """Whether the iteration may be logged, and what it records is kept."""
 
     def start(self, count: int) -> None:
         """The clock of a run, at the count it begins with."""
@@ -38,23 +40,31 @@ class RunLog:
         self.logged_env_steps = state["logged_env_steps"]
         self.started = time.monotonic() - state["elapsed"]
 
+    def begin(self, most: float) -> None:
+        """An iteration begins, after which the run is at `most` at the furthest."""
+        self.recorded.clear()
+        self.keeps = most - self.logged_env_steps >= self.interval
+
     def record(self, **values: Metric) -> None:
-        """Keep metrics of this iteration; a function is called only if the iteration is logged."""
+        """Keep metrics of this iteration; a function is called only if the iteration may be logged.
+
+        Numbers are kept, no tensors of the CPU and no functions that hold some: small ones that outlive an update break up the memory that
+        the large ones of the next could take again. Where no row can come, only the newest values are kept, to be named if they are bad.
+        """
         for name, value in values.items():
-            self.recorded.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+            if not self.keeps:
+                self.recorded[name] = [value.detach()] if isinstance(value, Tensor) else []
+                continue
+            number = value.detach() if isinstance(value, Tensor) else without_gradient(value)
+            self.recorded.setdefault(name, []).append(number.item() if number.is_cpu else number)
 
     def is_due(self, count: int) -> bool:
         """Whether a row is due."""
-        return count - self.logged_env_steps >= self.interval
+        return self.keeps and count - self.logged_env_steps >= self.interval
 
     def means(self) -> dict[str, float]:
         """The means of what this iteration recorded, as `train/<name>`."""
-        return {
-            name if "/" in name else f"train/{name}": float(
-                torch.stack([value if isinstance(value, Tensor) else value() for value in values]).mean()
-            )
-            for name, values in self.recorded.items()
-        }
+        return {name if "/" in name else f"train/{name}": mean(values) for name, values in self.recorded.items() if values}
 
     def write(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         """One row: the given metrics, and those of time."""
@@ -64,3 +74,14 @@ class RunLog:
         row["time/iterations"] = trainer.global_step
         log_row(trainer, algorithm, row)
         self.logged_at, self.logged_env_steps = now, count
+
+
+@torch.no_grad()
+def without_gradient(function: Callable[[], Tensor]) -> Tensor:
+    """What a metric's function says, inside an update or not."""
+    return function()
+
+
+def mean(values: list[Any]) -> float:
+    """Of numbers, or of tensors of a device, which is asked once."""
+    return float((torch.stack(values) if isinstance(values[0], Tensor) else torch.tensor(values)).mean())

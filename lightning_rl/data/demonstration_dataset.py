@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -163,7 +164,7 @@ class ShuffledOrder:
 class NoCollector:
     """Stands where a collector is, for runs that step no environment."""
 
-    num_envs, env_steps, rows, can_be_saved = 1, 0, 0, True
+    num_envs, n_steps, env_steps, rows, can_be_saved = 1, math.inf, 0, 0, True
 
     def __init__(self, space: Space) -> None:
         self.guard, self.statistics, self.generator = Guard(), EpisodeStatistics(1), Generator()

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 MAX_WIDTH = 256
 """Of a layer's input, where numpy is still asked to act; to learn, layers this wide multiply faster in torch."""
+MOST_ROWS = 2048
+"""At once, where only the output is wanted: what lies between the layers stays in the processor's cache, and takes little memory."""
 
 
 class Activation(NamedTuple):
@@ -67,6 +69,8 @@ class NumpyMLP:
         return self._addresses() == self.addresses
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
+        if len(x) > MOST_ROWS:
+            return np.concatenate([self(x[k : k + MOST_ROWS]) for k in range(0, len(x), MOST_ROWS)])
         for (weight, bias), activation in zip(self.weights, self.activations, strict=True):
             x = x @ weight.T
             x += bias

@@ -1,0 +1,49 @@
+"""What a run keeps of its updates for the log."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+
+from lightning_rl.algorithms.run_log import RunLog
+from lightning_rl.types import tree_leaves
+from tests.fitting import OFF_POLICY, PPO, fit, tiny
+
+
+def begun(most):
+    log = RunLog(100)
+    log.start(0)
+    log.begin(most)
+    return log
+
+
+def test_a_row_has_the_means_of_numbers_and_of_what_functions_say():
+    log, weight = begun(most=100), torch.tensor(3.0, requires_grad=True)
+    for k in range(4):
+        log.record(loss=torch.tensor(float(k)), **{"rewards/own": lambda k=k: weight * k})
+    assert log.is_due(100) and log.means() == {"train/loss": 1.5, "rewards/own": 4.5}
+
+
+def test_an_iteration_that_cannot_reach_the_next_row_calls_no_function():
+    log = begun(most=99)
+    log.record(loss=torch.tensor(1.0), never=lambda: pytest.fail("called"))
+    log.record(loss=torch.tensor(2.0))
+    assert log.recorded == {"loss": [torch.tensor(2.0)], "never": []} and not log.is_due(99)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, *OFF_POLICY])
+@pytest.mark.parametrize("log_interval", [1, 96])
+def test_no_batch_outlives_its_update(algorithm, log_interval):
+    class Watched(algorithm):
+        seen, alive = (), ()
+
+        def end_update(self, batch):
+            self.alive += (sum(each() is not None for each in self.seen),)
+            self.seen += (weakref.ref(next(tree_leaves(batch.obs))),)
+            super().end_update(batch)
+
+    model = tiny(Watched, log_interval=log_interval, **({"n_epochs": 12} if algorithm is PPO else {}))
+    fit(model)
+    assert len(model.alive) > 10 and max(model.alive) == 0
