@@ -208,6 +208,7 @@ def _is_small(weight: Tensor, max_width: int) -> bool:
 
 
 def _has_hooks(layers: nn.Module) -> bool:
+    parameters: Any = layers.parameters()
     return any(
         each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks for each in layers.modules()
-    )
+    ) or any(each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters)

@@ -93,11 +93,22 @@ def test_what_numpy_cannot_do_is_left_to_torch():
     half = perceptron().double()
     hooked = perceptron()
     hooked[0].register_forward_hook(lambda *_: None)
+    watched, followed = perceptron(), perceptron()
+    watched[2].bias.register_hook(lambda gradient: gradient)
+    followed[2].bias.register_post_accumulate_grad_hook(lambda parameter: None)
     frozen = perceptron()
     frozen[0].weight.requires_grad_(False)
     seen = perceptron()
     with numpy_mlp.in_numpy():
-        for layers, rows in ((wide, x), (half, x.double()), (hooked, x), (frozen, x), (seen, x.clone().requires_grad_())):
+        for layers, rows in (
+            (wide, x),
+            (half, x.double()),
+            (hooked, x),
+            (watched, x),
+            (followed, x),
+            (frozen, x),
+            (seen, x.clone().requires_grad_()),
+        ):
             assert layers(rows).grad_fn is not None
         with torch.autocast("cpu", torch.bfloat16):
             assert seen(x).dtype == torch.bfloat16
