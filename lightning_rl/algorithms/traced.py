@@ -16,7 +16,6 @@ import torch
 from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode
 
-from lightning_rl.algorithms.run_log import RunLog
 from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.numpy_mlp import in_torch
 from lightning_rl.types import Tree, tree_leaves, tree_map
@@ -93,7 +92,7 @@ class Traced:
         return draws
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        rest, log, checked, errors = iter(tensors), RunLog(1), [], []
+        rest, log, checked, errors = iter(tensors), Recording(), [], []
         batch = tree_map(lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf, self.batch)
 
         def finite(name: str, loss: Tensor) -> Tensor:
@@ -108,6 +107,17 @@ class Traced:
             recorded = {name: torch.stack([_called(value) for value in values]).mean() for name, values in log.recorded.items()}
         self.seen = Seen(checked, tree_map(callable, returned), list(recorded))
         return [*map(_called, tree_leaves(returned)), *recorded.values(), *errors]
+
+
+class Recording:
+    """Keeps what is recorded as it is, in place of a `RunLog`, which keeps numbers."""
+
+    def __init__(self) -> None:
+        self.recorded: dict[str, list[Any]] = {}
+
+    def record(self, **values: Any) -> None:
+        for name, value in values.items():
+            self.recorded.setdefault(name, []).append(value)
 
 
 class Noted(TorchFunctionMode):
