@@ -10,7 +10,8 @@ checkpoints on, evaluation off. Libraries run with their defaults: Stable-Baseli
 written by hand in torch with the arithmetic of ours and nothing around it, which is the limit. What else differs, each file in `peers/`
 says in its head.
 
-* The rate is that of training alone, imports and construction excluded. In cases marked "warm" it counts from the end of the first update.
+* The rate is that of training from the end of the first update on: imports, which some libraries make as late as then, construction and
+  compiling are in nobody's.
 * The first update is the first gradient step, in seconds from the launch of the process to its end.
 * Memory is the peak of the process, and what the processes below it, such as workers, had to themselves after the first update.
 * A ratio ours ÷ peer is the median of those within each repeat, whose parts lie close in time; rates are medians.
@@ -70,12 +71,9 @@ def measure(peer: str, name: str, share: float, threads: int, device: str) -> Fi
 
 
 def rates(case: Case, figures: Figures) -> Figures:
-    """Environment steps and updates a second, from where the case counts."""
-    if case.warm:
-        seconds, before = figures["seconds_after"], (case.before_learning, 1)
-    else:
-        seconds, before = figures["seconds"], (0, 0)
-    return {"rate": (figures["env_steps"] - before[0]) / seconds, "update_rate": (figures["updates"] - before[1]) / seconds}
+    """Environment steps and updates a second, after the first update."""
+    seconds = figures["seconds_after"]
+    return {"rate": (figures["env_steps"] - case.before_learning) / seconds, "update_rate": (figures["updates"] - 1) / seconds}
 
 
 def ratio(runs: dict[str, list[Figures]], peer: str, measure: str) -> float:
@@ -91,7 +89,7 @@ def case_rows(name: str, runs: dict[str, list[Figures]]) -> list[list[str]]:
         numbers = [f"{middle['rate']:,.0f}", f"{middle['update_rate']:,.0f}"]
         numbers += ["" if peer == "ours" else f"{ratio(runs, peer, 'rate'):.2f}"]
         numbers += [f"{middle['memory_mb']:,.0f}", f"{middle['first_update_s']:.1f}", " ".join(f"{each['rate']:,.0f}" for each in figures)]
-        rows.append([f"{name}{' (warm)' * CASES[name].warm}", peer, *numbers])
+        rows.append([name, peer, *numbers])
     return rows
 
 

@@ -86,7 +86,7 @@ def train(case: Case, clock: Clock, device: str) -> tuple[int, int]:
         for name, size in scaled.items():
             settings |= {f"{name}_preprocessor": RunningStandardScaler, f"{name}_preprocessor_kwargs": {"size": size, "device": env.device}}
     policy = Logits(env) if isinstance(env.action_space, gym.spaces.Discrete) else Gaussian(env)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         agent = PPO(
             models={"policy": policy, "value": Value(env)},
             memory=RandomMemory(memory_size=given["n_steps"], num_envs=case.num_envs, device=env.device),

@@ -12,9 +12,9 @@ def chosen(z: Tensor, action: Tensor) -> Tensor:
     return z.gather(1, action.view(-1, 1, 1, 1).expand(-1, 1, *z.shape[2:])).squeeze(1)
 
 
-def huber(error: Tensor, threshold: float = 1.0) -> Tensor:
-    """½ δ² up to the threshold κ, κ (|δ| − ½ κ) beyond (Huber 1964); DQN's clipped error (Mnih et al. 2015)."""
-    return functional.huber_loss(error, error.new_zeros(()).expand_as(error), reduction="none", delta=threshold)
+def huber(value: Tensor, target: Tensor, threshold: float = 1.0) -> Tensor:
+    """½ δ² up to the threshold κ, κ (|δ| − ½ κ) beyond, of δ = value − target (Huber 1964); DQN's clipped error (Mnih et al. 2015)."""
+    return functional.huber_loss(value, target, reduction="none", delta=threshold)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -41,6 +41,6 @@ def quantile_huber(quantiles: Tensor, fraction: Tensor, target: Tensor, threshol
 
     quantiles: `[..., Z]` at the fractions τ `[Z]`.  target: `[..., Y]` samples.  Returns `[...]`.
     """
-    error = target.unsqueeze(-2) - quantiles.unsqueeze(-1)
-    weight = (fraction.unsqueeze(-1) - (error.detach() < 0).to(error.dtype)).abs()
-    return (weight * huber(error, threshold) / threshold).mean(-1).sum(-1)
+    quantiles, target = torch.broadcast_tensors(quantiles.unsqueeze(-1), target.unsqueeze(-2))
+    weight = (fraction.unsqueeze(-1) - (target < quantiles.detach()).to(target.dtype)).abs()
+    return (weight * huber(quantiles, target, threshold) / threshold).mean(-1).sum(-1)

@@ -27,8 +27,7 @@ class ScalarReturn(nn.Module):
 
     def loss(self, z: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Loss, and error for priorities, `[...]` each, of z against a target's atoms."""
-        error = (z - target).squeeze(-1)
-        return losses.huber(error), error.detach().abs()
+        return losses.huber(z, target).squeeze(-1), (z.detach() - target).squeeze(-1).abs()
 
 
 class CategoricalReturn(nn.Module):
