@@ -34,7 +34,7 @@ class Case:
         settings: by Stable-Baselines3's names, which are ours.
         peers: who is measured beside us.
         goals: what the ratios shall be.
-        vectorization: of ours and of the bare loop: `sync`, `native` or `async`; peers use what they use by default.
+        vectorization: of ours, and of the bare loop, which knows `sync` and `native`; peers use what they use by default.
         ours: settings that only we have.
         normalize: observations and rewards by running statistics.
     """
@@ -150,7 +150,7 @@ CASES = {
         settings={"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 2.5e-4},
         peers=("sb3",),
         goals=(Goal("sb3", 1.5), MEMORY),
-        vectorization="async",
+        vectorization="auto",
         ours={"net_arch": [], "clip_reward": 1.0},
     ),
 }

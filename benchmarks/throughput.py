@@ -7,7 +7,7 @@
 Same hyper-parameters, network, environments and threads (`cases.py`); repeats alternate over the peers, each measurement in a process of
 its own and an environment of its own, which holds nothing else. Ours runs as a user runs it: progress bar, CSV and TensorBoard loggers and
 checkpoints on, evaluation off. Libraries run with their defaults: Stable-Baselines3 and SBX log and save nothing. A `bare` loop is
-written by hand in torch with the arithmetic of ours and nothing around it, which is the limit. What else differs, each file in `peers/`
+written by hand in torch with the arithmetic of ours and nothing around it, in torch throughout. What else differs, each file in `peers/`
 says in its head.
 
 * The rate is that of training from the end of the first update on: imports, which some libraries make as late as then, construction and

@@ -1,6 +1,6 @@
 """Seconds until CartPole-v1 is solved: ours with its packaged config beside Stable-Baselines3 with its zoo's settings.
 
-    python benchmarks/install.py --peers sb3
+    python benchmarks/install.py --peers ours sb3
     python benchmarks/time_to_solve.py [--seeds 1 2 3 4 5] [--threads 1] [--out benchmarks/results]
 
 A run is solved when the mean return of its last 100 training episodes is at least 475, looked at after each iteration; then it stops. Ours

@@ -1,4 +1,4 @@
-"""DQN in one hand-written loop: the arithmetic of ours with nothing around it, the limit that a library can reach.
+"""DQN in one hand-written loop: the arithmetic of ours in torch with nothing around it.
 
 One environment, two hidden layers of 64, an update a step; rows of memory in one table, noise drawn a hundred steps at once, the policy in
 numpy on views of the parameters, all parameters in one vector for clipping and fused Adam. It logs, saves and checks nothing.

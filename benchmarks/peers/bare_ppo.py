@@ -1,4 +1,4 @@
-"""PPO in one hand-written loop: the arithmetic of ours with nothing around it, the limit that a library can reach.
+"""PPO in one hand-written loop: the arithmetic of ours in torch with nothing around it.
 
 Policy and value of 64 x 64 tanh each; rollouts in arrays made once, which are tensors too; noise drawn once a rollout; the policy in numpy
 on views of the parameters; values and log-probabilities of a rollout in one pass; all parameters in one vector for clipping and fused

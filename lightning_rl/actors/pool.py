@@ -21,7 +21,7 @@ from lightning_rl.data.unroll import join, judge
 from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
 from lightning_rl.networks.acting import Precision
-from lightning_rl.networks.numpy_mlp import in_numpy
+from lightning_rl.networks.tape import in_numpy
 from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
 
 COUNTS = ("env_steps", "rows", "version", "dropped")

@@ -31,7 +31,7 @@ from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
 from lightning_rl.guards import ON_NAN, Guard
 from lightning_rl.networks.memory import Memory, as_memory
-from lightning_rl.networks.numpy_mlp import in_numpy
+from lightning_rl.networks.tape import in_numpy
 from lightning_rl.ranks import mean_over_ranks
 from lightning_rl.rewards.settings import make_signals
 from lightning_rl.schedules import ScheduleSetting, make_schedule

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.traced import Traced, tensors_of
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.flat import FlatParameters
-from lightning_rl.networks.numpy_mlp import carry
-from lightning_rl.types import tree_map
+from lightning_rl.networks.tape import wait
+from lightning_rl.types import tree_leaves, tree_map
 
 
 def compiled_losses(algorithm: Any, names: Sequence[str]) -> dict[str, CompiledLoss]:
@@ -67,7 +67,7 @@ class CompiledLoss:
 
     def __call__(self, *batch: Any) -> Any:
         tensors = tensors_of(batch)
-        shapes = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        shapes = tuple([(leaf.shape, leaf.stride()) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in tree_leaves(batch)])
         if shapes not in self.programs:
             traced = Traced(self.algorithm, self.loss, self.vector, batch)
             try:
@@ -96,7 +96,7 @@ class Program:
     def __call__(self, tensors: Sequence[Tensor], batch: Any) -> Any:
         with torch.no_grad():
             gradient, loss, *others = self.function(*[source(tensors) for source in self.sources])
-        carry(loss.requires_grad_(), self._pull, gradient)
+        wait(loss.requires_grad_(), self.vector.parts[0], self._pull, gradient)
         algorithm, seen = self.algorithm, self.seen
         for name in seen.checked:
             loss = algorithm.finite(name, loss)
@@ -110,6 +110,11 @@ class Program:
     def _pull(self, factor: Tensor, gradient: Tensor) -> None:
         assert self.vector.grad is not None
         self.vector.grad.addcmul_(gradient, factor)
+
+
+def _plain(leaf: Any) -> Any:
+    """What else a batch holds and a loss may see: numbers, but not the places of its rows in a buffer."""
+    return leaf if isinstance(leaf, bool | int | float | str) else type(leaf)
 
 
 def _itself(value: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.mlp import EnsembleLinear
-from lightning_rl.networks.numpy_mlp import leaves, pull
+from lightning_rl.networks.tape import carry_on, take
 from lightning_rl.ranks import mean_over_ranks
 from lightning_rl.types import total_norm
 
@@ -37,11 +37,12 @@ def gradient_step(
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if len(parameters) == 1 and isinstance(parameters[0], FlatParameters):
-        parameters[0].differentiate(scaler.scale(loss), leaves())
+        parameters[0].differentiate(scaler.scale(loss))
     else:
         optimizer.zero_grad()
-        scaler.scale(loss).backward(inputs=[*parameters, *leaves()])
-    pull()
+        waiting = take({id(parameter) for parameter in parameters})
+        scaler.scale(loss).backward(inputs=[*parameters, *(each.leaf for each in waiting)])
+        carry_on(waiting)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     average_over_ranks(gradients, world_size)
     scaler.unscale_(optimizer)

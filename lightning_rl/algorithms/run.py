@@ -22,6 +22,7 @@ from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate
+from lightning_rl.cpu_threads import one_thread
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.errors import SettingError
@@ -156,6 +157,7 @@ class Run(pl.LightningModule):
 
     def on_train_start(self) -> None:
         assert self.collector is not None
+        one_thread()  # in processes that Lightning spawned too
         self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         trainer: Any = self.trainer
         self._agree_on_count()

@@ -56,7 +56,7 @@ class RunLog:
                 self.recorded[name] = [value.detach()] if isinstance(value, Tensor) else []
                 continue
             number = value.detach() if isinstance(value, Tensor) else without_gradient(value)
-            self.recorded.setdefault(name, []).append(number.item() if number.is_cpu else number)
+            self.recorded.setdefault(name, []).append(number.float().mean().item() if number.is_cpu else number)
 
     def is_due(self, count: int) -> bool:
         """Whether a row is due."""

@@ -16,8 +16,9 @@ import torch
 from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode
 
+from lightning_rl.errors import SettingError
 from lightning_rl.networks.flat import FlatParameters
-from lightning_rl.networks.numpy_mlp import in_torch
+from lightning_rl.networks.tape import in_torch
 from lightning_rl.types import Tree, tree_leaves, tree_map
 
 COUNTS = {"progress": torch.float64, "began_at": torch.int64, "env_steps": torch.int64, "updates": torch.int64, "episodes": torch.int64}
@@ -132,6 +133,8 @@ class Noted(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         if kwargs and kwargs.get("generator") is not None:
             in_place = bool(args) and result is args[0]
+            if any(isinstance(each, Tensor) for each in (*args[in_place:], *kwargs.values())):
+                raise SettingError(f"it draws by numbers that change, in torch.{function.__name__}")
             self.sources.append(partial(_drawn, function, in_place, args, kwargs))
             self.examples.append(result.clone())
         return result
@@ -146,7 +149,9 @@ class Given(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs and kwargs.get("generator") is not None:
-            return next(self.tensors)
+            drawn = next(self.tensors)
+            in_place = getattr(function, "__name__", "").endswith("_")
+            return args[0].copy_(drawn) if in_place else drawn
         return function(*args, **(kwargs or {}))
 
 

@@ -28,7 +28,7 @@ class CheckpointConfig:
     """What to keep on the way, beside `best.ckpt` and `last.ckpt`.
 
     Args:
-        every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run, and at least a second, unless given.
+        every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run, and at least a second unless copies are kept.
         keep: how many numbered copies to keep, the newest; -1 keeps all.
         save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
         every_n_updates: the same as `every_n_env_steps` for runs that count updates.

@@ -18,7 +18,7 @@ from lightning_rl.envs.stepping import EnvStep, Stepper
 from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
 from lightning_rl.networks.acting import Precision, RandomActor, StepActor, forgotten, make_actor
-from lightning_rl.networks.numpy_mlp import in_numpy
+from lightning_rl.networks.tape import in_numpy
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import Rollout, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 

@@ -14,6 +14,7 @@ from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 
 VECTORIZATIONS = ("auto", "sync", "async", "native", "envpool")
 AUTORESETS = ("SAME_STEP", "NEXT_STEP", "DISABLED")
+OF_PROCESSES = ("step_timeout", "max_restarts")
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,19 @@ class EnvConfig:
             check_range("env.step_timeout", self.step_timeout, 0, open_low=True)
         if self.max_restarts is not None:
             check_range("env.max_restarts", self.max_restarts, 0, whole=True)
-        for name in ("step_timeout", "max_restarts"):
-            if getattr(self, name) is not None and (way := settled(self).vectorization) != "async":
+        way = ("async" if self.are_games else "sync") if self.vectorization == "auto" else self.vectorization
+        for name in OF_PROCESSES:
+            if getattr(self, name) is not None and way != "async":
                 raise SettingError(f"env.{name} is of vectorization async, and this one is {way}; leave it out")
         if self.vectorization in ("native", "envpool"):
             for name in ("wrappers", "frame_stack", "atari", "parameters"):
                 if getattr(self, name):
                     raise SettingError(f"env.{name} does not work with vectorization {self.vectorization}; use sync or async")
+
+    @property
+    def are_games(self) -> bool:
+        """Whether these are several games of Atari, which `auto` gives a process each."""
+        return self.atari and self.num_envs > 1
 
 
 Env = EnvConfig | str | Mapping[str, Any] | gym.vector.VectorEnv | Callable[[], gym.Env]
@@ -112,15 +119,16 @@ def settled(env: Any) -> Any:
     """Settings with `vectorization: auto` decided; other environments as they are."""
     if not isinstance(env, EnvConfig) or env.vectorization != "auto":
         return env
-    apart = env.atari and env.num_envs > 1 and (os.cpu_count() or 1) > 1
-    return replace(env, vectorization="async" if apart else "sync")
+    return replace(env, vectorization="async") if env.are_games and (os.cpu_count() or 1) > 1 else in_turn(env)
 
 
 def in_turn(env: Any) -> Any:
     """The same for one process of several, where `auto` is `sync`."""
-    return replace(env, vectorization="sync") if isinstance(env, EnvConfig) and env.vectorization == "auto" else env
+    if not isinstance(env, EnvConfig) or env.vectorization != "auto":
+        return env
+    return replace(env, vectorization="sync", step_timeout=None, max_restarts=None)
 
 
 def one_of(config: EnvConfig, max_episode_steps: int | None = None) -> EnvConfig:
     """The same environment once, for evaluation and probing."""
-    return replace(config, num_envs=1, max_episode_steps=max_episode_steps or config.max_episode_steps)
+    return replace(in_turn(config), num_envs=1, max_episode_steps=max_episode_steps or config.max_episode_steps)

@@ -17,7 +17,7 @@ from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import Perceptron, PolicyNetwork
 from lightning_rl.networks.value_heads import make_value_head
 from lightning_rl.spaces import Spaces, check_observation_space
-from lightning_rl.types import Step, Tree, tree_index
+from lightning_rl.types import Step, Tree
 
 
 class ActorCritic(PolicyNetwork):
@@ -124,11 +124,8 @@ class ActorCritic(PolicyNetwork):
     def judge(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability of T steps' actions `[T, N, D]`, and V(s) `[T + 1, N, S]` of what was seen before, between and after them."""
         if self.critic_encoder is not self.actor_encoder:
-            start = None if episode_start is None else episode_start[:-1]
-            log_prob = self.log_prob(tree_index(obs, slice(-1)), action, memory, start, action_mask)
-            return log_prob, self.value(obs, memory, episode_start)
+            return super().judge(obs, action, memory, episode_start, action_mask)
         features, _ = self.memory(self.actor_encoder(self.normalizer(obs)), self._memories(memory)[0], episode_start)
         log_prob = self.distribution.evaluate(self.actor(features[:-1]).float(), action, action_mask)[0]
         return log_prob, self.value_head.value(self.critic(features).float())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from lightning_rl.networks.tape import carry_on, take
 from lightning_rl.saving.runs import check_optimizer
 
 
@@ -21,13 +21,15 @@ class FlatParameters(nn.Parameter):
     """
 
     parts: tuple[nn.Parameter, ...]
+    ids: frozenset[int]
+    """Of the parts."""
 
     def __new__(cls, module: nn.Module) -> FlatParameters:
         parts = [parameter for parameter in module.parameters() if parameter.requires_grad]
         vector = super().__new__(cls, torch.cat([part.detach().flatten() for part in parts]))
         for part, view in zip(parts, vector.detach().split([part.numel() for part in parts]), strict=True):
             part.data = view.view_as(part)
-        vector.parts = tuple(parts)
+        vector.parts, vector.ids = tuple(parts), frozenset(map(id, parts))
         vector.clear()
         return vector
 
@@ -40,16 +42,19 @@ class FlatParameters(nn.Parameter):
         for part, view in zip(self.parts, self.grad.split([part.numel() for part in self.parts]), strict=True):
             part.grad = view.view_as(part)
 
-    def differentiate(self, loss: Tensor, leaves: Sequence[Tensor] = ()) -> None:
-        """The vector's gradient of a loss, 0 where a part has none; no other parameter gets one. Some other leaves get theirs too."""
+    def differentiate(self, loss: Tensor) -> None:
+        """The vector's gradient of a loss, 0 where a part has none; no other parameter gets one."""
         self.clear()
-        if loss.is_leaf:  # a compiled one, whose gradient is known
+        waiting = take(self.ids)
+        leaves = [each.leaf for each in waiting]
+        if any(loss is leaf for leaf in leaves):  # a compiled one
             loss.grad = torch.ones_like(loss)
-            return
-        # what `loss.backward(inputs=self.parts)` comes to, whose checks would cost a fifth of it
-        Variable._execution_engine.run_backward(
-            (loss,), (torch.ones_like(loss),), False, False, (*self.parts, *leaves), allow_unreachable=True, accumulate_grad=True
-        )
+        else:
+            # what `loss.backward(inputs=…)` comes to, whose checks would cost a fifth of it
+            Variable._execution_engine.run_backward(
+                (loss,), (torch.ones_like(loss),), False, False, (*self.parts, *leaves), allow_unreachable=True, accumulate_grad=True
+            )
+        carry_on(waiting)
 
 
 class FlatOptimizer(torch.optim.Optimizer):

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from lightning_rl.errors import SettingError, check_choice, check_range
-from lightning_rl.networks.numpy_mlp import tape
+from lightning_rl.networks.tape import tape
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -36,7 +36,7 @@ def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
 
 
 class Layers(nn.Sequential):
-    """Layers one after the other, in numpy where that is asked for and possible (`numpy_mlp.py`); one without hooks is asked directly, as a
+    """Layers one after the other, in numpy where that is asked for and possible (`tape.py`); one without hooks is asked directly, as a
     module's call costs as much as a small layer."""
 
     def forward(self, x: Tensor) -> Tensor:

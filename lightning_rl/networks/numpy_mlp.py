@@ -1,15 +1,12 @@
 """Small perceptrons in numpy, forward and backward.
 
 A layer of 64 units costs autograd more in bookkeeping than in arithmetic, and torch's tanh on a CPU sixteen times numpy's. So within
-`in_numpy` narrow float32 perceptrons are computed on live views of their parameters. What they put out is a leaf to autograd, which
-differentiates the loss down to it; `Tape.pull` carries the gradient on to the parameters.
+`tape.in_numpy` narrow float32 perceptrons are computed on live views of their parameters, and `tape.py` carries gradients on to these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -52,23 +49,16 @@ class NumpyMLP:
         modules: layers that `is_plain` says yes to.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
         layers: list[Any] = [*modules, nn.Identity()]
         linear = layers[: len(layers) // 2 * 2 : 2]
         self.parameters = [(layer.weight, layer.bias) for layer in linear]
         self.weights = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in self.parameters]
-        self.addresses = self._addresses()
+        self.made_of = signature(modules)
         self.activations = [ACTIVATIONS[type(layer)] for layer in layers[1::2]]
 
-    def _addresses(self) -> list[int]:
-        return [part.data_ptr() for pair in self.parameters for part in pair]
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the weights that it reads are those of the layers still: they may be moved, not only changed."""
-        return self._addresses() == self.addresses
-
     def __call__(self, x: np.ndarray) -> np.ndarray:
+        """The output `[B, out]` for rows `[B, in]`."""
         if len(x) > MOST_ROWS:
             return np.concatenate([self(x[k : k + MOST_ROWS]) for k in range(0, len(x), MOST_ROWS)])
         for (weight, bias), activation in zip(self.weights, self.activations, strict=True):
@@ -78,7 +68,7 @@ class NumpyMLP:
         return x
 
     def outputs(self, x: np.ndarray) -> list[np.ndarray]:
-        """What goes into the first layer and what comes out of each."""
+        """What goes into the first layer `[B, in]` and what comes out of each, `[B, width]`."""
         seen = [x]
         for (weight, bias), activation in zip(self.weights, self.activations, strict=True):
             x = x @ weight.T
@@ -108,88 +98,16 @@ MADE: WeakKeyDictionary[nn.Module, NumpyMLP] = WeakKeyDictionary()
 
 def as_numpy(layers: nn.Sequential) -> NumpyMLP:
     """The perceptron of layers that `is_plain` says yes to, which is made once."""
-    made = MADE.get(layers)
-    if made is None or not made.is_live:
-        made = MADE[layers] = NumpyMLP(layers)
+    made, modules = MADE.get(layers), list(layers)
+    if made is None or made.made_of != signature(modules):
+        made = MADE[layers] = NumpyMLP(modules)
     return made
 
 
-class Tape:
-    """What small perceptrons put out since, and what their gradients will need."""
-
-    def __init__(self) -> None:
-        self.known: dict[nn.Module, NumpyMLP | None] = {}
-        self.pending: list[tuple[Tensor, Callable[[Tensor, Any], None], Any]] = []
-
-    def run(self, layers: nn.Sequential, x: Tensor) -> Tensor | None:
-        """The output for `x [..., in]`, a leaf if there is a gradient to know; None if torch must compute it."""
-        if layers not in self.known:
-            self.known[layers] = as_numpy(layers) if is_plain(layers, MAX_WIDTH - 1) and not _has_hooks(layers) else None
-        mlp = self.known[layers]
-        if mlp is None or x.requires_grad or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-            return None
-        learns = [part.requires_grad for pair in mlp.parameters for part in pair]
-        rows = x.numpy() if x.dim() == 2 else x.numpy().reshape(-1, x.shape[-1])
-        if not (torch.is_grad_enabled() and any(learns)):
-            y = torch.from_numpy(mlp(rows))
-        elif all(learns):
-            seen = mlp.outputs(rows)
-            y = torch.from_numpy(seen[-1]).requires_grad_()
-            self.pending.append((y, mlp.pull, seen))
-        else:
-            return None
-        return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
-
-    def pull(self) -> None:
-        """Carry the gradients that leaves have got on to the parameters."""
-        reached = [each for each in self.pending if each[0].grad is not None]
-        self.pending = [each for each in self.pending if each[0].grad is None]
-        for leaf, pull, seen in reached:
-            assert leaf.grad is not None
-            pull(leaf.grad, seen)
-
-
-tape: ContextVar[Tape | None] = ContextVar("tape", default=None)
-
-
-@contextmanager
-def in_numpy() -> Iterator[None]:
-    """Compute small perceptrons in numpy. With autograd on, gradients are then those that `gradient_step` makes, and no others."""
-    token = tape.set(Tape())
-    try:
-        yield
-    finally:
-        tape.reset(token)
-
-
-@contextmanager
-def in_torch() -> Iterator[None]:
-    """The opposite."""
-    token = tape.set(None)
-    try:
-        yield
-    finally:
-        tape.reset(token)
-
-
-def carry(leaf: Tensor, pull: Callable[[Tensor, Any], None], seen: Any) -> None:
-    """Have the gradient of another leaf carried on too: `pull` gets it, and what was seen."""
-    current = tape.get()
-    assert current is not None
-    current.pending.append((leaf, pull, seen))
-
-
-def leaves() -> list[Tensor]:
-    """What small perceptrons put out since, for autograd to differentiate down to."""
-    current = tape.get()
-    return [] if current is None else [leaf for leaf, _, _ in current.pending]
-
-
-def pull() -> None:
-    """Carry the gradients of leaves on to the parameters."""
-    current = tape.get()
-    if current is not None:
-        current.pull()
+def signature(modules: Sequence[nn.Module]) -> list[Any]:
+    """What changes when layers or parameters are replaced or moved, and not when numbers in them change."""
+    parts: list[Any] = [(type(module), *module._parameters.values()) for module in modules]
+    return [(kind, *((id(each), each.data_ptr()) for each in parameters)) for kind, *parameters in parts]
 
 
 def is_plain(layers: Iterable[nn.Module], max_width: int = MAX_WIDTH) -> bool:
@@ -207,7 +125,8 @@ def _is_small(weight: Tensor, max_width: int) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.shape[1] <= max_width
 
 
-def _has_hooks(layers: nn.Module) -> bool:
+def has_hooks(layers: nn.Module) -> bool:
+    """Whether somebody watches layers or the gradients of their parameters."""
     parameters: Any = layers.parameters()
     return any(
         each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks for each in layers.modules()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import Distribution
-from lightning_rl.types import Tree
+from lightning_rl.types import Tree, tree_index
 
 
 class Perceptron(NamedTuple):
@@ -35,6 +35,15 @@ class PolicyNetwork(nn.Module):
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         """The distribution's input `[..., num_inputs]` at observations as they are, and the new memory."""
         raise NotImplementedError
+
+    def judge(
+        self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of T steps' actions `[T, N, D]`, and V(s) `[T + 1, N, S]` of what was seen before, between and after them."""
+        network: Any = self
+        start = None if episode_start is None else episode_start[:-1]
+        log_prob = network.log_prob(tree_index(obs, slice(-1)), action, memory, start, action_mask)
+        return log_prob, network.value(obs, memory, episode_start)
 
     def sample(
         self,

@@ -15,6 +15,7 @@ import torch
 
 from lightning_rl.cpu_threads import torch_threads
 from lightning_rl.networks.mlp import EnsembleLinear, NoisyLinear
+from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.spaces import allocate
 from lightning_rl.types import tree_to_torch
 
@@ -41,7 +42,7 @@ def choose_threads(model: Any) -> tuple[int, str | None]:
     clearly faster so.
     """
     most, network = torch.get_num_threads(), getattr(model, "network", None)
-    if most == 1 or network is None or not is_wide(network):
+    if most == 1 or not isinstance(network, PolicyNetwork) or not is_wide(network):
         return 1, None
     one, many = seconds(learning(network, model.spaces.observation), most)
     number = most if many < CLEARLY * one else 1

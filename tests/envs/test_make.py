@@ -11,7 +11,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
-from lightning_rl.envs.config import EnvConfig, as_config, in_turn
+from lightning_rl.envs.config import EnvConfig, as_config, in_turn, one_of, settled
 from lightning_rl.envs.fingerprint import fingerprint
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.stepping import make_stepper
@@ -115,6 +115,11 @@ def test_what_is_of_processes_goes_with_those_that_were_chosen(monkeypatch):
     assert EnvConfig("ALE/Pong-v5", atari=True, step_timeout=5.0).vectorization == "auto"
     with pytest.raises(SettingError, match="this one is sync; leave it out"):
         EnvConfig("CartPole-v1", step_timeout=5.0)
+    games = EnvConfig("ALE/Pong-v5", atari=True, step_timeout=5.0)
+    assert settled(games).step_timeout == 5.0
+    assert one_of(games) == EnvConfig("ALE/Pong-v5", 1, "sync", atari=True) and in_turn(games).step_timeout is None
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert settled(games) == EnvConfig("ALE/Pong-v5", vectorization="sync", atari=True)
 
 
 @pytest.mark.parametrize("vectorization, cls", [("sync", SyncVectorEnv), ("async", WorkerVectorEnv)])

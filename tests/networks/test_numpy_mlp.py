@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 
 import lightning_rl as lrl
 from lightning_rl.algorithms.optimization import gradient_step
-from lightning_rl.networks import numpy_mlp
+from lightning_rl.networks import tape
 from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.networks.mlp import Layers, mlp
 
@@ -38,11 +38,11 @@ def step(layers: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor
 @pytest.mark.parametrize("flat", [True, False])
 def test_outputs_and_gradients_are_those_of_torch(activation, flat):
     layers, x = perceptron(activation), torch.randn(7, 4)
-    with torch.no_grad(), numpy_mlp.in_numpy():
+    with torch.no_grad(), tape.in_numpy():
         torch.testing.assert_close(layers(x), nn.Sequential(*layers)(x))
     optimizer = FlatAdam(layers) if flat else torch.optim.SGD(layers.parameters(), 0.0)
     expected = torch.autograd.grad(nn.Sequential(*layers)(x).exp().sum(), list(layers.parameters()))
-    with numpy_mlp.in_numpy():
+    with tape.in_numpy():
         y = layers(x)
         assert y.is_leaf and y.requires_grad
         torch.testing.assert_close(step(layers, optimizer, y.exp().sum()), list(expected))
@@ -53,7 +53,7 @@ def test_a_perceptron_that_a_loss_asks_twice_gets_the_sum_and_so_do_layers_of_to
     both = nn.ModuleList([layers, behind])
     plain = nn.Sequential(*layers)
     expected = torch.autograd.grad(behind(plain(x) * plain(2 * x)).sum(), list(both.parameters()))
-    with numpy_mlp.in_numpy():
+    with tape.in_numpy():
         loss = behind(layers(x) * layers(2 * x)).sum()
         torch.testing.assert_close(step(both, FlatAdam(both), loss), list(expected))
 
@@ -61,7 +61,7 @@ def test_a_perceptron_that_a_loss_asks_twice_gets_the_sum_and_so_do_layers_of_to
 def test_rows_may_have_any_number_of_dimensions():
     layers, x = perceptron(), torch.randn(3, 5, 4)
     expected = torch.autograd.grad(nn.Sequential(*layers)(x).square().sum(), list(layers.parameters()))
-    with numpy_mlp.in_numpy():
+    with tape.in_numpy():
         y = layers(x)
         assert y.shape == (3, 5, 3)
         torch.testing.assert_close(step(layers, FlatAdam(layers), y.square().sum()), list(expected))
@@ -69,7 +69,7 @@ def test_rows_may_have_any_number_of_dimensions():
 
 def test_weights_count_as_they_are_when_the_perceptron_is_asked():
     layers, x = perceptron(), torch.randn(2, 4)
-    with torch.no_grad(), numpy_mlp.in_numpy():
+    with torch.no_grad(), tape.in_numpy():
         layers(x)
         layers[4].weight.zero_()
         torch.testing.assert_close(layers(x), layers[4].bias.expand(2, 3))
@@ -79,12 +79,12 @@ def test_an_output_waits_for_the_step_whose_loss_it_is_in():
     first, second, x = perceptron(), perceptron("relu"), torch.randn(6, 4)
     (expected,) = torch.autograd.grad(nn.Sequential(*first)(x).sum(), [first[0].weight])
     one, two = FlatAdam(first), FlatAdam(second)
-    with numpy_mlp.in_numpy():
+    with tape.in_numpy():
         waiting = first(x)
         gradients = step(second, two, second(x).sum())
         assert all(gradient.any() for gradient in gradients) and not first[0].weight.grad.any()
         torch.testing.assert_close(step(first, one, waiting.sum())[0], expected)
-        assert not numpy_mlp.leaves()
+        assert not tape.tape.get().waiting
 
 
 def test_what_numpy_cannot_do_is_left_to_torch():
@@ -99,7 +99,7 @@ def test_what_numpy_cannot_do_is_left_to_torch():
     frozen = perceptron()
     frozen[0].weight.requires_grad_(False)
     seen = perceptron()
-    with numpy_mlp.in_numpy():
+    with tape.in_numpy():
         for layers, rows in (
             (wide, x),
             (half, x.double()),
@@ -112,7 +112,7 @@ def test_what_numpy_cannot_do_is_left_to_torch():
             assert layers(rows).grad_fn is not None
         with torch.autocast("cpu", torch.bfloat16):
             assert seen(x).dtype == torch.bfloat16
-        assert not numpy_mlp.leaves()
+        assert not tape.tape.get().waiting
     assert seen(x).grad_fn is not None, "outside it all is as torch has it"
 
 
@@ -136,7 +136,7 @@ def test_an_algorithm_learns_the_same_in_numpy_and_in_torch(algorithm, settings,
 
     in_numpy = weights()
     asked = []
-    monkeypatch.setattr(numpy_mlp.Tape, "run", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(tape.Tape, "run", lambda *arguments: asked.append(arguments))
     np.testing.assert_allclose(weights(), in_numpy, atol=2e-5)
     assert asked
 
@@ -156,10 +156,49 @@ def test_numpy_multiplies_in_one_thread_while_a_run_lasts(tmp_path):
 
 def test_weights_that_were_moved_are_found_again():
     layers, x = perceptron(), torch.randn(2, 4)
-    with torch.no_grad(), numpy_mlp.in_numpy():
+    with torch.no_grad(), tape.in_numpy():
         layers(x)
     FlatAdam(layers)
-    with torch.no_grad(), numpy_mlp.in_numpy():
+    with torch.no_grad(), tape.in_numpy():
         layers[4].weight.zero_()
         torch.testing.assert_close(layers(x), layers[4].bias.expand(2, 3))
         torch.testing.assert_close(copy.deepcopy(layers).append(nn.ReLU())(x), layers[4].bias.relu().expand(2, 3))
+
+
+def test_layers_that_were_exchanged_are_the_ones_that_are_asked():
+    layers, x = perceptron(), torch.randn(2, 4)
+    with torch.no_grad(), tape.in_numpy():
+        layers(x)
+    layers[4] = nn.Linear(8, 3)
+    layers.append(nn.ReLU())
+    with torch.no_grad(), tape.in_numpy():
+        torch.testing.assert_close(layers(x), nn.Sequential(*layers)(x))
+    layers.load_state_dict({name: value.clone() for name, value in perceptron().append(nn.ReLU()).state_dict().items()}, assign=True)
+    with torch.no_grad(), tape.in_numpy():
+        torch.testing.assert_close(layers(x), nn.Sequential(*layers)(x))
+
+
+def test_a_step_of_another_network_does_not_use_up_an_output_that_its_loss_holds_too():
+    first, second, x = perceptron(), perceptron("relu"), torch.randn(6, 4)
+    (expected,) = torch.autograd.grad(nn.Sequential(*first)(x).sum(), [first[0].weight])
+    one, two = FlatAdam(first), FlatAdam(second)
+    with tape.in_numpy():
+        shared = first(x)
+        step(second, two, (second(x) * shared).sum())
+        torch.testing.assert_close(step(first, one, shared.sum())[0], expected)
+
+
+def test_an_output_that_a_step_of_its_optimizer_did_not_reach_is_spent():
+    layers, x = perceptron(), torch.randn(6, 4)
+    with tape.in_numpy():
+        layers(x)
+        step(layers, FlatAdam(layers), layers(x).sum())
+        assert not tape.tape.get().waiting
+
+
+def test_gradients_that_are_asked_for_in_another_way_are_refused():
+    layers, x = perceptron(), torch.randn(6, 4)
+    with pytest.raises(RuntimeError, match="and not by backward"), tape.in_numpy():
+        layers(x).sum().backward()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        FlatAdam(layers).vector.differentiate(torch.zeros(()))
