@@ -1,4 +1,4 @@
-"""Soft actor-critic in one hand-written loop: the arithmetic of ours with nothing around it, the limit that a library can reach.
+"""Soft actor-critic in one hand-written loop: the arithmetic of ours with nothing around it.
 
 One environment, two hidden layers of 256, batches of 256, one update a step; twin critics as one batched product, rows of memory in one
 table, the parameters of each network in one vector for fused Adam, the faster route of float32 products. It logs, saves and checks nothing.

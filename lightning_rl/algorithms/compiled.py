@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.traced import Traced, tensors_of
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.numpy_mlp import has_hooks
 from lightning_rl.networks.tape import wait
 from lightning_rl.types import tree_leaves, tree_map
 
@@ -27,10 +28,15 @@ def compiled_losses(algorithm: Any, names: Sequence[str]) -> dict[str, CompiledL
     """The losses of these names, for the algorithm's optimizers in their order.
 
     Raises:
-        SettingError: the precision or an optimizer does not allow it.
+        SettingError: the precision, an optimizer, or a hook does not allow it, or there is no such method.
     """
     if algorithm.trainer.precision == "16-mixed":
         raise SettingError("compile does not go with trainer.precision 16-mixed, which scales losses; use bf16-mixed")
+    for name in names:
+        if not hasattr(algorithm, name):
+            raise SettingError(f"compile: {type(algorithm).__name__} has no method {name}; name its losses in the attribute `losses`")
+    if has_hooks(algorithm.network):
+        raise SettingError("compile: the network has hooks, which a compiled loss does not call; leave out one of them")
     pairs = zip(names, algorithm.raw_optimizers(), strict=False)
     return {name: CompiledLoss(algorithm, getattr(algorithm, name), optimizer) for name, optimizer in pairs}
 

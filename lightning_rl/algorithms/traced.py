@@ -134,7 +134,7 @@ class Noted(TorchFunctionMode):
         if kwargs and kwargs.get("generator") is not None:
             in_place = bool(args) and result is args[0]
             if any(isinstance(each, Tensor) for each in (*args[in_place:], *kwargs.values())):
-                raise SettingError(f"it draws by numbers that change, in torch.{function.__name__}")
+                raise SettingError(f"compile: a loss draws by numbers that change, in {function.__name__}; draw noise and compute the rest")
             self.sources.append(partial(_drawn, function, in_place, args, kwargs))
             self.examples.append(result.clone())
         return result

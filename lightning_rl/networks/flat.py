@@ -66,6 +66,16 @@ class FlatOptimizer(torch.optim.Optimizer):
         ((vector,),) = (group["params"] for group in self.param_groups)
         return vector
 
+    def begin_step(self, *names: str) -> tuple[dict[str, Any], FlatParameters, Tensor, dict[str, Tensor]]:
+        """Settings, the vector and its gradient, and the state with its step counted, made of zeros under these names at first."""
+        (group,), vector = self.param_groups, self.vector
+        assert vector.grad is not None
+        state = self.state[vector]
+        if not state:
+            state |= {"step": torch.zeros((), device=vector.device), **{name: torch.zeros_like(vector) for name in names}}
+        state["step"] += 1
+        return group, vector, vector.grad, state
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeros, whatever is asked: the gradient stays where the module's parameters have theirs."""
         self.vector.clear()
@@ -89,16 +99,10 @@ class FlatAdam(FlatOptimizer, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step from the vector's gradient."""
-        (group,), vector = self.param_groups, self.vector
-        assert vector.grad is not None
-        state = self.state[vector]
-        if not state:
-            state["step"] = torch.zeros((), device=vector.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(vector), torch.zeros_like(vector)
-        state["step"] += 1
+        group, vector, gradient, state = self.begin_step("exp_avg", "exp_avg_sq")
         torch._fused_adam_(
             [vector],
-            [vector.grad],
+            [gradient],
             [state["exp_avg"]],
             [state["exp_avg_sq"]],
             [],
@@ -124,13 +128,8 @@ class FlatRMSprop(FlatOptimizer, torch.optim.RMSprop):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """v ← α v + (1 − α) g², θ ← θ − η g / (√v + ε)."""
-        (group,), vector = self.param_groups, self.vector
-        assert vector.grad is not None
-        state = self.state[vector]
-        if not state:
-            state["step"], state["square_avg"] = torch.zeros((), device=vector.device), torch.zeros_like(vector)
-        state["step"] += 1
-        square = state["square_avg"].mul_(group["alpha"]).addcmul_(vector.grad, vector.grad, value=1 - group["alpha"])
-        vector.addcdiv_(vector.grad, square.sqrt().add_(group["eps"]), value=-group["lr"])
+        group, vector, gradient, state = self.begin_step("square_avg")
+        square = state["square_avg"].mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
+        vector.addcdiv_(gradient, square.sqrt().add_(group["eps"]), value=-group["lr"])
 
     step.hooked = True  # type: ignore[attr-defined]  # as above

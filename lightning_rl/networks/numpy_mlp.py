@@ -35,7 +35,7 @@ def _pull_relu(gradient: np.ndarray, y: np.ndarray) -> None:
     gradient *= y > 0
 
 
-ACTIVATIONS: dict[type, Activation] = {
+NUMPY_ACTIVATIONS: dict[type, Activation] = {
     nn.Tanh: Activation(lambda x: np.tanh(x, out=x), _pull_tanh),
     nn.ReLU: Activation(lambda x: np.maximum(x, 0, out=x), _pull_relu),
     nn.Identity: Activation(lambda x: None, lambda gradient, y: None),
@@ -55,7 +55,7 @@ class NumpyMLP:
         self.parameters = [(layer.weight, layer.bias) for layer in linear]
         self.weights = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in self.parameters]
         self.made_of = signature(modules)
-        self.activations = [ACTIVATIONS[type(layer)] for layer in layers[1::2]]
+        self.activations = [NUMPY_ACTIVATIONS[type(layer)] for layer in layers[1::2]]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The output `[B, out]` for rows `[B, in]`."""
@@ -116,7 +116,7 @@ def is_plain(layers: Iterable[nn.Module], max_width: int = MAX_WIDTH) -> bool:
     linear = modules[::2]
     return (
         bool(linear)
-        and all(type(after) in ACTIVATIONS for after in modules[1::2])
+        and all(type(after) in NUMPY_ACTIVATIONS for after in modules[1::2])
         and all(type(layer) is nn.Linear and layer.bias is not None and _is_small(layer.weight, max_width) for layer in linear)
     )
 

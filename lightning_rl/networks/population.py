@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lightning_rl.networks.acting import is_plain_perceptron, numpy_normalizer
-from lightning_rl.networks.numpy_mlp import ACTIVATIONS
+from lightning_rl.networks.numpy_mlp import NUMPY_ACTIVATIONS
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
@@ -48,7 +48,7 @@ class NumpyPopulation:
         self.normalize: Any = numpy_normalizer(network.normalizer)
         modules: list[Any] = [*network.perceptron().layers, nn.Identity()]
         self.layers = [
-            (own[layer.weight].swapaxes(1, 2), own[layer.bias], ACTIVATIONS[type(after)])
+            (own[layer.weight].swapaxes(1, 2), own[layer.bias], NUMPY_ACTIVATIONS[type(after)])
             for layer, after in zip(modules[::2], modules[1::2], strict=False)
         ]
 

@@ -14,7 +14,7 @@ from lightning_rl.errors import NotFiniteError, SettingError
 from lightning_rl.losses.policy_gradient import scaled
 from lightning_rl.schedules import piecewise
 from tests.experts import at_random
-from tests.fitting import Rows, fit, tiny
+from tests.fitting import Rows, fit, tiny, weights
 
 REPLAY = {"learning_starts": 32, "batch_size": 32, "buffer_size": 500, "steps_per_iteration": 32, "net_arch": [32, 32], "train_freq": 4}
 SCHEDULED = {
@@ -104,6 +104,50 @@ def test_what_cannot_be_compiled_is_refused_in_one_line():
     cloning = tiny(lrl.BehavioralCloning, "tests.environments:ScriptedBox-v0", compile=True)
     with pytest.raises(SettingError, match=r"BehavioralCloning\.loss cannot be compiled: it computes something in numpy"):
         fit(cloning)
+
+
+class Draws(lrl.PPO):
+    """Draws in its loss, in a way of its own."""
+
+    def loss(self, minibatch):
+        loss, kl = super().loss(minibatch)
+        return loss + 0.01 * self.draw(minibatch.weight).mean() * self.network.value(minibatch.obs).mean(), kl
+
+
+def test_a_compiled_loss_draws_in_place_as_the_plain_one():
+    class InPlace(Draws):
+        def draw(self, weight):
+            noise = torch.zeros(len(weight))
+            noise.normal_(generator=self.noise)
+            return noise
+
+    pl.seed_everything(2, verbose=False)
+    plain = tiny(InPlace, max_env_steps=64)
+    twin = tiny(InPlace, max_env_steps=64, compile=True)
+    twin.load_state_dict(plain.state_dict())
+    for model in (plain, twin):
+        pl.seed_everything(2, verbose=False)
+        fit(model)
+    torch.testing.assert_close(weights(twin), weights(plain), atol=1e-5, rtol=1e-4)
+
+
+def test_what_a_compiled_loss_could_not_follow_is_refused_in_one_line():
+    class ByWeights(Draws):
+        def draw(self, weight):
+            return torch.bernoulli(weight, generator=self.noise)
+
+    with pytest.raises(SettingError, match="compile: a loss draws by numbers that change, in bernoulli"):
+        fit(tiny(ByWeights, compile=True))
+    watched = tiny(lrl.PPO, compile=True)
+    watched.network.actor[0].weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(SettingError, match="compile: the network has hooks"):
+        fit(watched)
+
+    class Renamed(lrl.A2C):
+        losses = ("objective",)
+
+    with pytest.raises(SettingError, match="compile: Renamed has no method objective; name its losses in the attribute `losses`"):
+        fit(tiny(Renamed, compile=True))
 
 
 def test_a_schedule_of_a_tensor_is_that_of_the_number():

@@ -26,6 +26,12 @@ def test_a_row_has_the_means_of_numbers_and_of_what_functions_say():
     assert log.is_due(100) and log.means() == {"train/loss": 1.5, "rewards/own": 4.5}
 
 
+def test_of_a_tensor_of_many_numbers_the_mean_is_kept():
+    log = begun(most=100)
+    log.record(many=torch.tensor([1.0, 2.0, 6.0]), flags=torch.tensor([True, False]))
+    assert log.means() == {"train/many": 3.0, "train/flags": 0.5}
+
+
 def test_an_iteration_that_cannot_reach_the_next_row_calls_no_function():
     log = begun(most=99)
     log.record(loss=torch.tensor(1.0), never=lambda: pytest.fail("called"))

@@ -50,6 +50,7 @@ def test_more_than_one_thread_is_taken_where_it_is_clearly_faster(times, number,
 def test_with_one_core_or_without_a_network_nothing_is_measured(three_threads, monkeypatch):
     monkeypatch.setattr(thread_choice, "seconds", None)
     assert choose_threads(torch.nn.Conv2d(1, 1, 1)) == (1, None)
+    assert choose_threads(SimpleNamespace(network=torch.nn.Conv2d(1, 1, 1))) == (1, None), "nor with one that is no policy"
     torch.set_num_threads(1)
     assert choose_threads(model()) == (1, None)
 
