@@ -274,6 +274,7 @@ OTHERWISE = {
     *("_manifests", "store"),  # what was saved
     *("template", "action_space", "single_action_space", "observation_space", "single_observation_space"),  # only their shapes count
     *("processes", "parent_pipes", "error_queue", "shared_memory", "_state"),  # of workers
+    "compiled",  # made of the losses
 }
 """Names of what differs between processes by right."""
 

@@ -28,7 +28,7 @@ from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
+from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.guards import ON_NAN, Guard
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.networks.tape import in_numpy
@@ -69,7 +69,7 @@ class Algorithm(Run):
         memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.
         log_interval: environment steps between logged rows; 1 % of the run unless given.
         on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
-        compile: compile losses with their gradients, which takes seconds at the start.
+        compile: `auto` computes losses of small networks in numpy, `true` compiles them, which takes seconds, `false` does neither.
         spaces: observation and action space, and whether the environment masks actions; probed from one environment unless given.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
@@ -101,7 +101,7 @@ class Algorithm(Run):
         memory: Memory | None = None,
         log_interval: int | None = None,
         on_nan: Literal["raise", "skip_update", "restore_last"] = "raise",
-        compile: bool = False,
+        compile: bool | Literal["auto"] = "auto",
         spaces: Spaces | None = None,
     ) -> None:
         super().__init__()
@@ -113,8 +113,9 @@ class Algorithm(Run):
                 check_range(name, value, 0, open_low=True)
         check_range("reward_scale", reward_scale, -1e9, 1e9)
         check_choice("on_nan", on_nan, ON_NAN)
-        check_flag("compile", compile)
-        if compile and memory is not None:
+        if compile != "auto" and not isinstance(compile, bool):
+            raise SettingError(f"compile must be auto, true or false, got {compile!r}")
+        if compile is True and memory is not None:
             raise SettingError(
                 "compile does not go with memory: its sequences are cut where episodes begin, each time elsewhere; leave one out"
             )

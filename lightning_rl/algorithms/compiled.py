@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.traced import Traced, tensors_of
+from lightning_rl.algorithms.run_log import Metric
+from lightning_rl.algorithms.traced import Seen, Traced, tensors_of
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.numpy_mlp import has_hooks
 from lightning_rl.networks.tape import wait
-from lightning_rl.types import tree_leaves, tree_map
+from lightning_rl.types import Tree, tree_leaves, tree_map
 
 
 def compiled_losses(algorithm: Any, names: Sequence[str]) -> dict[str, CompiledLoss]:
@@ -69,48 +69,30 @@ class CompiledLoss:
         self.vector = optimizer.param_groups[0]["params"][0]
         if not isinstance(self.vector, FlatParameters):
             raise SettingError(f"compile: the optimizer of {self.name} must have FlatParameters, as FlatAdam does")
-        self.programs: dict[Any, Program] = {}
+        self.programs: dict[Any, Any] = {}
 
     def __call__(self, *batch: Any) -> Any:
-        tensors = tensors_of(batch)
-        shapes = tuple([(leaf.shape, leaf.stride()) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in tree_leaves(batch)])
+        tensors, shapes = tensors_of(batch), shapes_of(batch)
         if shapes not in self.programs:
             traced = Traced(self.algorithm, self.loss, self.vector, batch)
             try:
                 self.programs[shapes] = Program(traced)
             except Exception as error:
                 raise SettingError(f"compile: {self.name} cannot be compiled: {_why(error)}") from error
-        return self.programs[shapes](tensors, batch)
+        program = self.programs[shapes]
+        return self.play(program.seen, batch, *program(tensors))
 
-
-class Program:
-    """A loss and its gradient as one function, for batches of one shape."""
-
-    def __init__(self, traced: Traced) -> None:
-        module = make_fx(traced, tracing_mode="fake")(*traced.examples)  # real tensors would let numpy read what is a constant then
-        module.graph.eliminate_dead_code()
-        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-        used = [k for k, node in enumerate(inputs) if node.users or k >= traced.first_draw]  # what is drawn is drawn, used or not
-        for k in set(range(len(inputs))).difference(used):
-            module.graph.erase_node(inputs[k])
-        module.recompile()
-        with torch.no_grad():
-            self.function: Any = torch._inductor.compile(module, [traced.examples[k] for k in used], {"fallback_random": True})
-        self.sources = [traced.sources[k] for k in used]
-        self.algorithm, self.vector, self.seen = traced.algorithm, traced.vector, traced.seen
-
-    def __call__(self, tensors: Sequence[Tensor], batch: Any) -> Any:
-        with torch.no_grad():
-            gradient, loss, *others = self.function(*[source(tensors) for source in self.sources])
+    def play(self, seen: Seen, batch: Any, gradient: Tensor, loss: Tensor, others: Sequence[Metric]) -> Any:
+        """Do what the method does beside its arithmetic, and return what it returns."""
         wait(loss.requires_grad_(), self.vector.parts[0], self._pull, gradient)
-        algorithm, seen = self.algorithm, self.seen
+        algorithm = self.algorithm
         for name in seen.checked:
             loss = algorithm.finite(name, loss)
         values = iter([loss, *others])
-        returned = tree_map(lambda called: partial(_itself, next(values)) if called else next(values), seen.returned)
+        returned = tree_map(lambda called: _function(next(values)) if called else _tensor(next(values)), seen.returned)
         algorithm.record(**{name: next(values) for name in seen.recorded})
         for errors in values:
-            algorithm.learned(batch[0], partial(_itself, errors))
+            algorithm.learned(batch[0], _function(errors))
         return returned
 
     def _pull(self, factor: Tensor, gradient: Tensor) -> None:
@@ -118,9 +100,38 @@ class Program:
         self.vector.grad.addcmul_(gradient, factor)
 
 
+class Program:
+    """A loss and its gradient as one function, for batches of one shape."""
+
+    def __init__(self, traced: Traced) -> None:
+        module, used = traced.written_down()
+        with torch.no_grad():
+            self.function: Any = torch._inductor.compile(module, [traced.examples[k] for k in used], {"fallback_random": True})
+        self.sources = [traced.sources[k] for k in used]
+        self.seen = traced.seen
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """The gradient, the loss, and what else there is, for the tensors of a batch."""
+        with torch.no_grad():
+            gradient, loss, *others = self.function(*[source(tensors) for source in self.sources])
+        return gradient, loss, others
+
+
+def shapes_of(batch: Tree) -> tuple[Any, ...]:
+    """What a program is made for: shapes, and whatever else of a batch a loss may see, but not the places of its rows in a buffer."""
+    return tuple([(leaf.shape, leaf.stride()) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in tree_leaves(batch)])
+
+
 def _plain(leaf: Any) -> Any:
-    """What else a batch holds and a loss may see: numbers, but not the places of its rows in a buffer."""
     return leaf if isinstance(leaf, bool | int | float | str) else type(leaf)
+
+
+def _function(value: Metric) -> Callable[[], Tensor]:
+    return value if callable(value) else partial(_itself, value.clone())
+
+
+def _tensor(value: Metric) -> Tensor:
+    return value() if callable(value) else value.clone()
 
 
 def _itself(value: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms.compiled import CompiledLoss, compiled_losses
 from lightning_rl.algorithms.loading import stored_name
+from lightning_rl.algorithms.numpy_losses import numpy_losses
 from lightning_rl.algorithms.optimization import best_matmul
 from lightning_rl.algorithms.run_log import RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
@@ -34,6 +35,7 @@ from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.types import Tree, tree_map
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+COMPILERS: dict[Any, Any] = {True: compiled_losses, "auto": numpy_losses, False: lambda algorithm, names: {}}
 
 
 class Run(pl.LightningModule):
@@ -53,7 +55,7 @@ class Run(pl.LightningModule):
     guard: Guard
     on_nan: Any
     losses: tuple[str, ...]
-    compiles: bool
+    compiles: Any
     compiled: dict[str, CompiledLoss]
     generator: Generator
     """Of the rank's draws while it learns."""
@@ -166,7 +168,7 @@ class Run(pl.LightningModule):
         self.guard.begin(self, self.all_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         self._matmul = best_matmul(self.modules(), self.device)
-        self.compiled = compiled_losses(self, self.losses) if self.compiles else {}
+        self.compiled = COMPILERS[self.compiles](self, self.losses)
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
         self.log_rows.start(self.count)
         if self.count:

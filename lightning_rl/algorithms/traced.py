@@ -1,4 +1,4 @@
-"""A loss as a function of tensors alone, for `compiled.py`.
+"""A loss as a function of tensors alone, for `compiled.py` and `numpy_losses.py`.
 
 It may see nothing change from call to call but its batch, the parameters and buffers of the algorithm, its draws, and the counts of a run.
 All these go in as tensors, so that Python that decides by their values is an error when the function is traced.
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from lightning_rl.errors import SettingError
@@ -57,6 +59,8 @@ class Traced:
         part_of = {id(part): k for k, part in enumerate(vector.parts)}
         self.learned = [(part_of[id(each[name])], each, name) for each, name in places if id(each[name]) in part_of]
         self.others = [(each, name) for each, name in places if id(each[name]) not in part_of]
+        self.held = {1 + len(self.given) + k: place for k, place in enumerate(self.others)}
+        """Inputs that are parameters and buffers, by their number: the dictionary that has them, and their name there."""
         flat, rows = vector.detach(), map(itemgetter, range(len(self.given)))
         held = (partial(_held, *place) for place in self.others)
         counts = (partial(_count, algorithm, name, dtype) for name, dtype in COUNTS.items())
@@ -83,6 +87,17 @@ class Traced:
                 (gradient,) = torch.autograd.grad(loss, vector)
         return [gradient, *(each.detach() for each in (loss, *others))]
 
+    def written_down(self) -> tuple[GraphModule, list[int]]:
+        """The function as a graph of torch's own operations, and which of the inputs it takes."""
+        module = make_fx(self, tracing_mode="fake")(*self.examples)  # real tensors would let numpy read what is a constant then
+        module.graph.eliminate_dead_code()
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        used = [k for k, node in enumerate(inputs) if node.users or k >= self.first_draw]  # what is drawn is drawn, used or not
+        for k in set(range(len(inputs))).difference(used):
+            module.graph.erase_node(inputs[k])
+        module.recompile()
+        return module, used
+
     def _draws(self) -> Noted:
         """Run the loss once as it is, to see what it draws; as if it had not."""
         generator: Generator = self.algorithm.noise
@@ -105,7 +120,7 @@ class Traced:
 
         with in_torch(), replaced(vars(self.algorithm), {"log_rows": log, "finite": finite, "learned": learned}):
             returned = self.loss(*batch)
-            recorded = {name: torch.stack([_called(value) for value in values]).mean() for name, values in log.recorded.items()}
+            recorded = {name: _mean([_called(value) for value in values]) for name, values in log.recorded.items()}
         self.seen = Seen(checked, tree_map(callable, returned), list(recorded))
         return [*map(_called, tree_leaves(returned)), *recorded.values(), *errors]
 
@@ -175,6 +190,10 @@ def tensors_of(tree: Tree) -> list[Tensor]:
 
 def _called(value: Any) -> Any:
     return value() if callable(value) else value
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
 def _held(kept: dict[str, Tensor], name: str, _: Sequence[Tensor]) -> Tensor:

@@ -69,6 +69,8 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
 def in_sequences(rows: Tree, length: int) -> Any:
     """From `[T, N, ...]` to rows of sequences of `length` steps, time-major and flat. A last one that is shorter repeats its last row."""
     steps = len(next(tree_leaves(rows)))
+    if length == 1:
+        return tree_map(lambda leaf: leaf.flatten(0, 1), rows)
     if steps % length:
         rows = tree_index(rows, torch.arange(steps - steps % length + length).clamp(max=steps - 1))
     return tree_map(lambda leaf: leaf.unflatten(0, (-1, length)).transpose(0, 1).flatten(0, 2), rows)

@@ -127,7 +127,11 @@ def _is_small(weight: Tensor, max_width: int) -> bool:
 
 def has_hooks(layers: nn.Module) -> bool:
     """Whether somebody watches layers or the gradients of their parameters."""
-    parameters: Any = layers.parameters()
     return any(
         each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks for each in layers.modules()
-    ) or any(each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters)
+    ) or any(map(is_watched, layers.parameters()))
+
+
+def is_watched(parameter: Any) -> bool:
+    """Whether somebody watches its gradient."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

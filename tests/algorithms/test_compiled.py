@@ -99,7 +99,7 @@ def test_what_cannot_be_compiled_is_refused_in_one_line():
         tiny(lrl.PPO, memory=lrl.LSTM(4, 4), compile=True)
     with pytest.raises(SettingError, match="compile is not a setting of EvolutionStrategies"):
         tiny(lrl.EvolutionStrategies, compile=True)
-    with pytest.raises(SettingError, match="compile must be true or false, got 1"):
+    with pytest.raises(SettingError, match="compile must be auto, true or false, got 1"):
         tiny(lrl.PPO, compile=1)
     cloning = tiny(lrl.BehavioralCloning, "tests.environments:ScriptedBox-v0", compile=True)
     with pytest.raises(SettingError, match=r"BehavioralCloning\.loss cannot be compiled: it computes something in numpy"):
