@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rl.errors import missing_extra
+from lightning_rl.errors import SettingError, missing_extra
 
 REPS = 2000
 """Resamples of a bootstrap."""
@@ -18,12 +18,15 @@ def rliable(needed_by: str) -> tuple[Any, Any]:
     """The library's two modules.
 
     Raises:
-        SettingError: it is not installed.
+        SettingError: it is not installed, or what it stands on is too new for it.
     """
     try:
         from rliable import library, metrics
     except ImportError as error:
         raise missing_extra("rliable", "plots", needed_by) from error
+    except Exception as error:  # its bootstraps, arch before version 8, fail in the middle of an import with pandas 3
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingError(f'rliable cannot be imported ({reason}); run: pip install "lightning_rl[plots]"') from error
     return library, metrics
 
 
