@@ -87,6 +87,6 @@ def grouped(runs: list[Run]) -> list[Group]:
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         siblings = [other.settings for other in runs if other.algorithm == run.algorithm]
-        differing = [name for name in run.settings if len({settings.get(name) for settings in siblings}) > 1]
+        differing = [name for name in sorted(run.settings) if len({settings.get(name) for settings in siblings}) > 1]
         groups[" ".join([run.algorithm, *(f"{name}={run.settings[name]}" for name in differing)])].append(run)
     return [Group(name, found) for name, found in groups.items()]

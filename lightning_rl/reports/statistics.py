@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,20 @@ REPS = 2000
 """Resamples of a bootstrap."""
 
 
-def rliable(needed_by: str) -> tuple[Any, Any]:
-    """The library's two modules.
+def rliable(needed_by: str) -> Any:
+    """The library.
 
     Raises:
         SettingError: it is not installed, or what it stands on is too new for it.
     """
     try:
-        from rliable import library, metrics
+        from rliable import library
     except ImportError as error:
         raise missing_extra("rliable", "plots", needed_by) from error
     except Exception as error:  # its bootstraps, arch before version 8, fail in the middle of an import with pandas 3
         reason = f"{type(error).__name__}: {error}"
         raise SettingError(f'rliable cannot be imported ({reason}); run: pip install "lightning_rl[plots]"') from error
-    return library, metrics
+    return library
 
 
 def iqm(scores: np.ndarray) -> Any:
@@ -44,34 +43,31 @@ def iqm_interval(scores: np.ndarray) -> np.ndarray | None:
 
     None where it would say nothing: there is one seed.
     """
-    if len(scores) == 1:
-        return None
-    library, _ = rliable("compare")
-    with drawn_alike():
-        _, intervals = library.get_interval_estimates({"": scores[:, None]}, lambda drawn: iqm(drawn[:, 0]), reps=REPS)
-    return intervals[""]
+    return None if len(scores) == 1 else interval(scores[:, None], lambda drawn: iqm(drawn[:, 0]))
 
 
-def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray | None]:
-    """How likely a run of one group [R] ends higher than one of the other [Q], ties counted half; and its 95 % interval [2].
+def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
+    """How likely a run of one group [R, …] ends higher than one of the other [Q, …]: the share of pairs, ties counted half.
 
-    The interval is None where a group has one seed.
+    What `rliable.metrics.probability_of_improvement` says of one environment.
     """
-    library, metrics = rliable("compare")
-    scores = [x[:, None], y[:, None]]
-    if min(len(x), len(y)) == 1:
-        return float(metrics.probability_of_improvement(*scores)), None
-    with drawn_alike():
-        points, intervals = library.get_interval_estimates({"": scores}, metrics.probability_of_improvement, reps=REPS)
-    return float(points[""]), intervals[""].ravel()
+    differences = x.reshape(-1, 1) - y.reshape(1, -1)
+    return float(np.mean((differences > 0) + 0.5 * (differences == 0)))
 
 
-@contextmanager
-def drawn_alike() -> Iterator[None]:
-    """rliable draws from numpy's global generator: here it begins alike each time, and goes on afterwards as if nothing had been drawn."""
-    state = np.random.get_state()
+def improvement_interval(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    """Its 95 % interval [2, 1]; None where a group has one seed."""
+    return None if min(len(x), len(y)) == 1 else interval([x[:, None], y[:, None]], probability_of_improvement)
+
+
+def interval(scores: Any, estimate: Callable[..., Any]) -> np.ndarray:
+    """rliable's stratified bootstrap of an estimate, with the same numbers each time.
+
+    It draws from numpy's global generator, which goes on afterwards as if nothing had been drawn.
+    """
+    library, state = rliable("compare"), np.random.get_state()
     np.random.seed(0)
     try:
-        yield
+        return library.get_interval_estimates({"": scores}, estimate, reps=REPS)[1][""]
     finally:
         np.random.set_state(state)

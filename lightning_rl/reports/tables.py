@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_rl.figures import AXES
 from lightning_rl.reports.groups import Section
-from lightning_rl.reports.statistics import iqm, iqm_interval, probability_of_improvement
+from lightning_rl.reports.statistics import improvement_interval, iqm, iqm_interval, probability_of_improvement
 
 NOTHING = "–"
 
@@ -76,8 +76,9 @@ def improvement(section: Section) -> Table:
     """How likely a run of one group ends higher than one of another."""
     rows = []
     for one, other in combinations(section.groups, 2):
-        probability, interval = probability_of_improvement(one.finals(), other.finals())
-        rows.append([f"{one.name} over {other.name}", f"{probability:.2f}", between(interval, "{:.2f}".format)])
+        scores = one.finals(), other.finals()
+        interval = between(improvement_interval(*scores), "{:.2f}".format)
+        rows.append([f"{one.name} over {other.name}", f"{probability_of_improvement(*scores):.2f}", interval])
     return Table("Probability of improvement, by the final evaluation", ["", "probability", "95 % interval"], rows)
 
 
