@@ -30,7 +30,7 @@ def label(axes: Any, title: str, counter: str) -> None:
     """Names of the axes, thousands set apart, a quiet grid, and the legend below, where it covers no curve."""
     axes.set_title(title, loc="left")
     axes.set_xlabel(AXES[counter])
-    axes.set_ylabel("mean return (an episode's sum of rewards)")
+    axes.set_ylabel("mean return (sum of rewards)")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.10g}")
     axes.grid(color="#dddddd", linewidth=0.8)

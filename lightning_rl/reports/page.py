@@ -15,11 +15,12 @@ from lightning_rl.reports.statistics import REPS, iqm, iqm_interval
 from lightning_rl.reports.tables import tables
 from lightning_rl.saving.atomic import SaveFailed, write_bytes
 
-ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them. Bands and
-intervals are 95 % intervals of a stratified bootstrap over seeds with {REPS:,} resamples, at each point by itself (Agarwal et al. 2021,
-rliable). A return is the mean over an evaluation's episodes. Where seeds were evaluated at different counts, the last value known of each
-stands; a curve begins and ends where all seeds of its group have values. The probability of improvement is how likely a run of the first
-group ends higher than one of the second, ties counted half. Time is that of training with its evaluations."""
+ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them, rounded
+down to whole seeds, so that of three it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with
+{REPS:,} resamples, at each point by itself (Agarwal et al. 2021, rliable). A return is the mean over an evaluation's episodes. Where seeds
+were evaluated at different counts, the last value known of each stands; a curve begins and ends where all seeds of its group have values.
+The probability of improvement is how likely a run of the first group ends higher than one of the second, ties counted half. Time is that
+of training with its evaluations."""
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
 img { max-width: 100% } p { max-width: 45em } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 div { overflow-x: auto } th, td { padding: .25em .75em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
@@ -37,7 +38,10 @@ def draw(sections: list[Section], threshold: float | None) -> bytes:
 
 
 def draw_section(axes: Any, section: Section, threshold: float | None) -> None:
-    """The curves of one section: a line for each group, and a band for its interval where it has several seeds."""
+    """The curves of one section: a line for each group, and a band for its interval where it has several seeds.
+
+    A threshold that no run reaches is left out: it may be that of another environment, and would press the curves flat.
+    """
     for index, group in enumerate(section.groups):
         color, style = COLORS[index % len(COLORS)], ("-", "--", ":", "-.")[index // len(COLORS) % 4]
         counts, returns = group.curve()
@@ -48,7 +52,7 @@ def draw_section(axes: Any, section: Section, threshold: float | None) -> None:
         axes.plot(counts, iqm(returns), style, color=color, label=f"{group.name} ({seeds})")
         if interval is not None:
             axes.fill_between(counts, *interval, color=color, alpha=0.16, linewidth=0)
-    if threshold is not None:
+    if threshold is not None and any(run.returns.max() >= threshold for group in section.groups for run in group.runs):
         axes.axhline(threshold, color="#777777", linewidth=1, linestyle=(0, (4, 3)), label=f"threshold {threshold:,.10g}")
     label(axes, section.title, section.counter)
 
