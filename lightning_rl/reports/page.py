@@ -21,29 +21,36 @@ down to whole seeds, so that of three it is the mean. Bands and intervals are 95
 were evaluated at different counts, the last value known of each stands; a curve begins and ends where all seeds of its group have values.
 The probability of improvement is how likely a run of the first group ends higher than one of the second, ties counted half. Time is that
 of training with its evaluations."""
+STYLES = ("-", "--", ":", "-.")
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
 img { max-width: 100% } p { max-width: 45em } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 div { overflow-x: auto } th, td { padding: .25em .75em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal } h3 { font-size: 1em; margin: 2em 0 .5em }"""
 
 
-def draw(sections: list[Section], threshold: float | None) -> bytes:
+def looks(sections: list[Section]) -> dict[str, tuple[str, str]]:
+    """A colour and a style of line for each group's name, the same in all sections; styles change when the colours are used up."""
+    names = dict.fromkeys(group.name for section in sections for group in section.groups)
+    return {name: (COLORS[index % len(COLORS)], STYLES[index // len(COLORS) % len(STYLES)]) for index, name in enumerate(names)}
+
+
+def draw(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> bytes:
     """Learning curves as a PNG file, a panel for each section, one below the other."""
     heights = [4.2 + 0.24 * len(section.groups) for section in sections]
     figure = new_figure(8, sum(heights), "compare --out")
     panels = figure.subplots(len(sections), squeeze=False, height_ratios=heights)[:, 0]
     for axes, section in zip(panels, sections, strict=True):
-        draw_section(axes, section, threshold)
+        draw_section(axes, section, lines, threshold)
     return png(figure)
 
 
-def draw_section(axes: Any, section: Section, threshold: float | None) -> None:
+def draw_section(axes: Any, section: Section, lines: dict[str, tuple[str, str]], threshold: float | None) -> None:
     """The curves of one section: a line for each group, and a band for its interval where it has several seeds.
 
     A threshold that no run reaches is left out: it may be that of another environment, and would press the curves flat.
     """
-    for index, group in enumerate(section.groups):
-        color, style = COLORS[index % len(COLORS)], ("-", "--", ":", "-.")[index // len(COLORS) % 4]
+    for group in section.groups:
+        color, style = lines[group.name]
         counts, returns = group.curve()
         if not len(counts):
             continue
@@ -64,8 +71,9 @@ def html(sections: list[Section], threshold: float | None, remarks: Iterable[str
     yield f'<meta name="viewport" content="width=device-width">\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>'
     yield f"<p>{escape(ABOUT)}</p>"
     yield from (f"<p>{escape(remark)}</p>" for remark in remarks)
+    lines = looks(sections)
     for section in sections:
-        picture = b64encode(draw([section], threshold)).decode()
+        picture = b64encode(draw([section], lines, threshold)).decode()
         yield f"<h2>{escape(section.title)}</h2>"
         yield f'<img src="data:image/png;base64,{picture}" alt="Learning curves on {escape(section.title)}">'
         yield from (f"<p>{escape(note)}</p>" for group in section.groups for note in group.notes())
@@ -91,7 +99,7 @@ def write(file: Path, sections: list[Section], threshold: float | None, remarks:
         SettingError: the system does not let us.
     """
     try:
-        write_bytes(file.with_suffix(".png"), draw(sections, threshold))
+        write_bytes(file.with_suffix(".png"), draw(sections, looks(sections), threshold))
         write_bytes(file, "\n".join(html(sections, threshold, remarks)).encode())
     except SaveFailed as error:
         raise SettingError(str(error)) from error

@@ -13,6 +13,7 @@ import yaml
 
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.errors import SettingError
+from lightning_rl.figures import AXES
 
 EVALUATIONS, TRAINING = "evaluations", "rollout/ep_rew_mean"
 TOGETHER = {"devices", "num_nodes", "precision", "strategy"}
@@ -106,6 +107,10 @@ def read_run(folder: Path) -> Run:
     settings |= {f"trainer.{name}": shown(trainer[name]) for name in TOGETHER & trainer.keys() if trainer[name] not in UNSAID}
     evaluations, metrics = (read_rows(folder / name) for name in ("evaluations.csv", "metrics.csv"))
     counter = next(iter((evaluations or metrics or [{"env_steps": ""}])[0]))
+    if counter not in AXES:
+        raise SettingError(
+            f"{folder}: its files begin with the column {counter!r}, not with {' or '.join(AXES)}: they are not what a run wrote"
+        )
     returns = series(folder / "evaluations.csv", evaluations, counter, "return")
     source = EVALUATIONS if len(returns) else TRAINING
     returns = returns if len(returns) else series(folder / "metrics.csv", metrics, counter, TRAINING)
@@ -127,9 +132,10 @@ def read_config(file: Path) -> dict[str, Any]:
     """The settings that a run wrote."""
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if isinstance(config["model"]["class_path"], str):
+        model, trainer = config["model"], config.get("trainer") or {}
+        if isinstance(model["class_path"], str) and all(isinstance(each, dict) for each in (model.get("init_args") or {}, trainer)):
             return config
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
         pass
     raise SettingError(f"{file} does not say which algorithm ran: it is not what a run wrote")
 

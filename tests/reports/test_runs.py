@@ -125,14 +125,16 @@ def test_runs_that_have_not_begun_are_left_out_of_a_folder_but_not_if_they_are_n
     [
         ("config.yaml", "a: [", "does not say which algorithm ran"),
         ("config.yaml", "model: PPO", "does not say which algorithm ran"),
+        ("config.yaml", "model: {class_path: PPO, init_args: [1]}", "does not say which algorithm ran"),
         ("config.yaml", "- 1", "does not say which algorithm ran"),
         ("evaluations.csv", "env_steps,seed,return\n100,1,high\n", "could not convert string to float: 'high'"),
+        ("", "frames,seed,return\n100,1,2\n", "its files begin with the column 'frames', not with env_steps or updates"),
         ("evaluations.csv", "env_steps,seed,return\n100,1,nan\n", "the column return holds numbers that are not finite"),
     ],
 )
 def test_a_file_that_no_run_wrote_is_named(file, text, said, tmp_path):
     folder = write_run(tmp_path / "a", {100: [1]})
-    (folder / file).write_text(text)
+    (folder / (file or "evaluations.csv")).write_text(text)
     with pytest.raises(SettingError) as error:
         find_runs([folder])
     assert str(error.value).startswith(str(folder / file)) and said in str(error.value)
