@@ -33,7 +33,9 @@ def test_intervals_of_a_curve_are_drawn_alike_each_time_and_leave_the_global_gen
     interval = iqm_interval(curves)
     assert np.random.random() == expected
     many = np.random.default_rng(0).normal(size=(7, 30))
-    assert np.array_equal(iqm_interval(many), iqm_interval(many))
+    before = iqm_interval(many)
+    np.random.seed(4)
+    assert np.array_equal(before, iqm_interval(many))
     assert interval.shape == (2, 2) and interval[:, 1].tolist() == [5, 5]
     assert 0 <= interval[0, 0] < iqm(curves)[0] < interval[1, 0] <= 10
 
