@@ -36,6 +36,7 @@ EXPORTS = {
     "Curriculum": "lightning_rl.callbacks.curriculum",
     "RolloutEvaluator": "lightning_rl.callbacks.evaluation",
     "MultiEvaluator": "lightning_rl.callbacks.evaluation",
+    "PlotCurve": "lightning_rl.reports.curve",
     "RecordDemonstrations": "lightning_rl.callbacks.recording",
     "RecordEpisodes": "lightning_rl.demonstrations.recorder",
     "load_demonstrations": "lightning_rl.demonstrations.dataset",

@@ -52,6 +52,7 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --init_from RUN                      begin with the weights of another run: its folder, or a checkpoint
   --trainer.run_name NAME              the run's folder, instead of version_N
   --force                              begin anew in the folder run_name though there is a run in it, which is lost
+  --plot                               draw curve.png into the run's folder at each evaluation (extra plots)
   --print_config                       print all settings and exit
 """
 

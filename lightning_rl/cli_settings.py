@@ -30,7 +30,7 @@ from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.trainer import Trainer
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", "evaluation", "checkpoint", "ckpt_path", "weights_only", "init_from", "force")
-OPTIONS = (*TOP_LEVEL, "config", "print_config", "help", "help_all")
+OPTIONS = (*TOP_LEVEL, "config", "print_config", "plot", "help", "help_all")
 PARTS = {"env": EnvConfig, "replay": ReplayConfig, "behavioral_cloning": CloningConfig, "actors": ActorsConfig}
 NESTED = {part: [field.name for field in fields(config)] for part, config in PARTS.items()}
 """The names inside an algorithm's settings that are mappings themselves."""
@@ -242,6 +242,8 @@ def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:
             value = remaining.pop(0)
         if option == "--force" and not value:
             value = "true"
+        if option == "--plot":
+            option, value = "--trainer.plot", value or "true"
         if not value and option != "--print_config" and not option.endswith(".help"):
             raise SettingError(f"{option} needs a value")
         yield option.replace(".init_args.", "."), value

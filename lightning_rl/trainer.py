@@ -28,9 +28,10 @@ from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.cpu_threads import one_thread, torch_threads
-from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_range
+from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_range
 from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.networks.thread_choice import choose_threads
+from lightning_rl.reports.curve import PlotCurve
 from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
 from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
@@ -59,6 +60,7 @@ class Trainer(pl.Trainer):
         torch_threads: CPU threads for torch; unless given, 1, or torch's own choice where a short measurement with a network of images or
             wide layers finds it clearly faster. A run that continues keeps what it had.
         run_name: the folder of the run, instead of `version_<n>`.
+        plot: draw `curve.png` into the run's folder at each evaluation; needs the extra `plots`.
         max_epochs: runs end at the algorithm's `max_env_steps` or `max_updates`; -1 sets no other end.
         log_every_n_steps: iterations between rows of what others log through Lightning; ours follow the algorithm's `log_interval`.
     """
@@ -77,6 +79,7 @@ class Trainer(pl.Trainer):
         default_root_dir: str | Path = "runs",
         torch_threads: int | None = None,
         run_name: str | None = None,
+        plot: bool = False,
         max_epochs: int | None = -1,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[pl.Callback] | pl.Callback | None = None,
@@ -95,6 +98,7 @@ class Trainer(pl.Trainer):
                 raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: algorithms make their own gradient steps; use {instead}")
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
+        check_flag("trainer.plot", plot)
         if run_name is not None and (Path(run_name).name != run_name or run_name in ("", "..")):
             raise SettingError(f"trainer.run_name must be the name of a folder, got {run_name!r}")
         self.torch_threads, self.run_name = torch_threads, run_name
@@ -117,6 +121,8 @@ class Trainer(pl.Trainer):
             enable_checkpointing = False
         if enable_progress_bar is not False and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
             ours.append(EnvStepsProgressBar())
+        if plot and not fast_dev_run:
+            ours.append(PlotCurve())
         self.stop = StopOnSignal()
         ours.append(self.stop)
         plugins = [plugins] if plugins is not None and not isinstance(plugins, list) else list(plugins or [])

@@ -14,13 +14,16 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.text import Text
 
 REFRESH = 0.25
-"""Seconds between two looks at the clock of a terminal."""
+"""Seconds between two states of a bar."""
+LINE = 60.0
+"""Seconds between two lines of a log file."""
 
 
 class EnvStepsProgressBar(ProgressBar):
     """Environment steps (or updates) done of those planned, their number per second, mean return, and time left.
 
-    A terminal or notebook shows a bar; elsewhere (a log file) a line appears every tenth of the run. Evaluations are told as they come.
+    A terminal or notebook shows a bar; elsewhere (a log file) a line appears about every minute and at
+    the end. Evaluations are told as they come.
     """
 
     def __init__(self) -> None:
@@ -52,8 +55,8 @@ class EnvStepsProgressBar(ProgressBar):
             self.console.print(*args, **kwargs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.started, self.first = time.monotonic(), pl_module.count
-        self.shown_at, self.shown_tenth = 0.0, 0
+        self.started = self.shown_at = time.monotonic()
+        self.first, self.period = pl_module.count, REFRESH if self.live else LINE
         if self.enabled and self.live:
             columns = (BarColumn(bar_width=12, complete_style="green", finished_style="green"), StepsColumn())
             self.bar = Progress(*columns, console=self.console, auto_refresh=False, transient=False)
@@ -62,12 +65,13 @@ class EnvStepsProgressBar(ProgressBar):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         now = time.monotonic()
-        if self.bar is not None and (now - self.shown_at >= REFRESH or pl_module.finished):
-            self.shown_at = now
+        if not self.enabled or (now - self.shown_at < self.period and not pl_module.finished):
+            return
+        self.shown_at = now
+        if self.bar is not None:
             done = min(pl_module.count, pl_module.length)
             self.bar.update(self.task, completed=done, text=self.text(pl_module), refresh=True)
-        elif self.enabled and not self.live and 10 * pl_module.count // pl_module.length > self.shown_tenth:
-            self.shown_tenth = 10 * pl_module.count // pl_module.length
+        elif not self.live:
             self.console.print(self.text(pl_module))
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:

@@ -96,12 +96,17 @@ def stage(path: Path, write: Callable[[Writer], Any]) -> Staged:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by a text.
+    """Replace a file by a text; raises what `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file.
 
     Raises:
         SaveFailed: the disk is full, the folder cannot be written to, …; the file is as it was.
     """
-    staged = stage(path, lambda file: file.write(text.encode()))
+    staged = stage(path, lambda file: file.write(content))
     try:
         staged.commit()
     except OSError as error:

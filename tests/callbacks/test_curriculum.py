@@ -158,7 +158,8 @@ EASY = {"measure": "reward", "threshold": 1, "min_lesson_length": 2}
 ENV = {"id": "CartPole-v1", "max_episode_steps": 10}
 
 
-def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys):
+def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lightning_rl.callbacks.progress.LINE", 0.0)  # a line an iteration
     halfway = {"measure": "progress", "threshold": 0.5}
     env = EnvConfig("CartPole-v1", 2, parameters={"length": lessons(EASY, halfway), "gravity": 9.8}, max_episode_steps=10)
     model = PPO(env, net_arch=[8], max_env_steps=160, n_steps=8, batch_size=8, log_interval=16)

@@ -16,22 +16,36 @@ from tests.fitting import fit, tiny
 TEXT = r"[\d,]+/160 steps · [\d,]+ steps/s · return -?\d+\.\d · ETA \d:\d\d:\d\d"
 
 
-def run(bar, **arguments):
-    model = tiny(PPO, max_env_steps=160)
+def run(bar, model=None, **arguments):
+    model = model or tiny(PPO, max_env_steps=160)
     fit(model, callbacks=[bar, RolloutEvaluator(80, episodes=1)], enable_progress_bar=True, **arguments)
     return model
 
 
-def test_a_log_file_gets_a_line_every_tenth_of_the_run(capsys):
-    run(EnvStepsProgressBar())
+def on_a_clock(monkeypatch, model, seconds_per_step):
+    """The bar's time passes by the environment steps of the model."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0 + seconds_per_step * model.count)
+    monkeypatch.setattr("lightning_rl.callbacks.progress.time", clock)
+
+
+def test_a_log_file_gets_about_one_line_a_minute_and_one_at_the_end(capsys, monkeypatch):
+    model = tiny(PPO, max_env_steps=160)
+    on_a_clock(monkeypatch, model, 1.5)  # 24 seconds an iteration of 16 steps
+    run(EnvStepsProgressBar(), model)
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if line.startswith("evaluation at ")]
     shown = [line for line in lines if "steps/s" in line]
     assert all(re.fullmatch(TEXT, line) for line in shown)
-    assert [line.partition("/")[0] for line in shown] == [str(16 * (i + 1)) for i in range(10)]
-    assert shown[-1].endswith("ETA 0:00:00")
+    assert [line.partition("/")[0] for line in shown] == ["48", "96", "144", "160"]  # after 72, 144, 216 and 240 seconds
+    assert "· 1 steps/s ·" in shown[0] and shown[0].endswith("ETA 0:02:48") and shown[-1].endswith("ETA 0:00:00")
     assert [line.partition(":")[0] for line in told] == ["evaluation at 80 steps", "evaluation at 160 steps"]
     assert all(re.search(r"mean return -?\d+\.\d ± \d+\.\d$", line) for line in told)
+
+
+def test_a_run_of_seconds_says_how_it_ended_and_no_more(capsys):
+    run(EnvStepsProgressBar())
+    shown = [line for line in capsys.readouterr().out.splitlines() if "steps/s" in line]
+    assert [line.partition("/")[0] for line in shown] == ["160"]
 
 
 def test_a_terminal_shows_a_bar_that_reaches_its_end():

@@ -1,0 +1,48 @@
+"""Figures of returns: no window, no global state, colours that are told apart with any eyes."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+from lightning_rl.errors import missing_extra
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette without its yellow, which is pale on white."""
+AXES = {"env_steps": "environment steps", "updates": "updates"}
+"""What a run counts, in words."""
+
+
+def new_figure(width: float, height: float, needed_by: str) -> Any:
+    """An empty figure of so many inches.
+
+    Raises:
+        SettingError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_extra("matplotlib", "plots", needed_by) from error
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def label(axes: Any, title: str, counter: str) -> None:
+    """Names of the axes, thousands set apart, a quiet grid, and the legend below, where it covers no curve."""
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(AXES[counter])
+    axes.set_ylabel("mean return (sum of rewards)")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.10g}")
+    axes.grid(color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlim(left=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), frameon=False, borderaxespad=0)
+
+
+def png(figure: Any) -> bytes:
+    """The figure as a PNG file."""
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()

@@ -1,0 +1,92 @@
+"""Runs that differ in their seed alone are one group; groups of one environment are compared with each other."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_rl.reports.runs import TRAINING, Run
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same settings.
+
+    Args:
+        name: the algorithm and what distinguishes this group from others of it.
+        runs: its seeds.
+    """
+
+    name: str
+    runs: list[Run]
+
+    @property
+    def seeds(self) -> str:
+        """How many there are."""
+        return "1 seed" if len(self.runs) == 1 else f"{len(self.runs)} seeds"
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Counts [G] at which any seed has a return, and the return of each seed there [R, G], the last one known.
+
+        The grid begins where the last seed has its first return and ends with the seed that ends first, so that nothing is guessed.
+        """
+        first, last = max(run.counts[0] for run in self.runs), min(run.counts[-1] for run in self.runs)
+        counts = np.unique(np.concatenate([run.counts for run in self.runs]))
+        counts = counts[(first <= counts) & (counts <= last)]
+        return counts, np.stack([run.returns[np.searchsorted(run.counts, counts, side="right") - 1] for run in self.runs])
+
+    def finals(self) -> np.ndarray:
+        """The last return of each seed [R]."""
+        return np.array([run.returns[-1] for run in self.runs])
+
+    def notes(self) -> Iterator[str]:
+        """What a reader must know of this group."""
+        training = [run for run in self.runs if run.source == TRAINING]
+        if training:
+            which = "its returns" if len(training) == len(self.runs) else f"those of {', '.join(str(run.folder) for run in training)}"
+            yield f"{self.name} has runs without evaluations: {which} are those of training ({TRAINING}), with its exploration."
+        if len(self.runs) == 1:
+            yield f"{self.name} has one seed: there is no interval."
+        for seed, number in Counter(run.seed for run in self.runs).items():
+            if seed is not None and number > 1:
+                yield f"{self.name} has seed {seed} {number} times: such runs are alike, and intervals narrower than they should be."
+        counts, ends = self.curve()[0], [run.counts[-1] for run in self.runs]
+        if not len(counts):
+            yield f"{self.name} has no curve: there is no count at which all of its seeds have a return."
+        elif min(ends) < max(ends):
+            yield f"The curve of {self.name} ends at {min(ends):,.0f}, where its shortest run does; its longest ends at {max(ends):,.0f}."
+
+
+@dataclass(frozen=True)
+class Section:
+    """What can be compared: groups of one environment whose runs count the same."""
+
+    environment: str
+    counter: str
+    groups: list[Group]
+
+    @property
+    def title(self) -> str:
+        """The environment, and what is counted where that is not environment steps."""
+        return self.environment if self.counter == "env_steps" else f"{self.environment}, over {self.counter}"
+
+
+def compared(runs: Iterable[Run]) -> list[Section]:
+    """The sections of a report, with groups in the order in which their first runs came."""
+    places: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        places[run.environment, run.counter].append(run)
+    return [Section(environment, counter, grouped(found)) for (environment, counter), found in places.items()]
+
+
+def grouped(runs: list[Run]) -> list[Group]:
+    """Runs of one environment by algorithm and settings; a setting that an algorithm's runs all share is not named."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        siblings = [other.settings for other in runs if other.algorithm == run.algorithm]
+        differing = [name for name in sorted(run.settings) if len({settings.get(name) for settings in siblings}) > 1]
+        groups[" ".join([run.algorithm, *(f"{name}={run.settings[name]}" for name in differing)])].append(run)
+    return [Group(name, found) for name, found in groups.items()]

@@ -1,0 +1,169 @@
+"""Runs as their folders tell of them: settings, returns over what was counted, time. No checkpoint and no environment is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.errors import SettingError
+from lightning_rl.figures import AXES
+
+EVALUATIONS, TRAINING = "evaluations", "rollout/ep_rew_mean"
+TOGETHER = {"devices", "num_nodes", "precision", "strategy"}
+"""Flags of the Trainer that change what is learned; the others say where a run lies and how it is watched."""
+UNSAID = (None, "auto", 1, "1")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one run wrote.
+
+    Args:
+        folder: of the run.
+        algorithm: the name of its class.
+        environment: the id, without its module.
+        settings: those of the algorithm and its environment by their dotted names, as they are shown; without what is null.
+        seed: `seed_everything`; None if none was set.
+        counter: what the run counts, `env_steps` or `updates`.
+        source: where the returns come from: `evaluations`, or `rollout/ep_rew_mean` for a run without any.
+        counts: [K], where the returns were found, ascending.
+        returns: [K], the mean over an evaluation's episodes, or the training's mean.
+        clock: [L, 2], counts and the seconds that had passed.
+    """
+
+    folder: Path
+    algorithm: str
+    environment: str
+    settings: dict[str, str]
+    seed: int | None
+    counter: str
+    source: str
+    counts: np.ndarray
+    returns: np.ndarray
+    clock: np.ndarray
+
+    def seconds(self, count: float) -> float:
+        """The time in the first row of `metrics.csv` at that count or after it, the last one at the end; NaN if there are none."""
+        if not len(self.clock):
+            return float("nan")
+        row = min(int(np.searchsorted(self.clock[:, 0], count)), len(self.clock) - 1)
+        return float(self.clock[row, 1])
+
+    def reaches(self, threshold: float) -> float:
+        """The count at which a return first was the threshold or more; infinite if none was."""
+        reached = self.counts[self.returns >= threshold]
+        return float(reached[0]) if len(reached) else float("inf")
+
+
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
+    """The runs in folders of runs or of folders of runs, each once; and those found in a folder of runs that have no returns yet.
+
+    Raises:
+        SettingError: no such folder, no run in it, or a run that was named has no returns.
+    """
+    runs: dict[Path, Run] = {}
+    empty: list[Path] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise SettingError(f"{folder}: there is no such folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
+        found = [folder] if is_run(folder) else sorted((path.parent for path in folder.rglob("config.yaml")), key=natural)
+        new = [read_run(path) for path in found if is_run(path) and path.resolve() not in runs]
+        if not any(is_run(path) for path in found):
+            raise SettingError(f"{folder}: there is no run in it, a folder with config.yaml and evaluations.csv or metrics.csv")
+        without = [run.folder for run in new if not len(run.counts)]
+        if without and (found == [folder] or len(without) == len(found)):
+            raise SettingError(f"{without[0]}: neither evaluations.csv nor metrics.csv has a return in it")
+        empty += [path for path in without if path not in empty]
+        runs |= {run.folder.resolve(): run for run in new if len(run.counts)}
+    return list(runs.values()), empty
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run lies there."""
+    return (folder / "config.yaml").is_file() and any((folder / name).is_file() for name in ("evaluations.csv", "metrics.csv"))
+
+
+def natural(path: Path) -> list[tuple[int, str]]:
+    """A key that puts version_10 behind version_9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def read_run(folder: Path) -> Run:
+    """The run in a folder; `counts` is empty if it has no returns yet.
+
+    Raises:
+        SettingError: a file that no run wrote.
+    """
+    config = read_config(folder / "config.yaml")
+    model, trainer = config["model"], config.get("trainer") or {}
+    settings = dict(flat(model.get("init_args") or {}))
+    settings |= {f"trainer.{name}": shown(trainer[name]) for name in TOGETHER & trainer.keys() if trainer[name] not in UNSAID}
+    evaluations, metrics = (read_rows(folder / name) for name in ("evaluations.csv", "metrics.csv"))
+    counter = next(iter((evaluations or metrics or [{"env_steps": ""}])[0]))
+    if counter not in AXES:
+        raise SettingError(
+            f"{folder}: its files begin with the column {counter!r}, not with {' or '.join(AXES)}: they are not what a run wrote"
+        )
+    returns = series(folder / "evaluations.csv", evaluations, counter, "return")
+    source = EVALUATIONS if len(returns) else TRAINING
+    returns = returns if len(returns) else series(folder / "metrics.csv", metrics, counter, TRAINING)
+    return Run(
+        folder=folder,
+        algorithm=str(model["class_path"]).rpartition(".")[2],
+        environment=settings.pop("env.id", folder.resolve().parent.name).rpartition(":")[2],
+        settings=settings,
+        seed=config.get("seed_everything"),
+        counter=counter,
+        source=source,
+        counts=returns[:, 0],
+        returns=returns[:, 1],
+        clock=series(folder / "metrics.csv", metrics, counter, "time/time_elapsed"),
+    )
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The settings that a run wrote."""
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        model, trainer = config["model"], config.get("trainer") or {}
+        if isinstance(model["class_path"], str) and all(isinstance(each, dict) for each in (model.get("init_args") or {}, trainer)):
+            return config
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+        pass
+    raise SettingError(f"{file} does not say which algorithm ran: it is not what a run wrote")
+
+
+def series(file: Path, rows: list[dict[str, str]], counter: str, column: str) -> np.ndarray:
+    """[K, 2]: each count of a CSV file, ascending, and the mean of a column over its rows; rows that are empty there are left out."""
+    try:
+        found = np.array([(float(row[counter]), float(row[column])) for row in rows if row.get(column)]).reshape(-1, 2)
+    except (ValueError, KeyError) as error:
+        raise SettingError(f"{file}: {error}; it is not what a run wrote") from error
+    if not np.isfinite(found).all():
+        raise SettingError(f"{file}: the column {column} holds numbers that are not finite")
+    counts, places = np.unique(found[:, 0], return_inverse=True)
+    return np.stack([counts, np.bincount(places, found[:, 1]) / np.bincount(places)], axis=1)
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Settings inside settings by their dotted names; an object is named by its class."""
+    for name, value in settings.items():
+        key = f"{prefix}{name}".removesuffix(".class_path")
+        if isinstance(value, Mapping):
+            yield from flat(value, prefix if name == "init_args" else f"{key}.")
+        elif value is not None:
+            yield key, shown(value).rpartition(".")[2] if name == "class_path" else shown(value)
+
+
+def shown(value: Any) -> str:
+    """A setting as it is read: whole numbers without a fraction and with their thousands set apart."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,120 @@
+"""The tables of a report: how runs ended, what they took to reach a return, which group is the better one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html import escape
+from itertools import combinations
+
+import numpy as np
+
+from lightning_rl.figures import AXES
+from lightning_rl.reports.groups import Section
+from lightning_rl.reports.statistics import improvement_interval, iqm, iqm_interval, probability_of_improvement
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells under their columns; the first column is of words, the others of numbers."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+    def text(self) -> str:
+        """For a terminal."""
+        cells = [self.columns, *self.rows]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
+        return "\n".join([self.title, *(f"  {line}" for line in lines)])
+
+    def html(self) -> str:
+        """For a page."""
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.columns)
+        body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        return f"<h3>{escape(self.title)}</h3>\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def tables(section: Section, threshold: float | None) -> Iterator[Table]:
+    """All of a section."""
+    yield final(section)
+    if threshold is not None:
+        yield until(section, threshold)
+    if len(section.groups) > 1:
+        yield improvement(section)
+    yield folders(section)
+
+
+def final(section: Section) -> Table:
+    """The last evaluation of each seed."""
+    columns = ["", "seeds", AXES[section.counter], "IQM", "95 % interval", "lowest – highest", "time"]
+    rows = []
+    for group in section.groups:
+        finals, ends = group.finals(), np.array([run.counts[-1] for run in group.runs])
+        row = [group.name, str(len(finals)), span(ends), number(iqm(finals)), between(iqm_interval(finals[:, None]))]
+        rows.append([*row, span(finals, number), duration(np.median([run.seconds(run.counts[-1]) for run in group.runs]))])
+    return Table("Final evaluation, mean return", columns, rows)
+
+
+def until(section: Section, threshold: float) -> Table:
+    """What it took until a return was first so high. A seed that never got there counts as the slowest."""
+    rows = []
+    for group in section.groups:
+        counts = np.array([run.reaches(threshold) for run in group.runs])
+        times = np.array([run.seconds(count) if np.isfinite(count) else count for run, count in zip(group.runs, counts, strict=True)])
+        there = np.isfinite(counts)
+        row = [group.name, f"{there.sum()} of {len(there)}"]
+        rows.append([*row, whole(np.median(counts)), span(counts[there]), duration(np.median(times)), span(times[there], duration)])
+    columns = ["", "reached by", AXES[section.counter], "fastest – slowest", "time", "fastest – slowest"]
+    return Table(f"Until a mean return of {threshold:,.10g}, median of the seeds", columns, rows)
+
+
+def improvement(section: Section) -> Table:
+    """How likely a run of one group ends higher than one of another."""
+    rows = []
+    for one, other in combinations(section.groups, 2):
+        scores = one.finals(), other.finals()
+        interval = between(improvement_interval(*scores), "{:.2f}".format)
+        rows.append([f"{one.name} over {other.name}", f"{probability_of_improvement(*scores):.2f}", interval])
+    return Table("Probability of improvement, by the final evaluation", ["", "probability", "95 % interval"], rows)
+
+
+def folders(section: Section) -> Table:
+    """Which runs these are."""
+    rows = [
+        [str(run.folder), group.name, NOTHING if run.seed is None else str(run.seed), whole(run.counts[-1]), number(run.returns[-1])]
+        for group in section.groups
+        for run in group.runs
+    ]
+    return Table("Runs", ["", "group", "seed", AXES[section.counter], "final return"], rows)
+
+
+def number(value: float) -> str:
+    """A return, with three figures or more."""
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def whole(value: float) -> str:
+    """A count; nothing for one that was not reached."""
+    return f"{value:,.0f}" if np.isfinite(value) else NOTHING
+
+
+def duration(seconds: float) -> str:
+    """A time, in the unit that suits it."""
+    if not np.isfinite(seconds):
+        return NOTHING
+    unit, name = (1, "s") if seconds < 120 else (60, "min") if seconds < 7200 else (3600, "h")
+    return f"{seconds / unit:.1f} {name}"
+
+
+def span(values: np.ndarray, show: Callable[[float], str] = whole) -> str:
+    """From the lowest to the highest, one number where they are shown alike."""
+    return " – ".join(dict.fromkeys([show(values.min()), show(values.max())])) if len(values) else NOTHING
+
+
+def between(interval: np.ndarray | None, show: Callable[[float], str] = number) -> str:
+    """An interval, nothing where there is none."""
+    return NOTHING if interval is None else " – ".join(show(end) for end in interval.ravel())

@@ -1,0 +1,117 @@
+"""`lightning-rl compare`, from the command line to the page."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import sys
+
+import pytest
+from pytorch_lightning import seed_everything
+
+from lightning_rl import PPO, EnvConfig, Trainer
+from tests.command_line import TINY, run
+from tests.reports.folders import write_run
+
+
+@pytest.fixture
+def two_groups(folder):
+    """Five seeds of PPO that end at 0, 10, 20, 90 and 1,000, two of A2C that end at 15 and 30."""
+    for seed, final in enumerate((0, 90, 20, 1000, 10)):
+        seconds = {100: 1.0 + seed, 200: 60.0 * (1 + seed)}
+        write_run(folder / f"PPO/v{seed}", {100: [5, 15], 200: [final]}, seed=seed, seconds=seconds)
+    for seed, final in enumerate((15, 30)):
+        write_run(folder / f"A2C/v{seed}", {100: [20], 200: [final]}, seed=seed, algorithm="A2C", seconds={200: 100.0})
+    return folder
+
+
+def test_the_tables_hold_numbers_worked_by_hand(two_groups, capfd):
+    status, out, err = run("compare PPO A2C --threshold 20", capfd)
+    assert (status, err) == (0, "") and not list(two_groups.glob("*.*"))
+    lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
+    assert lines[0] == ["CartPole-v1"]
+    final, until = [line for line in lines if line[0] == "PPO"]
+    # IQM (10 + 20 + 90) / 3; the median run took 180 seconds
+    assert final[:4] == ["PPO", "5", "200", "40"] and final[5:] == ["0 – 1,000.0", "3.0 min"]
+    # 20, 90 and 1,000 reach 20, at 200 steps, after 120, 180 and 240 seconds; the others count as slower: the median of five is the third
+    assert until == ["PPO", "3 of 5", "200", "200", "4.0 min", "2.0 min – 4.0 min"]
+    # both of A2C are there at 100 steps, whose first row of metrics.csv is that of 200
+    assert [line for line in lines if line[0] == "A2C"][1] == ["A2C", "2 of 2", "100", "100", "100.0 s", "100.0 s"]
+    # 20 beats 15; 90 and 1,000 beat both: 5 of 10 pairs
+    (improvement,) = [line for line in lines if line[0] == "PPO over A2C"]
+    assert improvement[1] == "0.50"
+    assert ["PPO/v3", "PPO", "3", "200", "1,000.0"] in lines
+
+
+def test_a_threshold_that_nobody_reaches_takes_no_time(two_groups, capfd):
+    status, out, err = run("compare A2C --threshold 1e3", capfd)
+    assert (status, err) == (0, "")
+    assert "Until a mean return of 1,000, median of the seeds" in out
+    assert [line.split() for line in out.splitlines() if "0 of 2" in line] == [["A2C", "0", "of", "2", "–", "–", "–", "–"]]
+
+
+def test_the_page_stands_alone_and_is_the_same_each_time(two_groups, capfd):
+    write_run(two_groups / "alone", {100: [3], 300: [4]}, env="Mine<b>-v0")
+    status, out, err = run("compare PPO A2C alone --threshold 50 --out report.html", capfd)
+    assert (status, err) == (0, "") and out.endswith("report: report.html, picture: report.png\n")
+    page, picture = (two_groups / "report.html").read_text(), (two_groups / "report.png").read_bytes()
+    assert "<script" not in page and "<link" not in page and not re.search(r'(src|href)="(?!data:image/png;base64,)', page)
+    assert "Mine&lt;b&gt;-v0" in page and "<b>" not in page
+    assert "PPO has one seed: there is no interval." in page and "PPO over A2C" in page
+    pictures = [base64.b64decode(found) for found in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
+    sizes = [struct.unpack(">II", each[16:24]) for each in [*pictures, picture]]
+    assert len(pictures) == 2 and {width for width, _ in sizes} == {960} and sizes[2][1] == pytest.approx(sizes[0][1] + sizes[1][1], abs=2)
+    assert run("compare PPO A2C alone --threshold 50 --out report.html", capfd)[0] == 0
+    assert ((two_groups / "report.html").read_text(), (two_groups / "report.png").read_bytes()) == (page, picture)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "the following arguments are required: RUN"),
+        ("nowhere", "nowhere: there is no such folder"),
+        ("empty", "empty: there is no run in it"),
+        ("begun", "begun: neither evaluations.csv nor metrics.csv has a return in it"),
+        ("PPO --out nowhere/report.html", "there is no folder nowhere"),
+        ("PPO --out report.pdf", "ends in .html"),
+        ("PPO --out folder.html", "folder.html is a folder"),
+        ("PPO --threshold much", "invalid float value: 'much'"),
+        ("PPO --threshold nan", "--threshold must be >= -inf"),
+        ("PPO --treshold 3", "did you mean --threshold?"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(arguments, said, two_groups, capfd):
+    write_run(two_groups / "begun", {})
+    (two_groups / "empty").mkdir()
+    (two_groups / "folder.html").mkdir()
+    status, out, err = run(f"compare {arguments}", capfd)
+    assert (status, out) == (2, "") and err.startswith("error: ") and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("package", "arguments"), [("rliable", ""), ("matplotlib.figure", "--out report.html")])
+def test_a_missing_package_names_its_extra(package, arguments, two_groups, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    status, out, err = run(f"compare PPO {arguments}", capfd)
+    assert (status, out) == (2, "") and 'pip install "lightning_rl[plots]"' in err and err.count("\n") == 1
+
+
+def test_a_run_that_has_no_returns_yet_is_left_out_of_its_folder_and_named(two_groups, capfd):
+    write_run(two_groups / "PPO/v9", {})
+    status, out, err = run("compare PPO --out report.html", capfd)
+    assert (status, err) == (0, "") and "PPO/v9 is left out: it has no returns yet." in out
+    assert "PPO/v9 is left out: it has no returns yet." in (two_groups / "report.html").read_text()
+
+
+def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):
+    fit = f"fit --model.env.id CartPole-v1 {TINY} --model.max_env_steps 320 --evaluation.every_n_env_steps 64"
+    for seed in (1, 2):
+        assert run(f"{fit} --seed_everything {seed}", capfd)[0] == 0
+    seed_everything(3)
+    model = PPO(EnvConfig("CartPole-v1", num_envs=2), n_steps=16, batch_size=32, n_epochs=1, net_arch=[8], max_env_steps=320)
+    Trainer(accelerator="cpu", evaluation={"episodes": 2, "every_n_env_steps": 64, "max_episode_steps": 20}).fit(model)
+    status, out, err = run("compare runs/PPO/CartPole-v1 --threshold 5 --out report.html", capfd)
+    assert (status, err) == (0, "")
+    assert re.search(r"^  PPO +3 +320 ", out, re.MULTILINE) and re.search(r"^  PPO +3 of 3 ", out, re.MULTILINE)
+    assert re.search(r"version_2 +PPO +3 +320 ", out)
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")

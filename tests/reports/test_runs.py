@@ -1,0 +1,145 @@
+"""What a report takes from the folders of runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lightning_rl.errors import SettingError
+from lightning_rl.reports.groups import compared
+from lightning_rl.reports.runs import find_runs, read_run
+from tests.reports.folders import write_run
+
+
+def groups_of(*folders):
+    runs, _ = find_runs(folders)
+    return [(section.title, {group.name: len(group.runs) for group in section.groups}) for section in compared(runs)]
+
+
+def notes_of(*folders):
+    (section,) = compared(find_runs(folders)[0])
+    return [note for group in section.groups for note in group.notes()]
+
+
+def test_an_evaluation_is_the_mean_of_its_episodes(tmp_path):
+    run = read_run(write_run(tmp_path / "a", {100: [1, 2, 6], 200: [10, 20]}, seed=7))
+    assert (run.counts.tolist(), run.returns.tolist()) == ([100, 200], [3, 15])
+    assert (run.algorithm, run.environment, run.seed, run.counter, run.source) == ("PPO", "CartPole-v1", 7, "env_steps", "evaluations")
+
+
+def test_a_run_without_evaluations_is_shown_by_its_training(tmp_path):
+    folder = write_run(tmp_path / "a", training={10: "", 20: 1.5, 30: 2.5})
+    run = read_run(folder)
+    assert (run.counts.tolist(), run.returns.tolist(), run.source) == ([20, 30], [1.5, 2.5], "rollout/ep_rew_mean")
+    assert any("without evaluations: its returns are those of training (rollout/ep_rew_mean)" in note for note in notes_of(folder))
+
+
+def test_the_threshold_is_reached_by_the_first_return_that_is_so_high_at_the_time_of_its_row(tmp_path):
+    run = read_run(write_run(tmp_path / "a", {100: [50], 200: [195], 300: [90], 400: [500]}, seconds={90: 1.0, 210: 2.5, 390: 4.0}))
+    assert (run.reaches(195), run.reaches(196), run.reaches(501)) == (200, 400, math.inf)
+    assert (run.seconds(90), run.seconds(200), run.seconds(400)) == (1.0, 2.5, 4.0)  # between rows the next one, at the end the last
+    assert math.isnan(read_run(write_run(tmp_path / "b", {100: [50]})).seconds(100))
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_group_and_names_say_what_differs(tmp_path):
+    for seed in (1, 2, 3):
+        write_run(tmp_path / f"version_{seed}", {1: [1]}, seed=seed, trainer={"run_name": f"seed{seed}", "devices": "auto"})
+    assert groups_of(tmp_path) == [("CartPole-v1", {"PPO": 3})]
+    write_run(tmp_path / "fast", {1: [1]}, learning_rate=0.001)
+    write_run(
+        tmp_path / "long", {1: [1]}, max_env_steps=20000.0, memory={"class_path": "lightning_rl.LSTM", "init_args": {"memory_size": 64}}
+    )
+    write_run(tmp_path / "two", {1: [1]}, trainer={"devices": 2})
+    write_run(tmp_path / "other", {1: [1]}, algorithm="A2C", n_steps=5)
+    assert groups_of(tmp_path) == [
+        (
+            "CartPole-v1",
+            {
+                "PPO learning_rate=0.001": 1,
+                "PPO learning_rate=0.0003 max_env_steps=20,000 memory=LSTM memory.memory_size=64": 1,
+                "A2C": 1,
+                "PPO learning_rate=0.0003 trainer.devices=2": 1,
+                "PPO learning_rate=0.0003": 3,
+            },
+        )
+    ]
+
+
+def test_environments_and_what_is_counted_have_sections_of_their_own(tmp_path):
+    write_run(tmp_path / "a", {1: [1]})
+    write_run(tmp_path / "b", {1: [1]}, env="mine:Mine-v0")
+    write_run(tmp_path / "c", {1: [1]}, algorithm="BehavioralCloning", counter="updates")
+    assert groups_of(tmp_path) == [
+        ("CartPole-v1", {"PPO": 1}),
+        ("Mine-v0", {"PPO": 1}),
+        ("CartPole-v1, over updates", {"BehavioralCloning": 1}),
+    ]
+
+
+def test_the_folder_names_an_environment_that_no_file_can(tmp_path):
+    assert groups_of(write_run(tmp_path / "PPO/Mine/version_0", {1: [1]}, env=None)) == [("Mine", {"PPO": 1})]
+
+
+def test_runs_of_a_folder_come_in_their_order_and_each_once(tmp_path):
+    folders = [write_run(tmp_path / f"version_{number}", {1: [1]}) for number in (10, 9, 0)]
+    (tmp_path / "wandb/files").mkdir(parents=True)
+    (tmp_path / "wandb/files/config.yaml").write_text("wandb_version: 1")
+    runs, _ = find_runs([folders[1], tmp_path])
+    assert [run.folder.name for run in runs] == ["version_9", "version_0", "version_10"]
+
+
+def test_seeds_evaluated_at_different_steps_meet_on_a_grid_by_the_last_value_known(tmp_path):
+    write_run(tmp_path / "a", {100: [1], 200: [2], 300: [3]}, seed=1)
+    write_run(tmp_path / "b", {150: [10], 200: [20], 250: [30], 400: [40]}, seed=2)
+    (section,) = compared(find_runs([tmp_path])[0])
+    counts, returns = section.groups[0].curve()
+    assert counts.tolist() == [150, 200, 250, 300]  # from where both have a value to where the first ends
+    assert returns.tolist() == [[1, 2, 2, 3], [10, 20, 30, 30]]
+    assert section.groups[0].finals().tolist() == [3, 40]
+    assert notes_of(tmp_path) == ["The curve of PPO ends at 300, where its shortest run does; its longest ends at 400."]
+
+
+def test_what_makes_an_interval_doubtful_is_said(tmp_path):
+    alone = write_run(tmp_path / "a", {100: [1]}, seed=4)
+    assert notes_of(alone) == ["PPO has one seed: there is no interval."]
+    write_run(tmp_path / "b", {200: [1]}, seed=4)
+    assert notes_of(tmp_path) == [
+        "PPO has seed 4 2 times: such runs are alike, and intervals narrower than they should be.",
+        "PPO has no curve: there is no count at which all of its seeds have a return.",
+    ]
+
+
+def test_runs_that_have_not_begun_are_left_out_of_a_folder_but_not_if_they_are_named(tmp_path):
+    write_run(tmp_path / "a", {100: [1]})
+    empty = write_run(tmp_path / "b", {})
+    runs, left_out = find_runs([tmp_path])
+    assert ([run.folder.name for run in runs], left_out) == (["a"], [empty])
+    with pytest.raises(SettingError, match=r"b: neither evaluations.csv nor metrics.csv has a return in it"):
+        find_runs([tmp_path / "a", empty])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("config.yaml", "a: [", "does not say which algorithm ran"),
+        ("config.yaml", "model: PPO", "does not say which algorithm ran"),
+        ("config.yaml", "model: {class_path: PPO, init_args: [1]}", "does not say which algorithm ran"),
+        ("config.yaml", "- 1", "does not say which algorithm ran"),
+        ("evaluations.csv", "env_steps,seed,return\n100,1,high\n", "could not convert string to float: 'high'"),
+        ("", "frames,seed,return\n100,1,2\n", "its files begin with the column 'frames', not with env_steps or updates"),
+        ("evaluations.csv", "env_steps,seed,return\n100,1,nan\n", "the column return holds numbers that are not finite"),
+    ],
+)
+def test_a_file_that_no_run_wrote_is_named(file, text, said, tmp_path):
+    folder = write_run(tmp_path / "a", {100: [1]})
+    (folder / (file or "evaluations.csv")).write_text(text)
+    with pytest.raises(SettingError) as error:
+        find_runs([folder])
+    assert str(error.value).startswith(str(folder / file)) and said in str(error.value)
+
+
+def test_means_do_not_depend_on_the_order_of_rows(tmp_path):
+    folder = write_run(tmp_path / "a", {200: [4, 8], 100: [1]})
+    np.testing.assert_array_equal(read_run(folder).returns, [1, 6])
