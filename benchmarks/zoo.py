@@ -1,0 +1,161 @@
+"""Train packaged configs with several seeds, judge what they learned, and write the README's table.
+
+    python benchmarks/zoo.py run [--configs ppo/cartpole a2c/*] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs]
+    python benchmarks/zoo.py table
+
+`run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint
+over episodes that no run has seen (`evaluate --seed 50000`), and appends a line to `benchmarks/results/<algorithm>_<config>.csv`. Lines
+that are there are not made again; a run that was interrupted continues where it stands. `table` writes what stands there between the marks
+in README.md, beside the figures of `references.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fnmatch
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+from references import ATTEMPTS, REFERENCES, Reference
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- zoo: begin -->", "<!-- zoo: end -->"
+COLUMNS = ("config", "seed", "return_mean", "return_std", "episodes", "env_steps", "minutes", "processes")
+COLUMNS += ("lightning_rl", "torch", "command")
+EPISODES = 100
+Row = dict[str, str]
+
+
+def results_file(config: str) -> Path:
+    """Where the results of a config stand."""
+    return RESULTS / f"{config.replace('/', '_')}.csv"
+
+
+def rows_of(config: str) -> list[Row]:
+    """Its results, one a seed."""
+    file = results_file(config)
+    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
+
+
+def call(*arguments: object) -> str:
+    """What `lightning-rl` prints, which must end well."""
+    result = subprocess.run([sys.executable, "-m", "lightning_rl", *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
+    if result.returncode:
+        raise RuntimeError(result.stderr.strip())
+    return result.stdout
+
+
+def train(config: str, seed: int, folder: Path, processes: int) -> None:
+    """One run and its judgement; the minutes are those of training, evaluations included, of all its attempts."""
+    home, name = folder / config, f"seed_{seed}"
+    clock = home / f"{name}.seconds"
+    before = float(clock.read_text()) if clock.exists() else 0.0
+    command = ["fit", "--config", config, "--seed_everything", seed]
+    begun = time.monotonic()
+    try:
+        call(*command, "--trainer.default_root_dir", home, "--trainer.run_name", name, "--ckpt_path", "last")
+    finally:
+        seconds = before + time.monotonic() - begun
+        home.mkdir(parents=True, exist_ok=True)
+        clock.write_text(str(seconds))
+    (best,) = home.rglob(f"{name}/checkpoints/best.ckpt")
+    last = best.with_name("last.ckpt")
+    judged = json.loads(call("evaluate", "--ckpt_path", best, "--episodes", EPISODES, "--seed", 50_000, "--json").splitlines()[-1])
+    steps = json.loads(call("evaluate", "--ckpt_path", last, "--episodes", 1, "--json").splitlines()[-1])["env_steps"]
+    figures = {"return_mean": round(judged["return_mean"], 3), "return_std": round(judged["return_std"], 3), "episodes": EPISODES}
+    made = {"minutes": round(seconds / 60, 2), "processes": processes, "lightning_rl": version("lightning_rl"), "torch": version("torch")}
+    line = {"config": config, "seed": seed, **figures, "env_steps": steps, **made, "command": "lightning-rl " + " ".join(map(str, command))}
+    file = results_file(config)
+    new = not file.exists()
+    with file.open("a", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(line)
+    print(f"{config} seed {seed}: {judged['return_mean']:.1f} in {seconds / 60:.1f} min", flush=True)
+
+
+def run(options: argparse.Namespace) -> None:
+    """All runs that have no result yet, the configs in turn."""
+    configs = [name for pattern in options.configs for name in REFERENCES if fnmatch.fnmatch(name, pattern)]
+    if missing := [pattern for pattern in options.configs if not fnmatch.filter(REFERENCES, pattern)]:
+        raise SystemExit(f"error: {missing[0]} is none of the configs in references.py: {', '.join(REFERENCES)}")
+    todo = [(name, seed) for name in configs for seed in options.seeds if str(seed) not in {row["seed"] for row in rows_of(name)}]
+    folder = options.folder.resolve()
+    failed = 0
+    with ThreadPoolExecutor(options.processes) as pool:
+        futures = {pool.submit(train, name, seed, folder, options.processes): (name, seed) for name, seed in todo}
+        for future, (name, seed) in futures.items():
+            if (error := future.exception()) is not None:
+                failed += 1
+                print(f"{name} seed {seed} failed: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(1 if failed else 0)
+
+
+def verdict(returns: list[float], reference: Reference | None) -> str:
+    """Whether the mean is within two standard errors of the reference's own runs or episodes."""
+    if reference is None:
+        return ""
+    if reference.error is None:
+        return "no error published"
+    least = reference.mean - 2 * reference.error
+    return "yes" if statistics.mean(returns) >= least - 1e-9 else f"no: below {least:.1f}"
+
+
+def line(config: str) -> str:
+    """A row of the table."""
+    reference, rows = REFERENCES[config], sorted(rows_of(config), key=lambda row: int(row["seed"]))
+    theirs = "" if reference is None else f"{reference}"
+    if not rows:
+        return f"| {config} | *not yet measured* | | | {theirs} | {ATTEMPTS.get(config, '')} |"
+    returns = [float(row["return_mean"]) for row in rows]
+    spread = f" ± {statistics.stdev(returns):.1f}" if len(returns) > 1 else ""
+    minutes = sorted(float(row["minutes"]) for row in rows)
+    time_taken = f"{minutes[0]:.1f}" if math.isclose(minutes[0], minutes[-1], abs_tol=0.05) else f"{minutes[0]:.1f} to {minutes[-1]:.1f}"
+    each = " ".join(f"{value:.0f}" if abs(value) >= 20 else f"{value:.1f}" for value in returns)
+    note = "; ".join(filter(None, [verdict(returns, reference), ATTEMPTS.get(config, "")]))
+    numbers = f"{statistics.mean(returns):.1f}{spread} ({each})"
+    return f"| {config} | {numbers} | {int(rows[0]['env_steps']):,} | {time_taken} | {theirs} | {note} |"
+
+
+def table() -> str:
+    """All rows, in the order of `references.py`."""
+    head = "| config | return, mean ± standard deviation over seeds (each seed) | environment steps | minutes | reference | as good? |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *map(line, REFERENCES)])
+
+
+def write_table() -> None:
+    """Put the table in its place in the README."""
+    readme = ROOT / "README.md"
+    before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"error: README.md has no {BEGIN} … {END}")
+    readme.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run", help="train and judge")
+    runs.add_argument("--configs", nargs="+", default=["*"], help="names or patterns (*)")
+    runs.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="(1 2 3)")
+    runs.add_argument("--processes", type=int, default=2, help="runs at once (2)")
+    runs.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
+    commands.add_parser("table", help="write the README's table")
+    options = parser.parse_args()
+    run(options) if options.command == "run" else write_table()
+
+
+if __name__ == "__main__":
+    main()
