@@ -16,6 +16,7 @@ from lightning_rl.algorithms.compiled import CompiledLoss, compiled_losses
 from lightning_rl.algorithms.loading import stored_name
 from lightning_rl.algorithms.numpy_losses import numpy_losses
 from lightning_rl.algorithms.optimization import best_matmul
+from lightning_rl.algorithms.reads import PLAIN
 from lightning_rl.algorithms.run_log import RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
 from lightning_rl.algorithms.side_learner import SideLearner, SignalLearner
@@ -127,6 +128,14 @@ class Run(pl.LightningModule):
     def _callbacks_with(self, method: str) -> list[Any]:
         trainer: Any = self.trainer
         return [callback for callback in trainer.callbacks if hasattr(callback, method)]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As ever, but a word or a number in the place of another one without a search through parameters, buffers and modules: Lightning
+        writes down the name of each hook, before and after it."""
+        if isinstance(value, PLAIN) and name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def say(self, text: str) -> None:
         """One line for the user, from one rank."""
