@@ -18,6 +18,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
   evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
+  export      take along: lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
   import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
   import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
   list        show the algorithms and the packaged configs
@@ -28,7 +29,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   --debug                show tracebacks and Python warnings
 """
 
-SUBCOMMANDS = ("fit", "evaluate", "collect", "import-mlagents", "import-zoo", "list")
+SUBCOMMANDS = ("fit", "evaluate", "collect", "export", "import-mlagents", "import-zoo", "list")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,10 +72,10 @@ def run(arguments: list[str], debug: bool = False) -> int:
         except Exception as error:  # the module of a user may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
-    from lightning_rl import cli  # torch and Lightning are loaded only now
+    from lightning_rl import cli, cli_export  # torch and Lightning are loaded only now
     from lightning_rl.importing import commands
 
-    return (cli.SUBCOMMANDS | commands.SUBCOMMANDS)[subcommand](arguments, modules)
+    return (cli.SUBCOMMANDS | cli_export.SUBCOMMANDS | commands.SUBCOMMANDS)[subcommand](arguments, modules)
 
 
 def take_subcommand(arguments: list[str]) -> str | None:
