@@ -3,15 +3,16 @@
 Both see the same observations, drawn from the observation space, and the same masks, drawn from all that allow something, each for ten
 steps with a memory of its own, in rows side by side and in one row alone.
 
-A number may differ by 1e-5, times the width of its dimension of the action space where that is more than 1; of an action or a memory
-without bounds, times its magnitude where that is more than 1. Choices must be the same, but for ties: a choice is the greatest of some sums
-of float32, whose last bits depend on the order in which a program adds. So another choice passes where the policy itself gives both the
-same log-probability (DQN: value) to 1e-5, or to 1e-5 of its greatest output where that is more than 1: as close as two programs can agree.
+A number may differ by 1e-5, times the width of its dimension of the action space where that is more than 1; without bounds, as in a
+memory, times its own magnitude where that is more than 1; and by the last bit of its dtype where that is more still. Choices must be the
+same, but for ties: a choice is the greatest of some sums of float32, whose last bits depend on the order in which a program adds. So
+another choice passes where the policy itself gives both the same log-probability (DQN: value) to 1e-5, or to 1e-5 of its greatest output
+where that is more than 1: as close as two programs can agree.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,16 +29,16 @@ STEPS, ROWS = 10, (99, 1)
 """1,000 observations."""
 TOLERANCE = 1e-5
 HUGE = 1e18
-"""Numbers whose squares are infinite in float32."""
+"""Numbers whose squares are nearly infinite in float32: a bound from here on is none."""
 
 
 class Parity(NamedTuple):
-    """What a check found: how many observations it took, the greatest difference of a number and of it what TOLERANCE was measured on, and
-    how many choices were ties."""
+    """What a check found: on how many observations, the greatest difference of numbers, the greatest as a share of what is allowed, and how
+    many other choices passed as ties."""
 
     observations: int
     max_abs_difference: float
-    max_scaled_difference: float
+    max_share_of_allowed: float
     ties: int
 
 
@@ -50,17 +51,17 @@ def check(run: Run, policy: Policy, seed: int = 0) -> Parity:
     check = Check(policy, seed)
     for rows in ROWS:
         check.play(run, rows)
-    return Parity(sum(ROWS) * STEPS, check.difference, check.scaled, check.ties)
+    return Parity(sum(ROWS) * STEPS, check.difference, check.share, check.ties)
 
 
 class Check:
-    """A comparison under way. `difference`, `scaled` and `ties` as in `Parity`."""
+    """A comparison under way. `difference`, `share` and `ties` as in `Parity`."""
 
     def __init__(self, policy: Policy, seed: int) -> None:
         self.policy, self.spaces, self.random = policy, policy.spaces, np.random.default_rng(seed)
         self.spaces.observation.seed(seed)
         self.distribution = policy.network.distribution
-        self.difference, self.scaled, self.ties = 0.0, 0.0, 0
+        self.difference, self.share, self.ties = 0.0, 0.0, 0
 
     def play(self, run: Run, rows: int) -> None:
         """Ten steps in a row, `rows` at once."""
@@ -78,21 +79,22 @@ class Check:
             count = len(expected) - len(theirs)
             self.compare_actions(expected[:count], outputs[:count], obs, mask, memory)
             for ours, other in zip(expected[count:], outputs[count:], strict=True):
-                self.compare(ours, other, np.maximum(1, np.abs(ours)), "a memory")
+                self.compare(ours, other, np.abs(ours), "a memory")
             memory, theirs = after, outputs[count:]
 
     def readable(self, leaf: np.ndarray) -> np.ndarray:
         """What was drawn between bounds as wide as float32 reaches, drawn as if there were none."""
-        normal = self.random.standard_normal(leaf.shape)
-        return np.where(np.abs(leaf) < HUGE, leaf, normal).astype(leaf.dtype) if np.issubdtype(leaf.dtype, np.floating) else leaf
+        if not np.issubdtype(leaf.dtype, np.floating):
+            return leaf
+        return np.where(np.abs(leaf.astype(float)) < HUGE, leaf, self.random.standard_normal(leaf.shape)).astype(leaf.dtype)
 
     def compare_actions(self, expected: list[np.ndarray], given: list[np.ndarray], obs: Tree, mask: Tree, memory: Tree) -> None:
         """The leaves of an action, choices apart from numbers."""
         leaves, bounds = self.distribution.leaves(), self.distribution.flat(limits(self.spaces.action))
         for i, (leaf, ours, other) in enumerate(zip(leaves, expected, given, strict=True)):
             if not leaf.sizes:
-                width = bounds[i][1].astype(float) - bounds[i][0]
-                self.compare(ours, other, np.maximum(1, np.where(np.isfinite(width), width, np.abs(ours))), "an action")
+                low, high = bounds[i].astype(float).clip(-HUGE, HUGE)
+                self.compare(ours, other, np.where(high - low < HUGE, high - low, np.abs(ours)), "an action")
             elif not np.array_equal(ours, other):
                 x, legal = self.asked(obs, mask, memory)[i]
                 gap = [leaf.evaluate(x, torch.from_numpy(leaf.from_env(each)), legal)[0] for each in (ours, other)]
@@ -111,13 +113,15 @@ class Check:
         masks = split_mask(tree_to_torch(mask), [leaf.mask_width for leaf in leaves])
         return list(zip(x.split([leaf.num_inputs for leaf in leaves], -1), masks, strict=True))
 
-    def compare(self, ours: np.ndarray, other: np.ndarray, scale: Any, what: str) -> None:
-        """Numbers, which may differ by TOLERANCE times a scale."""
+    def compare(self, ours: np.ndarray, other: np.ndarray, scale: np.ndarray, what: str) -> None:
+        """Numbers, of which `scale` is the width or the magnitude."""
         difference = np.abs(ours.astype(float) - other)
-        scaled = float((difference / scale).max(initial=0))
-        if not scaled <= TOLERANCE:
-            raise refusal(f"differs by {difference.max():.3g} in {what}, where {TOLERANCE:g} of {np.max(scale):.3g} is allowed")
-        self.difference, self.scaled = max(self.difference, float(difference.max(initial=0))), max(self.scaled, scaled)
+        allowed = np.maximum(TOLERANCE * np.maximum(1, scale), np.spacing(np.abs(ours)))
+        shares = difference / allowed
+        worst = np.unravel_index(shares.argmax(), shares.shape)
+        if not shares[worst] <= 1:
+            raise refusal(f"differs by {difference[worst]:.3g} in {what}, where {allowed[worst]:.3g} is allowed")
+        self.difference, self.share = max(self.difference, float(difference.max())), max(self.share, float(shares[worst]))
 
 
 def legal_masks(spaces: Spaces, num: int, random: np.random.Generator) -> Tree:

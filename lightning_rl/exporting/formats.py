@@ -8,7 +8,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,14 +47,18 @@ class Onnx:
     packages: tuple[str, ...] = ("onnx", "onnxscript", "onnxruntime")
 
     def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
-        names = [[port.name for port in ports] for ports in (graph.inputs, graph.outputs)]
+        names = port_names(graph)
         program = trace(graph, spaces)
         with quiet():
             exported: Any = torch.onnx.export(
                 program, (), dynamo=True, verbose=False, input_names=names[0], output_names=names[1], dynamic_shapes=any_rows(graph)
             )
+        inside = [value for node in exported.model.graph.all_nodes() for value in node.outputs if not value.is_graph_output()]
+        for value in (*inside, *exported.model.graph.initializers.values()):
+            if value.name in names[0] + names[1]:  # an observation may have any name
+                value.name += "/"
         for node in exported.model.graph.all_nodes():
-            node.metadata_props.clear()  # where in which file of this machine each came from
+            node.metadata_props.clear()  # where in which file each came from
         exported.model.metadata_props[METADATA] = metadata
         return exported.model_proto.SerializeToString()
 
@@ -64,7 +68,7 @@ class Onnx:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        names = [[port.name for port in ports] for ports in (graph.inputs, graph.outputs)]
+        names = port_names(graph)
         return lambda arrays: session.run(names[1], dict(zip(names[0], arrays, strict=True)))
 
 
@@ -121,12 +125,17 @@ def check_packages(name: str) -> None:
 
 def trace(graph: PolicyGraph, spaces: Spaces) -> ExportedProgram:
     """The operations of a graph, which say nothing of the machine they were traced on."""
-    with quiet(), torch.no_grad():
+    with quiet():
         program = torch.export.export(graph, tree_to_torch(graph.example(spaces, 2)), dynamic_shapes=any_rows(graph))
     for module in program.graph_module.modules():
         for node in getattr(module, "graph", torch.fx.Graph()).nodes:
             node.meta.pop("stack_trace", None)
     return program
+
+
+def port_names(graph: PolicyGraph) -> tuple[list[str], list[str]]:
+    """Those of the inputs, and those of the outputs."""
+    return [port.name for port in graph.inputs], [port.name for port in graph.outputs]
 
 
 def any_rows(graph: PolicyGraph) -> dict[str, Any]:
@@ -137,16 +146,15 @@ def any_rows(graph: PolicyGraph) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what exporters say of themselves."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what exporters say beside what they raise."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)
 
 
 def _call(module: Callable[..., Any]) -> Run:

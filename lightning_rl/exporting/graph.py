@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from lightning_rl.distributions.distribution import cast
@@ -47,8 +46,7 @@ class PolicyGraph(nn.Module):
         roles = ["observation"] * len(leaves) + [MASK] * spaces.masked + ["memory"] * len(states)
         names = unique([*leaves, *[MASK] * spaces.masked, *states, *actions, *(f"next_{state}" for state in states)])
         given = self.example(spaces, 1)
-        with torch.no_grad():
-            taken = tree_to_numpy(self(*tree_to_torch(given)))
+        taken = tree_to_numpy(self(*tree_to_torch(given)))
         self.inputs = _ports(names, roles, given)
         self.outputs = _ports(names[len(given) :], ["action"] * len(actions) + ["memory"] * len(states), taken)
 
@@ -64,7 +62,7 @@ class PolicyGraph(nn.Module):
         memory = tree_map(lambda _: next(rest), self.memory)
         action, memory = self.network.sample(obs, memory, None, mask, deterministic=True)
         distribution = self.network.distribution
-        return (*distribution.flat(distribution.to_env(action)), *tree_leaves(memory))
+        return tuple(leaf.detach() for leaf in (*distribution.flat(distribution.to_env(action)), *tree_leaves(memory)))
 
 
 def unique(names: Iterable[str]) -> list[str]:
