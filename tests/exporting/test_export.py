@@ -22,8 +22,8 @@ from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.spaces import Spaces
 from tests.command_line import run
 from tests.environments import Anything, Choosy, Scripted, ScriptedBox
-from tests.exporting.exported import described, play_both
-from tests.fitting import fit, tiny
+from tests.exporting.exported import described, play_both, save
+from tests.fitting import tiny
 
 HOME = "tests.environments:"
 RICH = {"env": {"kwargs": {"way": "key", "action": "nested"}}, "memory": LSTM(8, 4), "normalize_obs": "running", "share_encoder": False}
@@ -38,16 +38,11 @@ CASES = {
 
 @pytest.fixture
 def saved(tmp_path):
-    """The checkpoint of a tiny model, whose weights are stretched so that observations matter."""
+    """The checkpoint of a tiny model."""
 
     def saved(algorithm=PPO, env_id="Scripted-v0", settings=None, name="a.ckpt"):
         model = tiny(algorithm, HOME + env_id, **({"max_env_steps": 32} | (settings or {})))
-        trainer = fit(model)
-        with torch.no_grad():
-            for parameter in model.network.parameters():
-                parameter.mul_(2)
-        trainer.save_checkpoint(tmp_path / name)
-        return tmp_path / name
+        return save(model, tmp_path / name)
 
     return saved
 

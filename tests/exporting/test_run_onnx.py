@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
-import torch
 
 import lightning_rl
 from lightning_rl import LSTM, PPO, export_policy, load_policy
-from tests.fitting import fit, tiny
+from tests.exporting.exported import save
+from tests.fitting import tiny
 
 ROOT = Path(lightning_rl.__file__).parents[1]
 PROGRAM = """
@@ -45,12 +45,7 @@ def test_the_example_plays_as_the_policy_does_without_torch_and_without_this_pac
     plain = tiny(PPO, "CartPole-v1", max_env_steps=32)
     files = []
     for name, model in {"recalling": recalling, "plain": plain}.items():
-        trainer = fit(model)
-        with torch.no_grad():
-            for parameter in model.network.parameters():
-                parameter.mul_(2)
-        trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
-        files.append(export_policy(tmp_path / f"{name}.ckpt"))
+        files.append(export_policy(save(model, tmp_path / f"{name}.ckpt")))
     program = PROGRAM.replace("KWARGS", repr(kwargs)).replace("FILE", str(files[0])).replace("OTHER", str(files[1]))
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
