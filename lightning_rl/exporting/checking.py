@@ -52,10 +52,10 @@ def check(run: Run, policy: Policy, seed: int = 0) -> Parity:
     Raises:
         SettingError: they differ.
     """
-    check = Check(policy, seed)
+    found = Check(policy, seed)
     for rows in ROWS:
-        check.play(run, rows)
-    return Parity(sum(ROWS) * STEPS, check.difference, check.share, check.ties)
+        found.play(run, rows)
+    return Parity(sum(ROWS) * STEPS, found.difference, found.share, found.ties)
 
 
 class Check:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
@@ -76,16 +78,14 @@ def _source(ckpt_path: Path) -> dict[str, Any]:
 
 def _write(path: Path, format: str, algorithm: Algorithm, source: dict[str, Any]) -> None:
     policy, kind = Policy(algorithm.network, algorithm.spaces), FORMATS[format]
-    try:
+    with _one_line(f"this policy cannot be written as {format}"):
         graph = PolicyGraph(algorithm.network, algorithm.spaces)
         metadata = describe(algorithm, graph, format, source)
         data = kind.write(graph, algorithm.spaces, json.dumps(metadata, allow_nan=False))
-    except Exception as error:  # exporters raise whatever they meet
-        reason = shorten(f"{type(error).__name__}: {error}", 100, placeholder=" …")
-        raise SettingError(f"this policy cannot be written as {format} ({reason})") from error
     staged = stage(path, lambda file: file.write(data))
     try:
-        parity = check(kind.read(staged.temporary.read_bytes(), graph), policy)
+        with _one_line(f"the exported policy cannot be run by {format}"):
+            parity = check(kind.read(staged.temporary.read_bytes(), graph), policy)
         beside = stage_description(staged, metadata, parity)
         try:
             beside.path.unlink(missing_ok=True)  # the file is never beside the description of another
@@ -97,6 +97,17 @@ def _write(path: Path, format: str, algorithm: Algorithm, source: dict[str, Any]
         raise SaveFailed(f"{path.name} could not be saved ({error.strerror or error})", error.strerror) from error
     finally:
         staged.discard()
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Exporters and what runs their files raise whatever they meet."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except Exception as error:
+        raise SettingError(f"{what} ({shorten(f'{type(error).__name__}: {error}', 100, placeholder=' …')})") from error
 
 
 def stage_description(file: Staged, metadata: dict[str, Any], parity: Parity) -> Staged:

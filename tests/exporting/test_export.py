@@ -274,6 +274,16 @@ def test_a_policy_that_cannot_be_traced_is_refused_in_one_line(saved, monkeypatc
     assert [each.name for each in checkpoint.parent.iterdir()] == ["a.ckpt"]
 
 
+def test_a_file_that_cannot_be_run_is_refused_in_one_line(saved, monkeypatch, capfd):
+    checkpoint = saved()
+    monkeypatch.setattr(type(FORMATS["onnx"]), "write", lambda self, graph, spaces, metadata: b"no model")
+    status, _, stderr = run(f"export --ckpt_path {checkpoint} --import tests.environments", capfd)
+    assert (
+        status == 2 and stderr.startswith("error: the exported policy cannot be run by onnx (InvalidProtobuf: ") and stderr.count("\n") == 1
+    )
+    assert [each.name for each in checkpoint.parent.iterdir()] == ["a.ckpt"]
+
+
 def test_ports_of_the_same_name_get_numbers():
     assert unique(["action", "a.b", "a.b", "action", "a.b"]) == ["action", "a.b", "a.b_2", "action_2", "a.b_3"]
 
