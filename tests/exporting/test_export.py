@@ -161,7 +161,7 @@ def test_numbers_may_differ_by_a_hundred_thousandth_of_the_width_of_their_dimens
 
 def test_one_other_choice_in_a_thousand_is_refused_unless_the_policy_has_no_preference():
     policy, exact = graph_of("discrete")
-    assert check(changed(exact, lambda action: action), policy) == (1000, 0.0, 0.0, 0)
+    assert check(changed(exact, lambda action: action), policy) == (1000, 0.0, 0.0, 0.0, 0)
     calls = iter(range(100))
 
     def once(action):
