@@ -45,6 +45,7 @@ EXPORTS = {
     "SaveCheckpoints": "lightning_rl.callbacks.checkpoints",
     "Policy": "lightning_rl.algorithms.policy",
     "load_policy": "lightning_rl.algorithms.policy",
+    "export_policy": "lightning_rl.exporting.export",
     "SettingError": "lightning_rl.errors",
 }
 

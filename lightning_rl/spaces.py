@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.types import Tree
+from lightning_rl.types import Tree, tree_map
 
 MASK = "action_mask"
 """Under this key an observation or an info says which actions are legal."""
@@ -120,6 +120,11 @@ def allocate(space: Space, *batch: int) -> Tree:
         return tuple(allocate(child, *batch) for child in space)
     dtype = np.float32 if np.issubdtype(space.dtype, np.floating) or isinstance(space, MultiBinary) else space.dtype
     return np.zeros((*batch, *(space.shape or ())), np.int64 if isinstance(space, Discrete) else dtype)
+
+
+def samples(space: Space, num: int) -> Tree:
+    """Random members, a tree of arrays `[num, ...]` of the space's own dtypes."""
+    return tree_map(lambda *leaves: np.stack(leaves), *(space.sample() for _ in range(num)))
 
 
 def choices(space: Space) -> Tree:

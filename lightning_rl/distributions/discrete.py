@@ -11,7 +11,7 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from lightning_rl.distributions.distribution import Distribution, gumbel, masked
+from lightning_rl.distributions.distribution import Distribution, cast, gumbel, like, masked
 from lightning_rl.types import Tree
 
 
@@ -52,7 +52,7 @@ class Categorical(Distribution):
     def features(self, action: Tensor) -> Tensor:
         return functional.one_hot(action, self.num_inputs).float()
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
+    def to_env(self, action: Any) -> Any:
         return action + self.start if self.start else action
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
@@ -121,8 +121,8 @@ class MultiCategorical(Distribution):
         places = action + self.branch[:, 0]
         return torch.zeros(*action.shape[:-1], self.num_inputs, device=action.device).scatter_(-1, places, 1.0)
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
-        return (action.reshape(-1, *self.shape) + self.start).astype(self.dtype, copy=False)
+    def to_env(self, action: Any) -> Any:
+        return cast(action.reshape(-1, *self.shape) + like(action, self.start), self.dtype)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         return (action - self.start).reshape(len(action), -1).astype(np.int64)
@@ -158,8 +158,8 @@ class Bernoulli(Distribution):
     def features(self, action: Tensor) -> Tensor:
         return action.float()
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
-        return action.reshape(-1, *self.shape).astype(np.int8)
+    def to_env(self, action: Any) -> Any:
+        return cast(action.reshape(-1, *self.shape), np.int8)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         return action.reshape(len(action), -1).astype(np.float32)

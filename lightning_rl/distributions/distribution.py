@@ -36,7 +36,7 @@ class Distribution(nn.Module):
         raise NotImplementedError
 
     def to_env(self, action: Tree) -> Tree:
-        """The environment's form of sampled actions; numpy in, numpy out."""
+        """The environment's form of sampled actions, of its dtype; numpy in, numpy out, and tensors in, tensors out."""
         raise NotImplementedError
 
     def from_env(self, action: Tree) -> Tree:
@@ -83,6 +83,18 @@ def masked(logits: Any, mask: Tree) -> Any:
     if isinstance(logits, np.ndarray):
         return np.where(mask, logits, np.finfo(logits.dtype).min)
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+
+
+def like(values: Any, constant: np.ndarray) -> Any:
+    """A constant as an array or a tensor, whichever the values are."""
+    return constant if isinstance(values, np.ndarray) else torch.as_tensor(constant, device=values.device)
+
+
+def cast(values: Any, dtype: Any) -> Any:
+    """Arrays or tensors alike in a dtype of numpy."""
+    if isinstance(values, np.ndarray):
+        return values.astype(dtype, copy=False)
+    return values.to(getattr(torch, np.dtype(dtype).name))
 
 
 def split_mask(mask: Tree, widths: list[int]) -> Sequence[Tree]:

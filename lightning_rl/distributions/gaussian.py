@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from lightning_rl.distributions.distribution import Distribution
+from lightning_rl.distributions.distribution import Distribution, cast, like
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import short
 from lightning_rl.types import Tree
@@ -89,8 +89,9 @@ class DiagonalGaussian(Continuous):
         low, high = self._bounds(action)
         return torch.where((high - low).isfinite(), self.unit(action).clamp(-1, 1), action.clamp(low, high))
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
-        return np.clip(action.reshape(-1, *self.shape), self.low_bound, self.high_bound)
+    def to_env(self, action: Any) -> Any:
+        action = cast(action.reshape(-1, *self.shape), self.low_bound.dtype)
+        return action.clip(like(action, self.low_bound), like(action, self.high_bound))
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         return action.reshape(len(action), -1)
@@ -125,8 +126,8 @@ class TanhGaussian(DiagonalGaussian):
     def unit(self, action: Tensor) -> Tensor:
         return action.tanh()
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
-        return self.bounds.scale(np.tanh(action))
+    def to_env(self, action: Any) -> Any:
+        return self.bounds.scale(np.tanh(action) if isinstance(action, np.ndarray) else action.tanh())
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         return np.arctanh(np.clip(self.bounds.unscale(action), -INSIDE, INSIDE))
@@ -184,7 +185,7 @@ class SquashedGaussian(Continuous):
         u = action.float().clamp(-INSIDE, INSIDE).atanh()  # bfloat16 would round to 1
         return self._log_prob((u - mean) * (-log_std).exp(), log_std, u), -self.rsample(x)[1]
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
+    def to_env(self, action: Any) -> Any:
         return self.bounds.scale(action)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
@@ -218,7 +219,7 @@ class NoisyAction(Continuous):
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return x
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
+    def to_env(self, action: Any) -> Any:
         return self.bounds.scale(action)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
@@ -244,10 +245,10 @@ class Bounds(nn.Module):
         half_range = torch.as_tensor((space.high - space.low) / 2, dtype=torch.float32).flatten()
         self.register_buffer("log_half_range", half_range.log(), persistent=False)
 
-    def scale(self, unit: np.ndarray) -> np.ndarray:
-        """Actions `[N, D]` in [-1, 1] as the environment's `[N, *shape]`."""
-        unit = (unit.reshape(-1, *self.shape) + 1) / 2
-        return np.clip(self.low + unit * (self.high - self.low), self.low, self.high)  # bounds round
+    def scale(self, unit: Any) -> Any:
+        """Actions `[N, D]` in [-1, 1] as the environment's `[N, *shape]`, arrays or tensors alike."""
+        unit, low, high = (unit.reshape(-1, *self.shape) + 1) / 2, like(unit, self.low), like(unit, self.high)
+        return cast((low + unit * (high - low)).clip(low, high), self.low.dtype)  # bounds round
 
     def unscale(self, action: np.ndarray) -> np.ndarray:
         """The inverse of `scale`."""

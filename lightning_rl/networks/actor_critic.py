@@ -75,6 +75,7 @@ class ActorCritic(PolicyNetwork):
         if memory is not None and memory.burn_in:
             raise SettingError(f"memory.burn_in {memory.burn_in} is for replayed sequences; rollouts hold what was remembered: leave it 0")
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
+        self.shares = share_encoder  # not told by comparing modules, which are wrapped while a graph is traced
         observed = (spaces.observation, encoder, encoder_features, entities, goals)
         self.actor_encoder = TreeEncoder(*observed)
         self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(*observed)
@@ -92,22 +93,22 @@ class ActorCritic(PolicyNetwork):
 
     def perceptron(self) -> Perceptron | None:
         """What turns normalized observations into the distribution's input; a subclass may compute something else."""
-        memories = [self.memory] if self.critic_memory is self.memory else [self.memory, self.critic_memory]
+        memories = [self.memory] if self.shares else [self.memory, self.critic_memory]
         return Perceptron(self.actor_encoder, memories, self.actor) if type(self) is ActorCritic else None
 
     def initial_memory(self, num: int) -> Tree:
-        if self.critic_memory is self.memory:
+        if self.shares:
             return self.memory.initial(num)
         return self.memory.initial(num), self.critic_memory.initial(num)
 
     def _memories(self, memory: Tree) -> tuple[Tree, Tree]:
         """Those of the policy and of the value function."""
-        return (memory, memory) if self.critic_memory is self.memory else memory or ((), ())
+        return (memory, memory) if self.shares else memory or ((), ())
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         obs, (actor_memory, critic_memory) = self.normalizer(obs), self._memories(memory)
         features, after = self.memory(self.actor_encoder(obs), actor_memory, episode_start)
-        if self.critic_memory is not self.memory:
+        if not self.shares:
             after = after, self.critic_memory.after(lambda: self.critic_encoder(obs), critic_memory, episode_start)
         return self.actor(features).float(), after
 
@@ -124,7 +125,7 @@ class ActorCritic(PolicyNetwork):
     def judge(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor]:
-        if self.critic_encoder is not self.actor_encoder:
+        if not self.shares:
             return super().judge(obs, action, memory, episode_start, action_mask)
         features, _ = self.memory(self.actor_encoder(self.normalizer(obs)), self._memories(memory)[0], episode_start)
         log_prob = self.distribution.evaluate(self.actor(features[:-1]).float(), action, action_mask)[0]
@@ -137,7 +138,7 @@ class ActorCritic(PolicyNetwork):
         obs, (actor_memory, critic_memory) = self.normalizer(obs), self._memories(memory)
         features, _ = self.memory(self.actor_encoder(obs), actor_memory, episode_start)
         log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
-        if self.critic_encoder is not self.actor_encoder:
+        if not self.shares:
             features, _ = self.critic_memory(self.critic_encoder(obs), critic_memory, episode_start)
         return log_prob, entropy, self.critic(features).float()
 

@@ -1,0 +1,102 @@
+"""Plays episodes with an exported policy. It needs numpy, onnxruntime and gymnasium, and neither torch nor lightning_rl.
+
+    lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --out policy.onnx
+    python examples/run_onnx.py policy.onnx                          # in the environment that policy.onnx.json names
+    python examples/run_onnx.py policy.onnx --env CartPole-v1 --episodes 10
+
+A policy takes what `env.reset` and `env.step` give, with a batch dimension in front, and gives what `env.step` takes. `policy.onnx.json`
+lists its inputs and outputs in order: the leaves of the observation (those of a dict by sorted keys), `action_mask` where the environment
+rules out actions, and the memory of a recurrent policy, which is zeros where an episode begins and afterwards what the step before gave.
+"""
+
+import argparse
+import importlib
+import json
+
+import gymnasium as gym
+import numpy as np
+import onnxruntime
+
+
+class Policy:
+    """An exported policy for one environment."""
+
+    def __init__(self, path):
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        with open(f"{path}.json") as file:
+            self.description = json.load(file)
+        self.inputs, self.outputs = self.description["inputs"], self.description["outputs"]
+
+    def reset(self):
+        """Forget: an episode begins."""
+        self.memory = [np.zeros((1, *port["shape"][1:]), port["dtype"]) for port in self.inputs if port["role"] == "memory"]
+
+    def act(self, obs, mask=None):
+        """The environment's action."""
+        arrays = {"observation": leaves(obs), "action_mask": [mask], "memory": self.memory}
+        given = {port["name"]: as_row(arrays[port["role"]].pop(0), port) for port in self.inputs}
+        results = self.session.run([port["name"] for port in self.outputs], given)
+        actions = [result[0] for port, result in zip(self.outputs, results, strict=True) if port["role"] == "action"]
+        self.memory = results[len(actions) :]
+        return tree(self.description["action_space"], actions)
+
+
+def leaves(obs):
+    """The arrays of an observation, a dict's in the order of its keys."""
+    if isinstance(obs, dict):
+        return [leaf for key in sorted(obs, key=str) for leaf in leaves(obs[key])]
+    return [leaf for child in obs for leaf in leaves(child)] if isinstance(obs, tuple) else [obs]
+
+
+def as_row(array, port):
+    """An array of one environment as a batch of one; memory is one already."""
+    return np.asarray(array, port["dtype"]).reshape(1, *port["shape"][1:])
+
+
+def tree(space, actions):
+    """Actions, one after the other, in the form of the action space."""
+    if space["type"] == "Dict":
+        return {key: tree(child, actions) for key, child in space["spaces"].items()}
+    return tuple(tree(child, actions) for child in space["spaces"]) if space["type"] == "Tuple" else actions.pop(0)
+
+
+def split_mask(env, obs, info):
+    """The observation without its mask, and the mask: a key of the observation or of the info, or what a method says."""
+    if isinstance(obs, dict) and "action_mask" in obs:
+        return {key: child for key, child in obs.items() if key != "action_mask"}, obs["action_mask"]
+    if "action_mask" in info:
+        return obs, info["action_mask"]
+    return obs, env.get_wrapper_attr("action_masks")() if env.has_wrapper_attr("action_masks") else None
+
+
+def play(policy, env, seed):
+    """The return of an episode."""
+    obs, info = env.reset(seed=seed)
+    policy.reset()
+    total, ended = 0.0, False
+    while not ended:
+        action = policy.act(*split_mask(env, obs, info))
+        obs, reward, terminated, truncated, info = env.step(action)
+        total, ended = total + float(reward), terminated or truncated
+    return total
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Play episodes with an exported policy.")
+    parser.add_argument("policy", help="a file of `lightning-rl export --format onnx`, with its .json beside it")
+    parser.add_argument("--env", help="the environment's id (the one that the policy was trained in)")
+    parser.add_argument("--import", dest="module", help="a module to import first, one that registers the environment")
+    parser.add_argument("--episodes", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.module:
+        importlib.import_module(options.module)
+    policy = Policy(options.policy)
+    env = gym.make(options.env or policy.description["environment"])
+    for episode in range(options.episodes):
+        print(f"episode {episode}: return {play(policy, env, options.seed + episode):g}")
+    env.close()
+
+
+if __name__ == "__main__":
+    main()
