@@ -211,7 +211,13 @@ class Algorithm(Run):
         return norm
 
     def end_update(self, batch: Any) -> None:
-        """Once per joint learning step: count it, let others learn beside it, tell the callbacks that follow updates."""
+        """Once per joint learning step: count it, let others learn beside it, tell the callbacks that follow updates.
+
+        Raises:
+            SettingError: losses are to be compiled, and this is not in the context where they are.
+        """
+        if self.compiles is True and self.compiled.keys().isdisjoint(vars(self)):
+            raise SettingError(f"compile: {type(self).__name__} must make its updates, end_update included, in `with self.learning():`")
         self.updates += 1
         for learner in self.side_learners:
             learner.end_update(self, batch)

@@ -143,6 +143,13 @@ def test_what_a_compiled_loss_could_not_follow_is_refused_in_one_line():
     with pytest.raises(SettingError, match="compile: the network has hooks"):
         fit(watched)
 
+    class Outside(lrl.A2C):
+        def training_step(self, rollout, batch_idx):
+            self.end_update(rollout)
+
+    with pytest.raises(SettingError, match="compile: Outside must make its updates, end_update included, in `with self.learning"):
+        fit(tiny(Outside, compile=True))
+
     class Renamed(lrl.A2C):
         losses = ("objective",)
 
