@@ -257,7 +257,10 @@ class Algorithm(Run):
     def learning(self, alone: bool = True) -> Iterator[None]:
         """A context for updates, whose gradients `step` makes. Losses are compiled on request, else small perceptrons computed in numpy;
         wide layers multiply faster where this processor loses nothing by it, unless a thread that acts meanwhile would share that."""
-        with matmul_precision(self._matmul) if alone else nullcontext(), in_numpy(), replaced(vars(self), self.compiled):
+        compiled = {name: loss for name, loss in self.compiled.items() if getattr(self, name) == loss.loss}  # and not patched since
+        for loss in compiled.values():
+            loss.begin()
+        with matmul_precision(self._matmul) if alone else nullcontext(), in_numpy(), replaced(vars(self), compiled):
             yield
 
     def mean_over_ranks(self, value: Tensor) -> float:

@@ -66,10 +66,13 @@ class CompiledLoss:
 
     def __init__(self, algorithm: Any, loss: Callable[..., Any], optimizer: Optimizer) -> None:
         self.algorithm, self.loss, self.name = algorithm, loss, f"{type(algorithm).__name__}.{loss.__name__}"
-        self.vector = optimizer.param_groups[0]["params"][0]
+        self.vector = vector_of(optimizer)
         if not isinstance(self.vector, FlatParameters):
             raise SettingError(f"compile: the optimizer of {self.name} must have FlatParameters, as FlatAdam does")
         self.programs: dict[Any, Any] = {}
+
+    def begin(self) -> None:
+        """Updates begin."""
 
     def __call__(self, *batch: Any) -> Any:
         tensors, shapes = tensors_of(batch), shapes_of(batch)
@@ -84,7 +87,7 @@ class CompiledLoss:
 
     def play(self, seen: Seen, batch: Any, gradient: Tensor, loss: Tensor, others: Sequence[Metric]) -> Any:
         """Do what the method does beside its arithmetic, and return what it returns."""
-        wait(loss.requires_grad_(), self.vector.parts[0], self._pull, gradient)
+        wait(loss.requires_grad_(), self.vector.ids, self._pull, gradient)
         algorithm = self.algorithm
         for name in seen.checked:
             loss = algorithm.finite(name, loss)
@@ -119,7 +122,12 @@ class Program:
 
 def shapes_of(batch: Tree) -> tuple[Any, ...]:
     """What a program is made for: shapes, and whatever else of a batch a loss may see, but not the places of its rows in a buffer."""
-    return tuple([(leaf.shape, leaf.stride()) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in tree_leaves(batch)])
+    return tuple([(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in tree_leaves(batch)])
+
+
+def vector_of(optimizer: Optimizer) -> Any:
+    """The first of what it moves: all there is, with `FlatParameters`."""
+    return optimizer.param_groups[0]["params"][0]
 
 
 def _plain(leaf: Any) -> Any:

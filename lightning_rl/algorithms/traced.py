@@ -102,9 +102,11 @@ class Traced:
         """Run the loss once as it is, to see what it draws; as if it had not."""
         generator: Generator = self.algorithm.noise
         state = generator.get_state()
-        with Noted() as draws:
-            self._run(self.given)
-        generator.set_state(state)
+        try:
+            with Noted() as draws:
+                self._run(self.given)
+        finally:
+            generator.set_state(state)
         return draws
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -90,8 +90,10 @@ class Reader:
     def _value(self, node: Node, calls: list[Call]) -> Any:
         """Where a node's value will be, from that of the nodes before it."""
         changes = _root(node) in self.changed
-        key = (node.target, *(map_arg(each, self._name) for each in (node.args, tuple(node.kwargs.items()))))
-        if not changes and key in self.known:
+        sees_changes = changes or any(_root(each) in self.changed for each in node.all_input_nodes)
+        names = [map_arg(each, self._name) for each in (node.args, tuple(node.kwargs.items()))]
+        key = (node.target, getattr(node.meta.get("val"), "dtype", None), *names)
+        if not sees_changes and key in self.known:
             return self.known[key]
         begin = self._begin(node)
         constant = not changes and (begin is not None or all(each in self.constant for each in node.all_input_nodes))
@@ -100,7 +102,7 @@ class Reader:
             self.constant.add(node)
         elif begin is not None:
             calls.append(partial(np.copyto, value, begin.copy()))
-        if not changes:
+        if not sees_changes:
             self.known[key] = value
         return value
 

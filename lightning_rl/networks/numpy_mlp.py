@@ -54,6 +54,7 @@ class NumpyMLP:
         linear = layers[: len(layers) // 2 * 2 : 2]
         self.parameters = [(layer.weight, layer.bias) for layer in linear]
         self.weights = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in self.parameters]
+        self.ids = frozenset(id(part) for pair in self.parameters for part in pair)
         self.made_of = signature(modules)
         self.activations = [NUMPY_ACTIVATIONS[type(layer)] for layer in layers[1::2]]
 

@@ -67,7 +67,7 @@ def total(out: np.ndarray, x: np.ndarray, dims: Any = None, keepdim: bool = Fals
 
 
 def average(out: np.ndarray, x: np.ndarray, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> list[Call]:
-    return [*total(out, x, dims, keepdim), partial(np.multiply, out, np.float32(out.size / x.size), out=out)]
+    return [*total(out, x, dims, keepdim), partial(np.multiply, out, out.dtype.type(out.size / x.size), out=out)]
 
 
 def extreme(function: np.ufunc) -> Maker:

@@ -19,10 +19,10 @@ from lightning_rl.networks.numpy_mlp import MAX_WIDTH, NumpyMLP, as_numpy, has_h
 
 
 class Waiting(NamedTuple):
-    """A leaf; a parameter that its gradient is for; and how it is carried on: `pull(gradient, seen)`."""
+    """A leaf; the parameters that its gradient is for, by their `id`; and how it is carried on: `pull(gradient, seen)`."""
 
     leaf: Tensor
-    parameter: nn.Parameter
+    parameters: frozenset[int]
     pull: Callable[[Tensor, Any], None]
     seen: Any
 
@@ -48,7 +48,7 @@ class Tape:
         elif all(learns):
             seen = mlp.outputs(rows)
             y = torch.from_numpy(seen[-1]).requires_grad_()
-            self.waiting.append(Waiting(y, mlp.parameters[0][0], mlp.pull, seen))
+            self.waiting.append(Waiting(y, mlp.ids, mlp.pull, seen))
         else:
             return None
         return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
@@ -89,11 +89,11 @@ def in_torch() -> Iterator[None]:
         tape.reset(token)
 
 
-def wait(leaf: Tensor, parameter: nn.Parameter, pull: Callable[[Tensor, Any], None], seen: Any) -> None:
-    """Have the gradient of another leaf carried on too, by the step that moves a parameter."""
+def wait(leaf: Tensor, parameters: frozenset[int], pull: Callable[[Tensor, Any], None], seen: Any) -> None:
+    """Have the gradient of another leaf carried on too, by the step that moves one of the parameters."""
     current = tape.get()
     assert current is not None
-    current.waiting.append(Waiting(leaf, parameter, pull, seen))
+    current.waiting.append(Waiting(leaf, parameters, pull, seen))
 
 
 def take(parameters: Collection[int]) -> list[Waiting]:
@@ -101,8 +101,8 @@ def take(parameters: Collection[int]) -> list[Waiting]:
     current = tape.get()
     if current is None or not current.waiting:
         return []
-    taken = [each for each in current.waiting if id(each.parameter) in parameters]
-    current.waiting = [each for each in current.waiting if id(each.parameter) not in parameters]
+    taken = [each for each in current.waiting if not each.parameters.isdisjoint(parameters)]
+    current.waiting = [each for each in current.waiting if each.parameters.isdisjoint(parameters)]
     for each in taken:
         _check(each.leaf)
     return taken

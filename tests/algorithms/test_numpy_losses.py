@@ -9,6 +9,7 @@ from torch import nn
 
 import lightning_rl as lrl
 from lightning_rl.algorithms import numpy_losses
+from lightning_rl.data.minibatch import make_batch
 from lightning_rl.errors import NotFiniteError
 from lightning_rl.schedules import make_schedule
 from tests.algorithms.test_compiled import CASES, learned
@@ -22,18 +23,18 @@ def at_once(monkeypatch):
 
 
 class Watch(pl.Callback):
-    """Counts the programs of each loss after each iteration, and does something at a few."""
+    """Counts the programs of each loss after each iteration, and how often one was made, and does something before a few."""
 
     def __init__(self, **actions):
-        self.actions, self.counts, self.seen = actions, [], []
+        self.actions, self.counts, self.made = actions, [], []
 
     def on_train_batch_start(self, trainer, model, *_):
         self.actions.get(f"at_{trainer.global_step}", lambda model: None)(model)
 
     def on_train_batch_end(self, trainer, model, *_):
         losses = model.compiled.values()
-        self.counts.append([getattr(loss, "made", len(loss.programs)) for loss in losses])
-        self.seen.append([program is not None for loss in losses for program in loss.programs.values()])
+        self.counts.append([sum(program is not None for program in loss.programs.values()) for loss in losses])
+        self.made.append([getattr(loss, "made", None) for loss in losses])
 
 
 def both(algorithm, watch=Watch, **settings):
@@ -49,8 +50,9 @@ def both(algorithm, watch=Watch, **settings):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "PPO images"])
 def test_a_loss_in_numpy_learns_and_logs_the_same(case, at_once):
-    (plain, rows, _), (model, others, programs) = learned(case, False), learned(case, "auto")
-    assert plain.updates == model.updates > 0 and max(programs) == len(model.losses)
+    watch = Watch()
+    (plain, rows, _), (model, others, _) = learned(case, False), learned(case, "auto", watch)
+    assert plain.updates == model.updates > 0 and watch.counts[-1] == [1] * len(model.losses)
     for name, tensor in plain.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, atol=2e-6, rtol=1e-4, msg=name)
     for (_, row), (_, other) in zip(rows, others, strict=True):
@@ -67,23 +69,63 @@ def test_a_run_begins_as_it_is_written_and_goes_on_in_numpy():
     assert watch.counts == [[0]] * 25 + [[1]] * 2 and model.updates == 27 * 4  # from update 100 on
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: setattr(model, "vf_coef", 3.0),
-        lambda model: setattr(model, "ent_coef", make_schedule("ent_coef", 50.0)),
-        lambda model: setattr(model.network.critic, "1", nn.ReLU()),
-        lambda model: model.network.critic[0].register_forward_hook(lambda module, inputs, y: 1.1 * y),
-        lambda model: model.network.critic[0].weight.register_hook(lambda gradient: 2 * gradient),
-    ],
-    ids=["a number", "a schedule", "a module", "a hook", "a hook of a parameter"],
-)
+def renewed(model):
+    """With a new optimizer."""
+    model.trainer.optimizers = model.configure_optimizers()
+
+
+CHANGES = {
+    "a number": lambda model: setattr(model, "vf_coef", 3.0),
+    "a schedule": lambda model: setattr(model, "ent_coef", make_schedule("ent_coef", 50.0)),
+    "an object of somebody else": lambda model: setattr(model, "ent_coef", Fifty()),
+    "a module": lambda model: setattr(model.network.critic, "1", nn.ReLU()),
+    "a method": lambda model: setattr(model.network.value_head, "loss", lambda z, returns: (z - returns).abs()),
+    "the loss": lambda model: setattr(model, "loss", lambda batch: (model.network.value(batch.obs).square().mean(), None)),
+    "a hook": lambda model: model.network.critic[0].register_forward_hook(lambda module, inputs, y: 1.1 * y),
+    "a hook of a parameter": lambda model: model.network.critic[0].weight.register_hook(lambda gradient: 2 * gradient),
+    "the numbers of a parameter": lambda model: setattr(model.network.critic[0].weight, "data", model.network.critic[0].weight + 1),
+    "a parameter": lambda model: setattr(model.network.critic[0], "weight", nn.Parameter(model.network.critic[0].weight + 1)),
+    "a buffer": lambda model: setattr(
+        next(iter(model.network.normalizer.statistics.children())), "mean", torch.ones(2, dtype=torch.float64)
+    ),
+    "the optimizer": renewed,
+}
+
+
+class Fifty:
+    """A schedule of a user."""
+
+    def __call__(self, progress):
+        return 50.0
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_a_callback_changes_counts_from_then_on(change, at_once):
-    plain, found, watch = both(lrl.PPO, lambda: Watch(at_3=change))
+    settings = {"normalize_obs": "frozen", "normalize_obs_steps": 16} if change == "a buffer" else {}
+    plain, found, watch = both(lrl.PPO, lambda: Watch(at_3=CHANGES[change]), **settings)
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
-    unchanged, *_ = both(lrl.PPO)
-    assert (plain - unchanged).abs().max() > 1e-4
-    assert watch.counts[2] == [1] and watch.counts[-1] >= [1]
+    unchanged, *_ = both(lrl.PPO, **settings)
+    assert (plain - unchanged).abs().max() > 2e-5
+    assert watch.counts[2] == [1]
+
+
+def test_what_changes_inside_an_object_counts_from_then_on(at_once):
+    def change(model):
+        model.clips["clip_rho"] = 0.1
+
+    plain, found, watch = both(lrl.IMPALA, lambda: Watch(at_3=change))
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
+    assert watch.counts == [[1]] * 6 and watch.made[2:4] == [[1], [2]]
+
+
+def test_what_a_callback_changes_between_updates_counts_at_once(at_once):
+    class Follows(Watch):
+        def on_update_end(self, trainer, model):
+            model.vf_coef += 0.5 * (model.updates % 4 == 1)
+
+    plain, found, watch = both(lrl.PPO, Follows)
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
+    assert watch.made[0] == [2]
 
 
 def test_what_changes_again_and_again_is_left_to_torch(at_once):
@@ -93,7 +135,24 @@ def test_what_changes_again_and_again_is_left_to_torch(at_once):
     actions = {f"at_{k}": change for k in range(30)}
     plain, found, watch = both(lrl.A2C, lambda: Watch(**actions), max_env_steps=16 * 30)
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
-    assert watch.counts[-1][0] > numpy_losses.MOST_PROGRAMS and watch.seen[14] == [True] and watch.seen[-1] == [False]
+    assert watch.counts == [[1]] * numpy_losses.MOST_PROGRAMS + [[0]] * (30 - numpy_losses.MOST_PROGRAMS)
+
+
+def test_two_losses_of_one_step_add_up(at_once):
+    class Twice(lrl.A2C):
+        __module__ = lrl.A2C.__module__
+
+        def training_step(self, rollout, batch_idx):
+            batch = make_batch(*self.prepare(rollout), self.gae_lambda)
+            with self.learning():
+                one = self.loss(batch)
+                other = self.loss(batch._replace(advantage=batch.advantage + 1))
+                self.step(one + other, self.raw_optimizers()[0])
+                self.end_update(batch)
+
+    plain, found, watch = both(Twice)
+    assert watch.counts[-1] == [1]
+    torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-4)
 
 
 class Own(lrl.PPO):
@@ -157,6 +216,8 @@ def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm,
 
 def test_what_a_loss_returns_is_to_be_asked_before_the_next(at_once):
     class Late(lrl.PPO):
+        __module__ = lrl.PPO.__module__  # as if it were ours
+
         def training_step(self, rollout, batch_idx):
             super().training_step(rollout, batch_idx)
             with self.learning():

@@ -116,6 +116,23 @@ def test_equal_operations_are_done_once_unless_one_is_overwritten():
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_what_is_read_before_and_after_it_is_overwritten_are_two_values():
+    def around(x: Tensor) -> list[Tensor]:
+        y = x * 2
+        before, sum_before = y.exp(), y + x
+        y.add_(1)
+        return [before, y.exp(), sum_before, y + x]
+
+    x = rows(4, 5)
+    for found, expected in zip(in_numpy(around, x)[1], around(x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_products_with_one_have_the_type_that_torch_says():
+    found = in_numpy(lambda x: [x * 1.0, x * 1], torch.arange(4))[1]
+    assert [array.dtype for array in found] == [np.float32, np.int64]
+
+
 def test_an_array_that_is_placed_is_read_where_it_lies():
     module = make_fx(lambda w, x: [w * x], tracing_mode="fake")(torch.zeros(2), torch.zeros(2))
     weight = np.array([2.0, 3.0], np.float32)

@@ -48,6 +48,16 @@ def test_outputs_and_gradients_are_those_of_torch(activation, flat):
         torch.testing.assert_close(step(layers, optimizer, y.exp().sum()), list(expected))
 
 
+def test_a_layer_that_the_optimizer_does_not_move_keeps_no_gradient_from_the_others():
+    layers, x = perceptron(), torch.randn(5, 4)
+    optimizer = FlatAdam(layers)
+    layers[0].weight = nn.Parameter(layers[0].weight + 1)
+    expected = torch.autograd.grad(nn.Sequential(*layers)(x).exp().sum(), list(layers.parameters()))
+    with tape.in_numpy():
+        found = step(layers, optimizer, layers(x).exp().sum())
+    torch.testing.assert_close(found[1:], list(expected)[1:])
+
+
 def test_a_perceptron_that_a_loss_asks_twice_gets_the_sum_and_so_do_layers_of_torch_behind_it():
     layers, behind, x = perceptron(), nn.Linear(3, 1), torch.randn(5, 4)
     both = nn.ModuleList([layers, behind])
