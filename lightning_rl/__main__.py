@@ -18,6 +18,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
   evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
+  record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
   compare     weigh up:  lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
   import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
   import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
@@ -29,7 +30,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   --debug                show tracebacks and Python warnings
 """
 
-SUBCOMMANDS = ("fit", "evaluate", "collect", "compare", "import-mlagents", "import-zoo", "list")
+SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "import-mlagents", "import-zoo", "list")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,10 +73,10 @@ def run(arguments: list[str], debug: bool = False) -> int:
         except Exception as error:  # the module of a user may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
-    from lightning_rl import cli, cli_compare  # torch and Lightning are loaded only now
+    from lightning_rl import cli, cli_compare, cli_record  # torch and Lightning are loaded only now
     from lightning_rl.importing import commands
 
-    return (cli.SUBCOMMANDS | cli_compare.SUBCOMMANDS | commands.SUBCOMMANDS)[subcommand](arguments, modules)
+    return (cli.SUBCOMMANDS | cli_record.SUBCOMMANDS | cli_compare.SUBCOMMANDS | commands.SUBCOMMANDS)[subcommand](arguments, modules)
 
 
 def take_subcommand(arguments: list[str]) -> str | None:
