@@ -59,7 +59,8 @@ class Video(pl.Callback):
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
         """Record, if it is the turn of this evaluation; given up if somebody asks to stop."""
         self.evaluations += 1
-        if trainer.is_global_zero and self.evaluations % self.every_n_evaluations == 0:
+        due = self.evaluations % self.every_n_evaluations == 0
+        if due and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = Path(trainer.log_dir or trainer.default_root_dir) / "videos"
             files = [folder / f"{pl_module.counter}_{pl_module.count}_episode_{index}.mp4" for index in range(self.episodes)]
             try:

@@ -159,8 +159,8 @@ def load_ffmpeg(needed_by: str) -> Any:
     return imageio_ffmpeg
 
 
-def rendering(env: EnvConfig | Callable[[], gym.Env], render_mode: str | None = "rgb_array") -> EnvConfig | Callable[[], gym.Env]:
-    """The same environment with pictures; a function builds what it builds."""
+def rendering(env: Any, render_mode: str | None = "rgb_array") -> Any:
+    """Settings of the same environment with pictures, or with another render mode; a function builds what it builds."""
     if not isinstance(env, EnvConfig):
         return env
     kwargs = {name: value for name, value in env.kwargs.items() if name != "render_mode"}
@@ -192,7 +192,7 @@ def check_renders(env: EnvConfig | Callable[[], gym.Env], needed_by: str) -> Non
 
 
 def picture(env: gym.Env) -> np.ndarray:
-    """What an environment renders, uint8 [height, width, 3].
+    """What an environment renders, uint8 [height, width, 3]; fractions of 1 are made whole numbers up to 255.
 
     Raises:
         SettingError: it cannot, or renders something else.
@@ -201,6 +201,8 @@ def picture(env: gym.Env) -> np.ndarray:
         frame = np.asarray(env.render())
     except Exception as error:  # an environment of others may raise anything
         raise SettingError(f"{name_of(env)} cannot render rgb_array: {type(error).__name__}: {error}") from error
+    if frame.dtype.kind == "f" and frame.size and frame.min() >= 0 and frame.max() <= 1:  # as MinAtar's are
+        frame = (255 * frame).round().astype(np.uint8)
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or not frame.size:
         raise SettingError(f"{name_of(env)} renders {frame.dtype} {list(frame.shape)}, and an rgb_array is uint8 [height, width, 3]")
     return frame

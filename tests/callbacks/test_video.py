@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import wandb
 from pytorch_lightning.loggers import WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -54,14 +55,15 @@ def test_a_run_that_continues_goes_on_counting_evaluations():
 
 def test_weights_and_biases_gets_the_files(folder, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
-    trained(lrl.Video(every_n_evaluations=3, max_episode_steps=3), logger=WandbLogger(offline=True, save_dir=str(folder)))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    trained(lrl.Video(every_n_evaluations=3, max_episode_steps=3), logger=WandbLogger(save_dir=str(folder)))
+    wandb.finish()
     (found,) = folder.glob("wandb/offline-run-*/files/media/videos/eval/video_*.mp4")
     assert found.read_bytes() == (folder / RUN / "videos" / "env_steps_96_episode_0.mp4").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["lightning_rl.Video", "Video"])
-def test_it_is_a_callback_of_the_command_line(folder, capfd, name):
-    options = f"--trainer.callbacks+={name} --trainer.callbacks.max_episode_steps 3 --trainer.logger false"
+def test_it_is_a_callback_of_the_command_line(folder, capfd):
+    options = "--trainer.callbacks+=lightning_rl.Video --trainer.callbacks.max_episode_steps 3 --trainer.logger false"
     status, _, err = run(f"fit --model.env.id CartPole-v1 {TINY} {options}", capfd)
     assert (status, err) == (0, "")
     assert len(read(folder / RUN / "videos" / "env_steps_64_episode_0.mp4")[1]) == 4
@@ -78,6 +80,13 @@ def test_what_cannot_be_recorded_is_refused_before_the_run(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(SettingError, match=r"Video needs the package imageio-ffmpeg.*lightning_rl\[video\]"):
         Trainer(accelerator="cpu", callbacks=[lrl.Video()]).fit(tiny(PPO, "CartPole-v1"))
+
+
+def test_a_video_is_given_up_when_somebody_asks_to_stop_and_fast_dev_run_makes_none(folder, monkeypatch):
+    assert not trained(lrl.Video(), fast_dev_run=True)[1].run_folder.exists()
+    monkeypatch.setattr("lightning_rl.callbacks.video.stop_asked", lambda trainer: True)
+    model, trainer = trained(lrl.Video())
+    assert model.env_steps == 96 and list((trainer.run_folder / "videos").iterdir()) == []
 
 
 def test_a_disk_that_refuses_does_not_end_the_run(folder, monkeypatch, capsys):

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import EnvConfig
-from lightning_rl.envs.video import RecordVideo, check_renders
+from lightning_rl.envs.video import RecordVideo, check_renders, picture
 from lightning_rl.errors import SettingError
 from tests.videos import read
 
@@ -88,7 +88,7 @@ SMALL, LARGE = np.zeros((16, 16, 3), np.uint8), np.zeros((18, 16, 3), np.uint8)
     [
         ([SMALL, LARGE], r"a.mp4: a picture of shape \(18, 16, 3\) after others of \(16, 16, 3\)"),
         ([None], "Shades renders object"),
-        ([SMALL / 255], r"Shades renders float64 \[16, 16, 3\], and an rgb_array is uint8"),
+        ([SMALL + 2.0], r"Shades renders float64 \[16, 16, 3\], and an rgb_array is uint8"),
         ([SMALL[..., 0]], r"Shades renders uint8 \[16, 16\]"),
         ([], "Shades cannot render rgb_array: IndexError: list index out of range"),
     ],
@@ -99,6 +99,12 @@ def test_pictures_that_are_none_are_refused_and_nothing_is_left(tmp_path, pictur
         play(env, 1)
     env.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_in_fractions_are_made_whole_numbers():
+    env = Shades(pictures=[np.full((16, 16, 3), 0.6)])
+    env.reset()
+    assert picture(env).dtype == np.uint8 and (picture(env) == 153).all()
 
 
 def test_a_folder_that_is_gone_is_an_error_of_the_system(tmp_path):
