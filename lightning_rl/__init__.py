@@ -38,6 +38,7 @@ EXPORTS = {
     "MultiEvaluator": "lightning_rl.callbacks.evaluation",
     "PlotCurve": "lightning_rl.reports.curve",
     "RecordDemonstrations": "lightning_rl.callbacks.recording",
+    "Video": "lightning_rl.callbacks.video",
     "RecordEpisodes": "lightning_rl.demonstrations.recorder",
     "load_demonstrations": "lightning_rl.demonstrations.dataset",
     "StopOnEvaluation": "lightning_rl.callbacks.stopping",

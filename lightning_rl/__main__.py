@@ -18,6 +18,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
   evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
+  record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
   compare     weigh up:  lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
   export      take along: lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
   import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
@@ -30,7 +31,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   --debug                show tracebacks and Python warnings
 """
 
-SUBCOMMANDS = ("fit", "evaluate", "collect", "compare", "export", "import-mlagents", "import-zoo", "list")
+SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,10 +74,11 @@ def run(arguments: list[str], debug: bool = False) -> int:
         except Exception as error:  # the module of a user may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
-    from lightning_rl import cli, cli_compare, cli_export  # torch and Lightning are loaded only now
+    from lightning_rl import cli, cli_compare, cli_export, cli_record  # torch and Lightning are loaded only now
     from lightning_rl.importing import commands
 
-    return (cli.SUBCOMMANDS | cli_compare.SUBCOMMANDS | cli_export.SUBCOMMANDS | commands.SUBCOMMANDS)[subcommand](arguments, modules)
+    rooms = (cli, cli_record, cli_compare, cli_export, commands)
+    return {name: command for room in rooms for name, command in room.SUBCOMMANDS.items()}[subcommand](arguments, modules)
 
 
 def take_subcommand(arguments: list[str]) -> str | None:

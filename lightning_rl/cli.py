@@ -24,7 +24,7 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.cli_messages import explain, explain_flag
 from lightning_rl.cli_settings import read_arguments
 from lightning_rl.cpu_threads import torch_threads
-from lightning_rl.data.episodes import summarize
+from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.recorder import RecordEpisodes
 from lightning_rl.demonstrations.saving import save_demonstrations
@@ -188,16 +188,21 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
     if options.json:
         print(json.dumps(result))
     else:
-        trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
-        Console(highlight=False, soft_wrap=True).print(
-            f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {options.episodes} episodes "
-            f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
-            f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
-            f"mean length {result['length_mean']:.1f}, trained for {trained}"
-        )
-        for curriculum in make_curriculum(algorithm.env):
-            print(f"played in the final lessons: {curriculum.finals()}")
+        tell(algorithm, result)
     return 0
+
+
+def tell(algorithm: Algorithm, result: dict[str, float]) -> None:
+    """Print statistics of episodes for a reader."""
+    trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
+    Console(highlight=False, soft_wrap=True).print(
+        f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {result['episodes']} episodes "
+        f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
+        f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
+        f"mean length {result['length_mean']:.1f}, trained for {trained}"
+    )
+    for curriculum in make_curriculum(algorithm.env):
+        print(f"played in the final lessons: {curriculum.finals()}")
 
 
 def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, float]:
@@ -206,8 +211,13 @@ def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, f
     player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
     with closing(player), torch_threads(1):
         episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
+    return statistics(algorithm, episodes, options.seed)
+
+
+def statistics(algorithm: Algorithm, episodes: list[Episode], seed: int) -> dict[str, float]:
+    """Of episodes from a seed on, and how long the algorithm had learned."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
-    return {**summarize(episodes), "episodes": options.episodes, **counts, "seed": options.seed}
+    return {**summarize(episodes), "episodes": len(episodes), **counts, "seed": seed}
 
 
 def load_with_env(path: Path) -> Algorithm:

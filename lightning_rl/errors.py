@@ -39,7 +39,7 @@ def closest(name: str, names: Iterable[str]) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """The closest of `names`, or all of them when none is close and they are few."""
     names = sorted(set(names))
-    return closest(name, names) or (f"; choose from {', '.join(names)}" if 0 < len(names) <= 8 else "")
+    return closest(name, names) or (f"; choose from {', '.join(names)}" if 0 < len(names) <= 10 else "")
 
 
 def check_range(

@@ -24,10 +24,14 @@ FLOORS = (
     {"cli"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-COMMAND_LINE = {"cli", "cli_compare", "cli_configs", "cli_export", "cli_messages", "cli_settings", "__main__", "importing"}  # one room
+COMMAND_LINE = {
+    "cli",
+    *(f"cli_{part}" for part in ("compare", "configs", "export", "messages", "record", "settings")),
+    "__main__",
+    "importing",
+}
 OPTIONAL = {"ale_py", "minatar", "envpool", "cv2", "mujoco", "minari", "h5py", "PIL", "ray", "moviepy", "minigrid", "pettingzoo"}
-OPTIONAL |= {"matplotlib", "rliable"}  # of reports
-OPTIONAL |= {"onnxruntime", "safetensors"}
+OPTIONAL |= {"matplotlib", "rliable", "onnxruntime", "safetensors", "imageio_ffmpeg"}
 SPACE_CLASSES = {name for name in gymnasium.spaces.__all__ if isinstance(getattr(gymnasium.spaces, name), type)}
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())

@@ -217,9 +217,17 @@ OPTIONS = [
 ]
 
 COMMANDS = [
-    ("foo", "there is no subcommand 'foo'", "choose from collect, compare, evaluate, export, fit, import-mlagents, import-zoo, list"),
+    (
+        "foo",
+        "there is no subcommand 'foo'",
+        "choose from collect, compare, evaluate, export, fit, import-mlagents, import-zoo, list, record",
+    ),
     ("fitt --model PPO", "there is no subcommand 'fitt'", "did you mean fit?"),
-    ("--config ppo/cartpole", "a subcommand is missing", "fit, evaluate, collect, compare, export, import-mlagents, import-zoo, list"),
+    (
+        "--config ppo/cartpole",
+        "a subcommand is missing",
+        "fit, evaluate, collect, record, compare, export, import-mlagents, import-zoo, list",
+    ),
     ("list ppo", "list takes no options", "'ppo'"),
     ("fit", "model is missing", "--config ppo/cartpole", "--model PPO"),
     ("fit --model PPO", "model.env.id is missing", "--model.env.id CartPole-v1"),

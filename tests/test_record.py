@@ -1,0 +1,115 @@
+"""`lightning-rl record`: videos of a checkpoint's policy."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from lightning_rl import PPO, load_policy
+from lightning_rl.data import episodes
+from tests.command_line import run, run_apart
+from tests.fitting import fit, tiny
+from tests.videos import read
+
+
+@pytest.fixture
+def checkpoint(folder):
+    def checkpoint(env_id="CartPole-v1", **env):
+        fit(tiny(PPO, env_id, env=env, max_env_steps=16)).save_checkpoint(folder / "run" / "checkpoints" / "best.ckpt")
+        return "run/checkpoints/best.ckpt"
+
+    return checkpoint
+
+
+def replayed(path, seed):
+    """Return, length and last picture of an episode, one observation at a time."""
+    env, policy = gym.make("CartPole-v1", render_mode="rgb_array"), load_policy(path)
+    (obs, _), rewards, over = env.reset(seed=seed), [], False
+    while not over:
+        action, _ = policy.act(obs)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        rewards.append(reward)
+        over = terminated or truncated
+    picture = env.render()
+    env.close()
+    return sum(rewards), len(rewards), picture
+
+
+def test_each_episode_has_a_file_with_all_its_pictures_beside_the_checkpoints(folder, capfd, checkpoint):
+    path = checkpoint()
+    status, out, err = run(f"record --ckpt_path {path} --episodes 2 --seed 3", capfd)
+    assert (status, err) == (0, "")
+    videos = folder / "run" / "videos"
+    assert sorted(file.name for file in videos.iterdir()) == ["episode_0.mp4", "episode_1.mp4"]
+    played = [replayed(path, seed) for seed in (3, 4)]
+    for index, (return_, length, picture) in enumerate(played):
+        meta, frames = read(videos / f"episode_{index}.mp4")
+        assert (meta["size"], meta["fps"], len(frames)) == ((600, 400), 50.0, length + 1)
+        differences = [np.abs(frame.astype(int) - picture).mean() for frame in frames[-4:]]
+        assert np.argmin(differences) == 3 and differences[3] < 2
+        assert f"{videos / f'episode_{index}.mp4'}: return {return_:.2f}, length {length}, seed {3 + index}\n" in out
+    mean = np.mean([return_ for return_, _, _ in played])
+    status, judged, _ = run(f"evaluate --ckpt_path {path} --episodes 2 --seed 3 --num_envs 1", capfd)
+    assert out.splitlines()[-1] == judged.splitlines()[-1] and judged.startswith(f"return {mean:.2f} ± ")
+
+
+@pytest.mark.parametrize(("out", "file"), [("mine.mp4", "mine.mp4"), ("mine", "mine/episode_0.mp4"), ("there", "there/episode_0.mp4")])
+def test_out_is_a_file_or_a_folder(folder, capfd, checkpoint, out, file):
+    (folder / "there").mkdir()
+    status, said, err = run(f"record --ckpt_path {checkpoint()} --out {out} --max_episode_steps 4", capfd)
+    assert (status, err) == (0, "") and said.startswith(f"{file}: return 4.00, length 4, seed 20000\n")
+    assert len(read(folder / file)[1]) == 5 and not (folder / "run" / "videos").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--episodes 1", "the following arguments are required: --ckpt_path"),
+        ("--ckpt_path nowhere.ckpt", "ckpt_path 'nowhere.ckpt' is not a file"),
+        ("--ckpt_path PATH --episodes 0", "--episodes must be >= 1, got 0"),
+        ("--ckpt_path PATH --seed -1", "--seed must be >= 0, got -1"),
+        ("--ckpt_path PATH --max_episode_steps 0", "--max_episode_steps must be >= 1, got 0"),
+        ("--ckpt_path PATH --out gone/a.mp4", "--out gone/a.mp4: there is no folder gone; make it first"),
+        ("--ckpt_path PATH --out notes/a", "--out notes/a: notes is not a folder"),
+        ("--ckpt_path PATH --out notes", "--out notes is a file; name a folder, or a file that ends in .mp4"),
+        ("--ckpt_path PATH --out a.mp4 --episodes 2", "--out a.mp4 is one file for 2 episodes; name a folder"),
+        ("--ckpt_path PATH --episode 2", "did you mean --episodes?"),
+    ],
+)
+def test_wrong_input_ends_in_one_line(folder, capfd, checkpoint, options, message):
+    path = checkpoint()
+    (folder / "notes").touch()
+    status, out, err = run(f"record {options.replace('PATH', path)}", capfd)
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+    assert not (folder / "run" / "videos").exists()
+
+
+def test_environments_without_pictures_and_without_end_are_refused(folder, capfd, checkpoint, monkeypatch):
+    status, out, err = run(f"record --ckpt_path {checkpoint('tests.environments:Scripted-v0')}", capfd)
+    assert (status, out) == (2, "") and "Scripted-v0 cannot render rgb_array; its render modes: none\n" in err
+    path = checkpoint(max_episode_steps=100_000)
+    monkeypatch.setattr(episodes, "MAX_EPISODE_STEPS", 5)
+    monkeypatch.setattr("lightning_rl.cli_record.longest_episode", lambda env: episodes.MAX_EPISODE_STEPS)
+    status, out, err = run(f"record --ckpt_path {path}", capfd)
+    assert (status, out) == (2, "")
+    assert re.fullmatch("error: an episode of CartPole-v1 does not end within 5 steps; cut it: --max_episode_steps\n", err)
+    assert list((folder / "run" / "videos").iterdir()) == []
+
+
+def test_without_ffmpeg_the_extra_is_named(folder, capfd, checkpoint, monkeypatch):
+    path = checkpoint()
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    status, out, err = run(f"record --ckpt_path {path}", capfd)
+    needs = "lightning-rl record needs the package imageio-ffmpeg, which is not installed"
+    assert (status, out, err) == (2, "", f'error: {needs}; run: pip install "lightning_rl[video]"\n')
+
+
+def test_a_machine_without_a_display_records_without_a_word_on_stderr(folder, checkpoint):
+    headless = "import os, sys\nfor name in ('SDL_VIDEODRIVER', 'DISPLAY', 'WAYLAND_DISPLAY'): os.environ.pop(name, None)\n"
+    program = ("-c", headless + "from lightning_rl.__main__ import main\nsys.exit(main())")
+    status, out, err = run_apart(f"record --ckpt_path {checkpoint()} --out a.mp4 --max_episode_steps 2", folder, program)
+    assert (status, err) == (0, "") and out.startswith("a.mp4: return 2.00, length 2, seed 20000\n")
