@@ -24,12 +24,7 @@ FLOORS = (
     {"cli"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-COMMAND_LINE = {
-    "cli",
-    *(f"cli_{part}" for part in ("compare", "configs", "export", "messages", "record", "settings")),
-    "__main__",
-    "importing",
-}
+COMMAND_LINE = {"cli", "__main__", "importing", "cli_compare", "cli_configs", "cli_export", "cli_messages", "cli_record", "cli_settings"}
 OPTIONAL = {"ale_py", "minatar", "envpool", "cv2", "mujoco", "minari", "h5py", "PIL", "ray", "moviepy", "minigrid", "pettingzoo"}
 OPTIONAL |= {"matplotlib", "rliable", "onnxruntime", "safetensors", "imageio_ffmpeg"}
 SPACE_CLASSES = {name for name in gymnasium.spaces.__all__ if isinstance(getattr(gymnasium.spaces, name), type)}

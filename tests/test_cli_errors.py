@@ -220,13 +220,13 @@ COMMANDS = [
     (
         "foo",
         "there is no subcommand 'foo'",
-        "choose from collect, compare, evaluate, export, fit, import-mlagents, import-zoo, list, record",
+        "choose from collect, compare, evaluate, export, fit, import-mlagents, import-zoo, list,",
     ),
     ("fitt --model PPO", "there is no subcommand 'fitt'", "did you mean fit?"),
     (
         "--config ppo/cartpole",
         "a subcommand is missing",
-        "fit, evaluate, collect, record, compare, export, import-mlagents, import-zoo, list",
+        "fit, evaluate, collect, record, compare, export, import-mlagents,",
     ),
     ("list ppo", "list takes no options", "'ppo'"),
     ("fit", "model is missing", "--config ppo/cartpole", "--model PPO"),
