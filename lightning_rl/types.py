@@ -9,7 +9,7 @@ the environment rules out nothing. See `envs/masks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,16 +117,25 @@ class Transition(NamedTuple):
         return (x.flatten(1).mean(1) if x.dim() > 1 else x).where(self.weight > 0, 0.0).sum() / (self.weight > 0).sum()
 
 
-def tree_leaves(tree: Tree) -> Iterator[Any]:
+def tree_leaves(tree: Tree) -> list[Any]:
     """The leaves from left to right."""
+    leaves: list[Any] = []
+    _gather(tree, leaves)
+    return leaves
+
+
+def _gather(tree: Tree, leaves: list[Any]) -> None:
     if isinstance(tree, dict):
         for key in sorted(tree, key=str):
-            yield from tree_leaves(tree[key])
+            _gather(tree[key], leaves)
     elif isinstance(tree, tuple):
         for child in tree:
-            yield from tree_leaves(child)
+            if isinstance(child, tuple | dict):
+                _gather(child, leaves)
+            else:
+                leaves.append(child)
     else:
-        yield tree
+        leaves.append(tree)
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -182,7 +191,7 @@ def tree_stack(trees: Sequence[Tree], dim: int = 0) -> Tree:
 
 def tree_unstack(tree: Tree, dim: int = 0) -> list[Tree]:
     """The inverse of `tree_stack`."""
-    size = next(tree_leaves(tree)).shape[dim]
+    size = tree_leaves(tree)[0].shape[dim]
     return [tree_map(lambda leaf, i=i: leaf[(slice(None),) * dim + (i,)], tree) for i in range(size)]
 
 

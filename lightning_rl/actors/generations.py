@@ -173,7 +173,7 @@ class EvaluatorPool:
         """What was seen in the watched episodes of the last generation, one after the other."""
         seen = self.seen or [allocate(self.space, 0)]
         obs = tree_to_torch(tree_map(lambda *leaves: np.concatenate(leaves)[:, None], *seen))
-        rows = len(next(tree_leaves(obs)))
+        rows = len(tree_leaves(obs)[0])
         none, flag = torch.zeros(1, rows, 1), torch.zeros(rows, 1, dtype=torch.bool)
         return Rollout(obs, (), (), none, none, none, flag, flag, ~flag, flag)
 

@@ -21,7 +21,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.numpy_mlp import has_hooks
 from lightning_rl.networks.tape import wait
-from lightning_rl.types import Tree, tree_leaves, tree_map
+from lightning_rl.types import tree_leaves, tree_map
 
 
 def compiled_losses(algorithm: Any, names: Sequence[str]) -> dict[str, CompiledLoss]:
@@ -75,7 +75,8 @@ class CompiledLoss:
         """Updates begin."""
 
     def __call__(self, *batch: Any) -> Any:
-        tensors, shapes = tensors_of(batch), shapes_of(batch)
+        leaves = tree_leaves(batch)
+        tensors, shapes = tensors_of(leaves), shapes_of(leaves)
         if shapes not in self.programs:
             traced = Traced(self.algorithm, self.loss, self.vector, batch)
             try:
@@ -120,9 +121,9 @@ class Program:
         return gradient, loss, others
 
 
-def shapes_of(batch: Tree) -> tuple[Any, ...]:
+def shapes_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """What a program is made for: shapes, and whatever else of a batch a loss may see, but not the places of its rows in a buffer."""
-    return tuple([(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in tree_leaves(batch)])
+    return tuple([(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in leaves])
 
 
 def vector_of(optimizer: Optimizer) -> Any:

@@ -41,7 +41,7 @@ def check_demonstration(who: str, setting: str, given: Any, algorithm: Any) -> N
         raise SettingError(f"{who} of {setting} is a {type(given).__name__}, no lightning_rl.Demonstration")
     read_episode(who, given.obs, given.action, None, algorithm.spaces, algorithm.network.distribution)
     steps = {len(np.atleast_1d(each)) for each in (given.reward, given.terminated, given.truncated)}
-    rows = len(next(tree_leaves(given.action)))
+    rows = len(tree_leaves(given.action)[0])
     if steps != {rows} or not np.isfinite(given.reward).all():
         raise SettingError(f"{who} must have a reward that is a number, terminated and truncated for each of its {rows} actions")
 

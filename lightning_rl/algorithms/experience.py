@@ -128,7 +128,7 @@ def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings)
         raise SettingError("this algorithm was loaded without its demonstrations; pass dataset= to train it")
     seed_draws(algorithm)
     rows = demonstrated_rows(algorithm, "dataset", source)
-    lengths = [len(next(tree_leaves(each.action))) for each in rows]
+    lengths = [len(tree_leaves(each.action)[0]) for each in rows]
     parts = split_by_episode(lengths, settings.validation_fraction, settings.split_seed)
     learned, held = (EpisodeRows([rows[episode] for episode in part], settings.sequence_length) for part in parts)
     if not learned.num_rows:

@@ -21,6 +21,7 @@ from lightning_rl.algorithms.traced import COUNTS, Traced, tensors_of
 from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.numpy_graph import NumpyGraph
 from lightning_rl.networks.numpy_mlp import MAX_WIDTH, is_watched
+from lightning_rl.types import tree_leaves
 
 UPDATES_BEFORE = 100
 """How many updates of a run are made as they are written: short runs are not worth the trace."""
@@ -81,7 +82,8 @@ class NumpyLoss(CompiledLoss):
             return self.loss(*batch)
         if self.watchful:
             self.begin()
-        tensors, shapes = tensors_of(batch), shapes_of(batch)
+        leaves = tree_leaves(batch)
+        tensors, shapes = tensors_of(leaves), shapes_of(leaves)
         if shapes not in self.programs:
             self.programs[shapes] = self._program(batch)
         program = self.programs[shapes]

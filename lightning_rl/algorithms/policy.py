@@ -54,7 +54,7 @@ class Policy:
         batched = is_batch_of(self.spaces.observation, obs)
         if not batched:
             obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
-        num = len(next(tree_leaves(obs)))
+        num = len(tree_leaves(obs)[0])
         rows = tree_map(_copy_into, allocate(self.spaces.observation, num), obs)
         start = torch.full((num,), memory is None, device=self.device)
         memory = self.network.initial_memory(num) if memory is None else memory

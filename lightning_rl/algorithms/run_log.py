@@ -56,7 +56,9 @@ class RunLog:
                 self.recorded[name] = [value.detach()] if isinstance(value, Tensor) else []
                 continue
             number = value.detach() if isinstance(value, Tensor) else without_gradient(value)
-            self.recorded.setdefault(name, []).append(number.float().mean().item() if number.is_cpu else number)
+            if number.is_cpu:
+                number = number.item() if number.dim() == 0 else number.float().mean().item()
+            self.recorded.setdefault(name, []).append(number)
 
     def is_due(self, count: int) -> bool:
         """Whether a row is due."""

@@ -6,7 +6,7 @@ All these go in as tensors, so that Python that decides by their values is an er
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import itemgetter
@@ -52,7 +52,7 @@ class Traced:
     seen: Seen
 
     def __init__(self, algorithm: Any, loss: Callable[..., Any], vector: FlatParameters, batch: Tree) -> None:
-        self.algorithm, self.vector, self.batch, self.given = algorithm, vector, batch, tensors_of(batch)
+        self.algorithm, self.vector, self.batch, self.given = algorithm, vector, batch, tensors_of(tree_leaves(batch))
         self.loss = loss
         kept = [each for module in algorithm.modules() for each in (module._parameters, module._buffers)]
         places = [(each, name) for each in kept for name, tensor in each.items() if tensor is not None]
@@ -185,9 +185,9 @@ def replaced(dictionary: dict[str, Any], values: Mapping[str, Any]) -> Iterator[
             del dictionary[name]
 
 
-def tensors_of(tree: Tree) -> list[Tensor]:
-    """The leaves that are tensors."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def tensors_of(leaves: Iterable[Any]) -> list[Tensor]:
+    """Those that are tensors."""
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _called(value: Any) -> Any:

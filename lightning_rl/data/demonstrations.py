@@ -45,7 +45,7 @@ class EpisodeRows:
 
     def __init__(self, episodes: Sequence[Rows], sequence_length: int = 1) -> None:
         self.length, self.num_episodes = sequence_length, len(episodes)
-        ends = np.cumsum([len(next(tree_leaves(episode.action))) for episode in episodes], dtype=np.int64)
+        ends = np.cumsum([len(tree_leaves(episode.action)[0]) for episode in episodes], dtype=np.int64)
         begins = np.concatenate([[0], ends[:-1]])[: len(ends)]
         counts = -(-(ends - begins) // sequence_length)
         place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # in its episode
@@ -84,7 +84,7 @@ def read_episode(who: str, obs: Tree, action: Tree, action_mask: Tree | None, sp
     """
     try:
         sampled = tree_map(_as_stored, distribution.from_env(tree_map(np.asarray, action)))
-        steps = len(next(tree_leaves(sampled)))
+        steps = len(tree_leaves(sampled)[0])
         seen = tree_map(_fill, allocate(spaces.observation, steps + 1), tree_map(np.asarray, obs))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise SettingError(f"{who} does not fit the environment's spaces: {error}") from error

@@ -68,7 +68,7 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
 
 def in_sequences(rows: Tree, length: int) -> Any:
     """From `[T, N, ...]` to rows of sequences of `length` steps, time-major and flat. A last one that is shorter repeats its last row."""
-    steps = len(next(tree_leaves(rows)))
+    steps = len(tree_leaves(rows)[0])
     if length == 1:
         return tree_map(lambda leaf: leaf.flatten(0, 1), rows)
     if steps % length:

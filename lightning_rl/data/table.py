@@ -29,7 +29,7 @@ class RowTable:
     """
 
     def __init__(self, template: Tree, rows: int, directory: Path | None = None) -> None:
-        names = iter(range(sum(1 for _ in tree_leaves(template))))
+        names = iter(range(len(tree_leaves(template))))
         self._names = tree_map(lambda leaf: str(next(names)), template)
         if directory is None:
             self.records: Any = np.zeros(rows, record_type(template))
@@ -45,7 +45,7 @@ class RowTable:
     def _view(self) -> None:
         self.columns = self._fields(self.records)
         """The leaves `[rows, ...]`, as views to read and write."""
-        self._leaves = list(tree_leaves(self.columns))
+        self._leaves = tree_leaves(self.columns)
 
     def _fields(self, records: np.ndarray) -> Tree:
         return tree_map(lambda name: records[name], self._names)

@@ -96,5 +96,5 @@ def gather_ends(found: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_ob
     steps, envs, finals, after = zip(*found, strict=True)
     env = np.concatenate(envs)
     obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
-    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after) if len(list(tree_leaves(after[0]))) else after[0]
+    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after) if len(tree_leaves(after[0])) else after[0]
     return Ends(np.repeat(steps, [len(each) for each in envs]), env, obs, memory)

@@ -198,7 +198,7 @@ def _parts(choices: Tree, said: Tree) -> Iterator[np.ndarray]:
             raise ValueError("a part has none" if said is None else f"got shape {mask.shape} for {width}")
         yield flat > 0
     elif isinstance(choices, np.ndarray):
-        branches = list(tree_leaves(said))
+        branches = tree_leaves(said)
         if len(branches) != len(choices):
             raise ValueError(f"got {len(branches)} parts for {len(choices)}")
         for size, branch in zip(choices, branches, strict=True):

@@ -238,4 +238,4 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool 
 
 
 def _is_object_array(final: Any) -> bool:
-    return next(tree_leaves(final)).dtype == object
+    return tree_leaves(final)[0].dtype == object

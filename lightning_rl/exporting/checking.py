@@ -72,7 +72,7 @@ class Check:
     def play(self, run: Run, rows: int) -> None:
         """Ten steps in a row, `rows` at once."""
         memory: Tree = None
-        theirs = list(tree_leaves(tree_to_numpy(self.policy.network.initial_memory(rows))))
+        theirs = tree_leaves(tree_to_numpy(self.policy.network.initial_memory(rows)))
         for _ in range(STEPS):
             obs, mask = tree_map(self.readable, samples(self.spaces.observation, rows)), legal_masks(self.spaces, rows, self.random)
             given = [*tree_leaves(obs), *tree_leaves(mask), *theirs]
@@ -112,7 +112,7 @@ class Check:
     @torch.no_grad()
     def asked(self, obs: Tree, mask: Tree, memory: Tree) -> list[tuple[Tensor, Tree]]:
         """The input of each leaf of the distribution, and its part of the mask."""
-        rows = len(next(tree_leaves(obs)))
+        rows = len(tree_leaves(obs)[0])
         stored = tree_map(lambda kept, leaf: leaf.astype(kept.dtype), allocate(self.spaces.observation), obs)
         network = self.policy.network
         x, _ = network.policy(tree_to_torch(stored), network.initial_memory(rows) if memory is None else memory, None)

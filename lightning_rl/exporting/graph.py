@@ -41,7 +41,7 @@ class PolicyGraph(nn.Module):
         self.network, self.masked = network.eval(), spaces.masked
         self.stored, self.memory = allocate(spaces.observation, 1), tree_to_numpy(network.initial_memory(1))
         leaves = [leaf.name for leaf in observation_leaves(spaces.observation)]
-        states = [f"memory.{i}" for i in range(len(list(tree_leaves(self.memory))))]
+        states = [f"memory.{i}" for i in range(len(tree_leaves(self.memory)))]
         actions = [f"action.{name}" for name in network.distribution.names] or ["action"]
         roles = ["observation"] * len(leaves) + [MASK] * spaces.masked + ["memory"] * len(states)
         names = unique([*leaves, *[MASK] * spaces.masked, *states, *actions, *(f"next_{state}" for state in states)])

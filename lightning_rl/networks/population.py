@@ -115,7 +115,7 @@ Population = NumpyPopulation | TorchPopulation
 
 def make_population(network: Any, names: Sequence[str], num: int, obs: Tree) -> Population:
     """The cheapest one that a network allows for observations like these."""
-    if any(True for _ in tree_leaves(network.initial_memory(1))):
+    if tree_leaves(network.initial_memory(1)):
         return SequentialPopulation(network, names, num)
     plain = next(network.parameters()).device.type == "cpu" and is_plain_perceptron(network, obs)
     return (NumpyPopulation if plain else TorchPopulation)(network, names, num)

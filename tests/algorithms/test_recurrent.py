@@ -63,7 +63,7 @@ def test_a_rollout_holds_the_memory_before_each_of_its_sequences(kind):
                 expected = tree_map(lambda leaf: torch.as_tensor(leaf), memory)
                 torch.testing.assert_close(tree_index(rollout.memory, t // 3), expected, atol=1e-6, rtol=0)
             _, memory = network.policy(rollout.obs[t], memory, rollout.episode_start[t])
-        assert next(tree_leaves(rollout.memory)).shape == (3, 2, network.memory.num_features)
+        assert tree_leaves(rollout.memory)[0].shape == (3, 2, network.memory.num_features)
 
 
 def test_rows_that_fill_a_last_sequence_do_not_count():

@@ -47,7 +47,7 @@ def test_no_batch_outlives_its_update(algorithm, log_interval):
 
         def end_update(self, batch):
             self.alive += (sum(each() is not None for each in self.seen),)
-            self.seen += (weakref.ref(next(tree_leaves(batch.obs))),)
+            self.seen += (weakref.ref(tree_leaves(batch.obs)[0]),)
             super().end_update(batch)
 
     model = tiny(Watched, log_interval=log_interval, **({"n_epochs": 12} if algorithm is PPO else {}))

@@ -72,7 +72,7 @@ def play_both(checkpoint: Path, path: Path, rows: int = 7, steps: int = 4) -> tu
             goes_on = np.arange(rows)[:, None] % 2
             memory = tree_map(lambda leaf, goes_on=goes_on: leaf * torch.from_numpy(goes_on), memory)
             theirs = [(state * goes_on).astype(state.dtype) for state in theirs]
-        drawn = [list(tree_leaves(space.sample())) for _ in range(rows)]
+        drawn = [tree_leaves(space.sample()) for _ in range(rows)]
         seen = [np.stack(leaves) for leaves in zip(*drawn, strict=True)]
         obs = refold(space.sample(), iter(seen))
         masks = [legal_masks(policy.spaces, rows, random)] if policy.spaces.masked else []

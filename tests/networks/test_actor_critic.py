@@ -158,7 +158,7 @@ def test_the_log_std_of_boxes_starts_where_told():
     network = ActorCritic(Spaces(VECTOR, ACTIONS["dict"]), log_std_init=-1.5)
     (log_std,) = [parameter for name, parameter in network.named_parameters() if name.endswith("log_std")]
     assert log_std.tolist() == [-1.5, -1.5]
-    assert len(list(tree_leaves(network.act(vectors()).action))) == 2
+    assert len(tree_leaves(network.act(vectors()).action)) == 2
 
 
 @pytest.mark.parametrize(
