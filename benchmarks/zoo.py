@@ -75,6 +75,7 @@ def train(config: str, seed: int, folder: Path, processes: int) -> None:
     made = {"minutes": round(seconds / 60, 2), "processes": processes, "lightning_rl": version("lightning_rl"), "torch": version("torch")}
     line = {"config": config, "seed": seed, **figures, "env_steps": steps, **made, "command": "lightning-rl " + " ".join(map(str, command))}
     file = results_file(config)
+    file.parent.mkdir(exist_ok=True)
     new = not file.exists()
     with file.open("a", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
