@@ -35,4 +35,4 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path):
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any(SHOWN[name] in output.get("text", output.get("data", {}).get("text/plain", "")) for output in outputs)
-    assert any(tmp_path.rglob("best.ckpt"))
+    assert any(tmp_path.rglob("metrics.csv"))
