@@ -1,0 +1,212 @@
+"""README and docs: every line and every block that a reader may copy runs, from the top of its page to the end, and links lead somewhere.
+
+`lightning-rl fit` runs for an iteration. What takes longer than a second or two waits for `-m slow`, and so does what starts processes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+import yaml
+
+import lightning_rl
+from lightning_rl import RecordEpisodes
+from lightning_rl.cli_configs import Loader
+from tests.command_line import run, run_apart
+from tests.experts import balance, played
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+QUICK = (
+    "--evaluation.episodes 2 --evaluation.num_envs 2 --evaluation.max_episode_steps 10 --trainer.enable_progress_bar false "
+    "--trainer.accelerator cpu"
+)
+EPISODES = {"evaluate": "--episodes 2 --max_episode_steps 50", "collect": "--episodes 6", "record": "--episodes 1 --max_episode_steps 10"}
+SLOW = (
+    *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "for seed in", "compare "),
+    *("num_actors 4", "--format torch", "devices 2 --trainer.accelerator cpu", "lightning_rl.Video", "Pendulum-v1 --model.stochastic"),
+)
+"""Parts of lines that take longer, or stand on one that does."""
+PARSED = {
+    "configs/trainer/ray.yaml": "a Ray cluster",
+    "configs/trainer/ddp.yaml": "several GPUs",
+    "torchrun": "learns from images in two processes",
+    "MASTER_ADDR": "two machines",
+    "/fast/disk": "a buffer of 7 GB",
+}
+"""Parts of lines that need what is not here: their settings are read, by the parser that always reads them, and printed."""
+ELSEWHERE = {"python -m venv": ".ci/run installs, trains and tests by these two lines"}
+FILES = {
+    "ppo.yml": "CartPole-v1: {n_envs: 8, n_timesteps: 1e5, policy: MlpPolicy, n_steps: 32, batch_size: 256, learning_rate: lin_0.001}\n",
+    "my_settings.yml": "atari: {env_wrapper: [stable_baselines3.common.atari_wrappers.AtariWrapper], n_timesteps: 1e7}\n",
+}
+"""What a reader brings."""
+
+
+def blocks(page):
+    """Language and text of each block of code."""
+    return BLOCK.findall(page.read_text("utf-8"))
+
+
+def commands(line):
+    """What a line of bash runs: without its comment, a loop written out; nothing where something else runs it."""
+    line = re.sub(r"\s+#.*", "", line)
+    loop = re.fullmatch(r"for (\w+) in (.*); do (.*); done", line)
+    lines = [loop[3].replace(f"${loop[1]}", value) for value in loop[2].split()] if loop else [line]
+    return [] if has(line, ELSEWHERE) else [command for line in lines for command in line.split(" && ")]
+
+
+def has(line, parts):
+    return any(part in line for part in parts)
+
+
+def name(page):
+    return page.relative_to(ROOT).with_suffix("").as_posix()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with what pages speak of: a run of PPO, demonstrations, files of other libraries."""
+    folder = tmp_path_factory.mktemp("docs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
+        for env_id, kind, rule in (("CartPole-v1", "cartpole", balance), ("Pendulum-v1", "pendulum", None)):
+            recorder = RecordEpisodes(gym.make(env_id, max_episode_steps=40))
+            played(recorder, 6, rule)
+            recorder.save(f"{kind}/expert-v0")
+        trainer = lightning_rl.Trainer(enable_progress_bar=False, accelerator="cpu", evaluation={"episodes": 1, "max_episode_steps": 10})
+        trainer.fit(lightning_rl.PPO("CartPole-v1", n_steps=32, max_env_steps=256))
+    for file, text in FILES.items():
+        (folder / file).write_text(text)
+    shutil.copy(ROOT / "tests" / "importing" / "files" / "sac_trainer_config.yaml", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # SDL, which draws CartPole, says on stderr that it misses it
+        yield folder
+
+
+@pytest.fixture
+def reader(folder, prepared, monkeypatch, capfd):
+    """Does what a page says, in a folder of its own."""
+    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    for place in ("configs", "examples"):
+        (folder / place).symlink_to(ROOT / place)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
+    return Reader(folder, monkeypatch, capfd)
+
+
+class Reader:
+    """Reads a page from top to bottom."""
+
+    def __init__(self, folder, monkeypatch, capfd):
+        self.folder, self.monkeypatch, self.capfd = folder, monkeypatch, capfd
+        self.names, self.iterations = {}, 1
+
+    def read(self, page, slow):
+        """Run its blocks; without the lines that are slow, or with them."""
+        for language, text in blocks(page):
+            if language == "bash":
+                for line in text.splitlines():
+                    if slow or not has(line, SLOW):
+                        self.line(line)
+            elif language == "python":
+                self.python(text)
+            elif language == "yaml":
+                self.settings(text)
+
+    def line(self, line):
+        """Run a line of bash; of that language this knows as much as the pages use."""
+        for command in commands(line):
+            command, _, file = command.partition(" > ")
+            words = shlex.split(command.replace("RUN/", "runs/PPO/CartPole-v1/version_0/"))
+            while "=" in words[0]:
+                self.monkeypatch.setenv(*words.pop(0).split("=", 1))
+            out = self.parse(words) if has(line, PARSED) else self.program(words)
+            if file:
+                (self.folder / file).write_text(out)
+
+    def parse(self, words):
+        """Read a line's settings, and print them."""
+        arguments = words[words.index("fit") :]
+        return self.check(words, run(shlex.join([*arguments, "--print_config"]), self.capfd))
+
+    def program(self, words):
+        """Run a program, and return what it said."""
+        name, *arguments = words
+        if name == "python":
+            return self.check(words, run_apart("", self.folder, tuple(arguments)))
+        if arguments[0] == "collect":
+            shutil.rmtree(self.folder / "datasets" / arguments[arguments.index("--dataset") + 1], ignore_errors=True)
+        text = f"{shlex.join(arguments)} {self.quick(arguments)}"
+        return self.check(words, run_apart(text, self.folder) if "--trainer.devices" in arguments else run(text, self.capfd))
+
+    def quick(self, arguments):
+        """What makes a command short: an iteration, or another one where a run continues."""
+        if arguments[0] != "fit" or "--help" in arguments:
+            return EPISODES.get(arguments[0], "")
+        self.iterations += "last" in arguments
+        return f"--trainer.max_steps {self.iterations} {QUICK}"
+
+    @staticmethod
+    def check(words, result):
+        status, out, err = result
+        assert (status, err) == (0, ""), f"{shlex.join(words)}: exit status {status}, {err}"
+        return out
+
+    def python(self, text):
+        """Run a block, a short one of a long run; write it into the file that its first line names."""
+        text = re.sub(r"max_env_steps=[\d_]+", "max_env_steps=512", text)
+        name = re.match(r"# (\w+\.py)\n", text)
+        if name:
+            (self.folder / name[1]).write_text(text)
+        else:
+            self.monkeypatch.syspath_prepend(self.folder)
+            exec(compile(text, "a block", "exec"), self.names)
+
+    def settings(self, text):
+        """Train by settings of PPO."""
+        settings = {"env": "CartPole-v1", "max_env_steps": 10_000} | yaml.load(text, Loader)
+        (self.folder / "block.yaml").write_text(yaml.safe_dump({"model": {"class_path": "PPO", "init_args": settings}}))
+        self.program(shlex.split("lightning-rl fit --config block.yaml"))
+
+
+def with_code(page):
+    return {language for language, _ in blocks(page)} & {"bash", "python", "yaml"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if with_code(page)], ids=name)
+def test_what_a_page_says_runs(page, reader):
+    reader.read(page, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if has(page.read_text("utf-8"), SLOW)], ids=name)
+def test_what_a_page_says_runs_with_all_that_takes_longer(page, reader):
+    reader.read(page, slow=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files(page):
+    text = BLOCK.sub("", page.read_text("utf-8"))
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link.partition("#")[0]).exists()] == []
+
+
+def test_every_page_is_linked_to_from_the_readme():
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", PAGES[0].read_text("utf-8")))
+    assert {page.relative_to(ROOT).as_posix() for page in PAGES[1:]} - linked == {"docs/algorithms/common.md"}
+
+
+def test_pages_of_algorithms_are_what_the_script_makes():
+    spec = spec_from_file_location("make", ROOT / "docs" / "make.py")
+    make = module_from_spec(spec)
+    spec.loader.exec_module(make)
+    pages = {page.relative_to(ROOT / "docs").as_posix(): page.read_text("utf-8") for page in (ROOT / "docs" / "algorithms").iterdir()}
+    assert pages == make.pages(), "python docs/make.py"
