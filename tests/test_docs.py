@@ -9,15 +9,19 @@ import re
 import shlex
 import shutil
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
+import pytorch_lightning as pl
 import yaml
+from gymnasium.spaces import Box, Dict, Discrete
 
 import lightning_rl
-from lightning_rl import RecordEpisodes
+from lightning_rl import RecordEpisodes, SettingError
 from lightning_rl.cli_configs import Loader
+from lightning_rl.spaces import Spaces
 from tests.command_line import run, run_apart
 from tests.experts import balance, played
 
@@ -187,9 +191,14 @@ def test_what_a_page_says_runs(page, reader):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if has(page.read_text("utf-8"), SLOW)], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if any(has(text, SLOW) for _, text in blocks(page))], ids=name)
 def test_what_a_page_says_runs_with_all_that_takes_longer(page, reader):
     reader.read(page, slow=True)
+
+
+def test_no_line_has_an_exception_that_no_page_needs():
+    lines = "\n".join(text for page in PAGES for language, text in blocks(page) if language == "bash")
+    assert [part for part in (*SLOW, *PARSED, *ELSEWHERE) if part not in lines] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -202,6 +211,54 @@ def test_links_lead_to_files(page):
 def test_every_page_is_linked_to_from_the_readme():
     linked = set(re.findall(r"\]\((docs/[^)#]+)", PAGES[0].read_text("utf-8")))
     assert {page.relative_to(ROOT).as_posix() for page in PAGES[1:]} - linked == {"docs/algorithms/common.md"}
+
+
+MARKS = {
+    "discrete": Spaces(Box(-1, 1, (3,)), Discrete(3)),
+    "continuous": Spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,))),
+    "Dict and Tuple": Spaces(Box(-1, 1, (3,)), Dict({"arm": Box(-1, 1, (2,)), "hand": Discrete(2)})),
+    "masks": Spaces(Box(-1, 1, (3,)), Discrete(3), masked=True),
+}
+"""What an algorithm takes where the README's table has a mark, and refuses where it has none. Memory goes with all; what learns on
+several GPUs is told by `test_ranks.py`."""
+
+
+@pytest.mark.parametrize("name", lightning_rl.ALGORITHMS)
+def test_marks_of_the_readme_are_what_algorithms_take(name):
+    module = lightning_rl.ALGORITHMS[name].rpartition(".")[2]
+    row = next(line for line in PAGES[0].read_text("utf-8").splitlines() if f"(lightning_rl/algorithms/{module}.py)" in line)
+    marks = [bool(cell.strip()) for cell in row.split("|")[4:-1]]
+    given = {"dataset": "cartpole/expert-v0"} if name == "BehavioralCloning" else {}
+    assert [made(name, spaces, **given) for spaces in MARKS.values()] == marks[:4]
+    taken = next(spaces for spaces, mark in zip(MARKS.values(), marks, strict=False) if mark)
+    assert made(name, taken, memory=lightning_rl.GRU(8, sequence_length=16), **given) and marks[4:] == [True, True]
+
+
+def made(name, spaces, **settings):
+    """Whether an algorithm can be."""
+    try:
+        return bool(getattr(lightning_rl, name)(None, spaces=spaces, net_arch=[8], **settings))
+    except SettingError:
+        return False
+
+
+def settings_of_all():
+    """The names of all settings, as one writes them."""
+    sections = {"env": "EnvConfig", "evaluation": "EvaluationConfig", "checkpoint": "CheckpointConfig", "actors": "ActorsConfig"}
+    for section, name in {**sections, "replay": "ReplayConfig"}.items():
+        yield from (f"{section}.{name}" for name in signature(getattr(lightning_rl, name)).parameters)
+    for name in ["Algorithm", *lightning_rl.ALGORITHMS]:
+        yield from signature(getattr(lightning_rl, name)).parameters
+    for trainer in (lightning_rl.Trainer, pl.Trainer):
+        yield from (f"trainer.{name}" for name in signature(trainer).parameters)
+    yield from ("seed_everything", "action_mask", "reward_signals.rnd.strength", "best.ckpt")
+
+
+def test_what_newcomers_are_told_to_write_exists():
+    rows = [line.split("|") for line in (ROOT / "docs" / "coming_from.md").read_text("utf-8").splitlines() if line.startswith("| `")]
+    words = {word.removeprefix("lrl.") for row in rows for word in re.findall(r"`([\w.]+)(?:: [^`]*)?`", row[2])}
+    assert len(words) > 80
+    assert words - {*settings_of_all(), *lightning_rl.__all__} == set()
 
 
 def test_pages_of_algorithms_are_what_the_script_makes():
