@@ -36,14 +36,13 @@ EPISODES = {"evaluate": "--episodes 2 --max_episode_steps 50", "collect": "--epi
 SLOW = (
     *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "for seed in", "compare "),
     *("num_actors 4", "--format torch", "devices 2 --trainer.accelerator cpu", "lightning_rl.Video", "Pendulum-v1 --model.stochastic"),
+    *("torchrun", "configs/trainer/ray.yaml   ", "/fast/disk"),
 )
 """Parts of lines that take longer, or stand on one that does."""
 PARSED = {
-    "configs/trainer/ray.yaml": "a Ray cluster",
+    "actors.address auto": "a Ray cluster",
     "configs/trainer/ddp.yaml": "several GPUs",
-    "torchrun": "learns from images in two processes",
     "MASTER_ADDR": "two machines",
-    "/fast/disk": "a buffer of 7 GB",
 }
 """Parts of lines that need what is not here: their settings are read, by the parser that always reads them, and printed."""
 ELSEWHERE = {"python -m venv": ".ci/run installs, trains and tests by these two lines"}
@@ -93,6 +92,7 @@ def prepared(tmp_path_factory):
     shutil.copy(ROOT / "tests" / "importing" / "files" / "sac_trainer_config.yaml", folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # SDL, which draws CartPole, says on stderr that it misses it
+        patch.setenv("OMP_NUM_THREADS", "1")  # torchrun says there that it takes one
         yield folder
 
 
@@ -129,7 +129,8 @@ class Reader:
         """Run a line of bash; of that language this knows as much as the pages use."""
         for command in commands(line):
             command, _, file = command.partition(" > ")
-            words = shlex.split(command.replace("RUN/", "runs/PPO/CartPole-v1/version_0/"))
+            command = command.replace("RUN/", "runs/PPO/CartPole-v1/version_0/").replace("/fast/disk", "disk")
+            words = shlex.split(command)
             while "=" in words[0]:
                 self.monkeypatch.setenv(*words.pop(0).split("=", 1))
             out = self.parse(words) if has(line, PARSED) else self.program(words)
@@ -142,21 +143,27 @@ class Reader:
         return self.check(words, run(shlex.join([*arguments, "--print_config"]), self.capfd))
 
     def program(self, words):
-        """Run a program, and return what it said."""
+        """Run a program, in a process of its own where it starts others, and return what it said."""
         name, *arguments = words
         if name == "python":
             return self.check(words, run_apart("", self.folder, tuple(arguments)))
+        if name == "torchrun":
+            launcher, arguments = ("-m", "torch.distributed.run", *arguments[:3]), arguments[3:]
+            return self.check(words, run_apart(self.quick(arguments), self.folder, launcher))
         if arguments[0] == "collect":
             shutil.rmtree(self.folder / "datasets" / arguments[arguments.index("--dataset") + 1], ignore_errors=True)
-        text = f"{shlex.join(arguments)} {self.quick(arguments)}"
-        return self.check(words, run_apart(text, self.folder) if "--trainer.devices" in arguments else run(text, self.capfd))
+        apart = {"--trainer.devices", "configs/trainer/ray.yaml"} & {*arguments}
+        text = self.quick(arguments)
+        return self.check(words, run_apart(text, self.folder) if apart else run(text, self.capfd))
 
     def quick(self, arguments):
-        """What makes a command short: an iteration, or another one where a run continues."""
+        """A command that is short: of one iteration, or of another one where a run continues, and with a small buffer in files."""
+        text = shlex.join(arguments)
         if arguments[0] != "fit" or "--help" in arguments:
-            return EPISODES.get(arguments[0], "")
+            return f"{text} {EPISODES.get(arguments[0], '')}"
         self.iterations += "last" in arguments
-        return f"--trainer.max_steps {self.iterations} {QUICK}"
+        buffer = "--model.buffer_size 2000" if "--model.replay.directory" in arguments else ""
+        return f"{text} --trainer.max_steps {self.iterations} {QUICK} {buffer}"
 
     @staticmethod
     def check(words, result):
