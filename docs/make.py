@@ -125,7 +125,8 @@ def marks() -> dict[str, dict[str, str]]:
 def abilities(file: str) -> str:
     """The algorithm's row of the README's table."""
     row = list(marks()[file].items())[3:]
-    return "\n".join(f"- {name}: {mark.replace('✓', 'yes') or 'no'}" for name, mark in row).replace("](docs/", "](../")
+    lines = [f"- {name}{' actions' * (k < 3)}: {mark.replace('✓', 'yes') or 'no'}" for k, (name, mark) in enumerate(row)]
+    return "\n".join(lines).replace("](docs/", "](../")
 
 
 def configs(name: str) -> str:
