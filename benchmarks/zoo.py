@@ -1,4 +1,4 @@
-"""Train packaged configs with several seeds, judge what they learned, and write the README's table.
+"""Train packaged configs with several seeds, judge what they learned, and write the table of docs/zoo.md.
 
     python benchmarks/zoo.py run [--configs ppo/cartpole a2c/*] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs]
     python benchmarks/zoo.py table
@@ -6,7 +6,7 @@
 `run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint
 over episodes that no run has seen (`evaluate --seed 50000`), and appends a line to `benchmarks/results/<algorithm>_<config>.csv`. Lines
 that are there are not made again; a run that was interrupted continues where it stands. `table` writes what stands there between the marks
-in README.md, beside the figures of `references.py`.
+in docs/zoo.md, beside the figures of `references.py`.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def train(config: str, seed: int, folder: Path, processes: int) -> None:
     made = {"minutes": round(seconds / 60, 2), "processes": processes, "lightning_rl": version("lightning_rl"), "torch": version("torch")}
     line = {"config": config, "seed": seed, **figures, "env_steps": steps, **made, "command": "lightning-rl " + " ".join(map(str, command))}
     file = results_file(config)
+    file.parent.mkdir(exist_ok=True)
     new = not file.exists()
     with file.open("a", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
@@ -134,13 +135,13 @@ def table() -> str:
 
 
 def write_table() -> None:
-    """Put the table in its place in the README."""
-    readme = ROOT / "README.md"
-    before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    """Put the table in its place."""
+    page = ROOT / "docs" / "zoo.md"
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"error: README.md has no {BEGIN} … {END}")
-    readme.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
+        raise SystemExit(f"error: {page.name} has no {BEGIN} … {END}")
+    page.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -152,7 +153,7 @@ def main() -> None:
     runs.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="(1 2 3)")
     runs.add_argument("--processes", type=int, default=2, help="runs at once (2)")
     runs.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
-    commands.add_parser("table", help="write the README's table")
+    commands.add_parser("table", help="write the table")
     options = parser.parse_args()
     run(options) if options.command == "run" else write_table()
 

@@ -55,10 +55,8 @@ class RunLog:
             if not self.keeps:
                 self.recorded[name] = [value.detach()] if isinstance(value, Tensor) else []
                 continue
-            number = value.detach() if isinstance(value, Tensor) else without_gradient(value)
-            if number.is_cpu:
-                number = number.item() if number.dim() == 0 else number.float().mean().item()
-            self.recorded.setdefault(name, []).append(number)
+            found = value.detach() if isinstance(value, Tensor) else without_gradient(value)
+            self.recorded.setdefault(name, []).append(number(found) if found.is_cpu else found)
 
     def is_due(self, count: int) -> bool:
         """Whether a row is due."""
@@ -82,6 +80,11 @@ class RunLog:
 def without_gradient(function: Callable[[], Tensor]) -> Tensor:
     """What a metric's function says, inside an update or not."""
     return function()
+
+
+def number(value: Tensor) -> float:
+    """A tensor of the CPU, or its mean."""
+    return float(value.item() if value.dim() == 0 else value.float().mean().item())
 
 
 def mean(values: list[Any]) -> float:

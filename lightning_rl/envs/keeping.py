@@ -12,6 +12,7 @@ import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.in_turn import TurnVectorEnv
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.state import choose, get_state, layers, read_layers, record, set_state, write_layers
 from lightning_rl.envs.workers import WorkerVectorEnv
@@ -64,7 +65,7 @@ def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | No
     if isinstance(envs, WorkerVectorEnv):
         way = _choose(config) if config is not None else choose(envs.build)
         return envs if envs.record(way) else None
-    if type(envs) is SyncVectorEnv:
+    if isinstance(envs, SyncVectorEnv) and type(envs) in (SyncVectorEnv, TurnVectorEnv):
         ways = [_choose(config)] * envs.num_envs if config is not None else _choose_each(envs)
         return InTurn(envs, [way for way in ways if way is not None]) if None not in ways else None
     if hasattr(envs, "get_state") and hasattr(envs, "set_state"):

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.config import EnvConfig, one_of, settled
+from lightning_rl.envs.in_turn import TurnVectorEnv
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.packages import EXTRAS, prepare_package
@@ -62,14 +63,17 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
     if isinstance(env, VectorEnv):
         return env
     if not isinstance(env, EnvConfig):
-        return SyncVectorEnv([partial(make_env, env)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+        return TurnVectorEnv([partial(make_env, env)] * num_envs)
     if env.vectorization == "envpool":
         return _make_envpool(env)
     if env.vectorization == "native":
         return _guarded(env, lambda: gym.make_vec(env.id, env.num_envs, "vector_entry_point", **_make_arguments(env)))
     build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "sync":
-        return SyncVectorEnv([partial(build, first + i) for i in range(env.num_envs)], autoreset_mode=mode, copy=False)
+        builders = [partial(build, first + i) for i in range(env.num_envs)]
+        if mode is AutoresetMode.SAME_STEP:
+            return TurnVectorEnv(builders)
+        return SyncVectorEnv(builders, autoreset_mode=mode, copy=False)
     return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts, first)
 
 

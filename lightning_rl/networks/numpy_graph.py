@@ -16,10 +16,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from lightning_rl.networks.numpy_activations import ACTIVATIONS
 from lightning_rl.networks.numpy_ops import ARITHMETIC, Call, Maker, NotInNumpy, aten
 from lightning_rl.networks.numpy_places import FILLED, MOVES, VIEWS
 
-MAKERS: dict[Any, Maker] = {**ARITHMETIC, **MOVES}
+MAKERS: dict[Any, Maker] = {**ARITHMETIC, **ACTIVATIONS, **MOVES}
 PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 
 

@@ -13,6 +13,7 @@ from gymnasium.wrappers import FlattenObservation
 
 from lightning_rl.envs.config import EnvConfig, as_config, in_turn, one_of, settled
 from lightning_rl.envs.fingerprint import fingerprint
+from lightning_rl.envs.in_turn import TurnVectorEnv
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.envs.workers import WorkerVectorEnv
@@ -94,9 +95,9 @@ def test_atari_games_are_seen_as_four_grey_frames():
     ("cores", "settings", "cls"),
     [
         (2, {"id": "ALE/Pong-v5", "atari": True}, WorkerVectorEnv),
-        (1, {"id": "ALE/Pong-v5", "atari": True}, SyncVectorEnv),
-        (2, {"id": "ALE/Pong-v5", "atari": True, "num_envs": 1}, SyncVectorEnv),
-        (2, {"id": "CartPole-v1"}, SyncVectorEnv),
+        (1, {"id": "ALE/Pong-v5", "atari": True}, TurnVectorEnv),
+        (2, {"id": "ALE/Pong-v5", "atari": True, "num_envs": 1}, TurnVectorEnv),
+        (2, {"id": "CartPole-v1"}, TurnVectorEnv),
     ],
 )
 def test_several_atari_games_get_a_process_each_on_several_cores_and_all_others_take_turns(cores, settings, cls, monkeypatch):
@@ -126,7 +127,7 @@ def test_what_is_of_processes_goes_with_those_that_were_chosen(monkeypatch):
 def test_our_own_vector_environments_reset_in_the_same_step_unless_told_otherwise(vectorization, cls):
     for autoreset, name in {None: "SAME_STEP", "NEXT_STEP": "NEXT_STEP", "DISABLED": "DISABLED"}.items():
         envs = make_vector_env(EnvConfig("CartPole-v1", 3, vectorization, autoreset))
-        assert type(envs) is cls and envs.num_envs == 3 and envs.metadata["autoreset_mode"].name == name
+        assert isinstance(envs, cls) and envs.num_envs == 3 and envs.metadata["autoreset_mode"].name == name
         envs.close()
 
 
