@@ -131,7 +131,7 @@ class SaveCheckpoints(Checkpoint):
         if not pl_module.collector.can_be_saved:
             name = pl_module.collector.name
             pl_module.say(
-                f"{name} cannot be saved in the middle of an episode: a run that continues begins new ones (see README: own get_state)"
+                f"{name} cannot be saved in the middle of an episode: a run that continues begins new ones (see docs/runs.md: get_state)"
             )
         if isinstance(pl_module.dataset, ReplayDataset) and self._saves_buffer(pl_module):
             pl_module.dataset.store = SegmentStore(self._place("last.ckpt.d") / f"rank{trainer.global_rank}")

@@ -34,7 +34,7 @@ class EnvConfig:
         frame_stack: observe the last so many frames.
         atari: the standard preprocessing of Atari games (Machado et al. 2018): no-op starts, frame skip 4, 84 x 84 grey, 4 frames.
         parameters: numbers of the environment by name, drawn anew for each episode: a number, a sampler
-            `{sampler_type, sampler_parameters}`, or `{curriculum: [lessons]}` each; see "Environments that change" in the README.
+            `{sampler_type, sampler_parameters}`, or `{curriculum: [lessons]}` each; see docs/curriculum.md.
         observe_parameters: append the numbers drawn to the observation.
         step_timeout: of `async`: seconds after which an environment that does not answer is started anew; 60 unless given.
         max_restarts: of `async`: how often each environment may be started anew in an hour, as it froze, raised or died; 10 unless given.

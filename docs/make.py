@@ -1,0 +1,143 @@
+"""The pages of `docs/algorithms/`, made from docstrings, configs and the README's table: `python docs/make.py` writes them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import lightning_rl
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+FORMULAS = {
+    "PPO": ("returns.gae", *(f"losses.policy_gradient.{name}" for name in ("clipped_surrogate", "clipped_value_loss", "approximate_kl"))),
+    "A2C": ("returns.gae", "losses.policy_gradient.policy_gradient"),
+    "IMPALA": ("returns.vtrace", "losses.policy_gradient.policy_gradient"),
+    "SAC": tuple(f"losses.soft_actor_critic.{name}" for name in ("soft_value", "critic_loss", "actor_loss", "temperature_loss")),
+    "DQN": tuple(f"losses.q_learning.{name}" for name in ("huber", "cross_entropy", "project", "quantile_huber")),
+    "TD3": ("losses.soft_actor_critic.critic_loss",),
+    "EvolutionStrategies": tuple(f"losses.evolution.{name}" for name in ("centred_ranks", "z_scores", "antithetic_gradient")),
+    "BehavioralCloning": tuple(f"losses.imitation.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
+}
+"""The pure functions that the loss of each algorithm, or what it is compared with, is made of."""
+
+
+def pages() -> dict[str, str]:
+    """All pages, by their paths below `docs/`."""
+    algorithms = {f"algorithms/{module.rpartition('.')[2]}.md": page(name) for name, module in lightning_rl.ALGORITHMS.items()}
+    return algorithms | {"algorithms/common.md": common()}
+
+
+def page(name: str) -> str:
+    """The page of an algorithm."""
+    cls, module = getattr(lightning_rl, name), import_module(lightning_rl.ALGORITHMS[name])
+    file = f"{module.__name__.rpartition('.')[2]}.py"
+    text, settings, metrics = sections(cls)
+    without = ", ".join(f"`{each}`" for each in cls.without)
+    blocks = [
+        f"# {name}",
+        docstring(module),
+        text,
+        f"Code: [{file}](../../lightning_rl/algorithms/{file}). `lightning-rl fit --model.help {name}` tells types too.",
+        "## Equations",
+        equations(name, cls),
+        "## What goes with it",
+        abilities(file),
+        "## Settings",
+        f"Beside those of [every algorithm](common.md){without and f', but for {without}'}:",
+        table(cls, settings),
+        "## Metrics",
+        f"Beside those of [every algorithm](common.md): {metrics}",
+        "## Configs",
+        configs(name),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def common() -> str:
+    """The page of what all algorithms share."""
+    _, settings, metrics = sections(lightning_rl.Algorithm)
+    head = "Settings and metrics that all algorithms share, unless their own pages say otherwise."
+    return "\n\n".join(["# Every algorithm", head, "## Settings", table(lightning_rl.Algorithm, settings), "## Metrics", metrics]) + "\n"
+
+
+def docstring(thing: Any) -> str:
+    """What it says of itself, addresses as links; bars, asterisks and angles outside of code are no Markdown."""
+    parts = inspect.cleandoc(thing.__doc__ or "").split("`")
+    parts[::2] = [re.sub(r"([*|<])", r"\\\1", part) for part in parts[::2]]
+    return re.sub(r"(https://[^\s,)]+)", r"<\1>", "`".join(parts))
+
+
+def sections(cls: type) -> tuple[str, dict[str, str], str]:
+    """Of a class docstring: what stands before Args, each setting with what is said of it, and the metrics."""
+    text, _, rest = docstring(cls).partition("\nArgs:\n")
+    arguments, _, metrics = rest.partition("\nMetrics: ")
+    lines = re.split(r"\n    (?=\w)", f"\n{arguments.rstrip()}")[1:]
+    settings = dict(re.sub(r"\s+", " ", line).split(": ", 1) for line in lines)
+    return text.strip(), settings, metrics.strip()
+
+
+def table(cls: type, settings: dict[str, str]) -> str:
+    """Settings, what they are unless given, and what they mean."""
+    parameters = {**inspect.signature(lightning_rl.Algorithm).parameters, **inspect.signature(cls).parameters}
+    rows = [f"| `{name}` | {unless_given(parameters[name])} | {told} |" for name, told in settings.items() if name != "spaces"]
+    return "\n".join(["| setting | unless given | |", "|---|---|---|", *rows]).replace("|  |", "| |")
+
+
+def unless_given(parameter: inspect.Parameter) -> str:
+    """A default as one would write it in a config; nothing for one that is required, and for objects."""
+    value = parameter.default
+    if value is None or isinstance(value, bool):
+        return f"`{ ({None: 'null', True: 'true', False: 'false'}[value]) }`"
+    if isinstance(value, int):
+        return f"`{value:_}`"
+    return f"`{value}`" if isinstance(value, str | float) else ""
+
+
+def equations(name: str, cls: type) -> str:
+    """What the algorithm's own losses say, and the pure functions below them."""
+    own = [(f"`{key}`", each) for key, each in vars(cls).items() if inspect.isfunction(each) and re.search(r"[=θπαμ½]", docstring(each))]
+    pure = []
+    for path in FORMULAS[name]:
+        module, _, function = path.rpartition(".")
+        file = f"{module.replace('.', '/')}.py"
+        pure.append((f"[{file}](../../lightning_rl/{file}) `{function}`", getattr(import_module(f"lightning_rl.{module}"), function)))
+    return "\n".join(f"- {place}: {in_a_line(each)}" for place, each in [*own, *pure])
+
+
+def in_a_line(function: Any) -> str:
+    """What a function says of itself, without arguments and errors."""
+    return " ".join(re.split(r"\n(?:Args|Raises):\n", docstring(function))[0].split())
+
+
+def marks() -> dict[str, dict[str, str]]:
+    """The README's table: for each algorithm's file, its name and what stands in each column."""
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    head = next(row for row in rows if row[:2] == ["algorithm", "code"])
+    cells = [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head) and "(lightning_rl/algorithms/" in row[1]]
+    return {re.sub(r".*/(\w+\.py).*", r"\1", row["code"]): row for row in cells}
+
+
+def abilities(file: str) -> str:
+    """The algorithm's row of the README's table."""
+    row = list(marks()[file].items())[3:]
+    lines = [f"- {name}{' actions' * (k < 3)}: {mark.replace('✓', 'yes') or 'no'}" for k, (name, mark) in enumerate(row)]
+    return "\n".join(lines).replace("](docs/", "](../")
+
+
+def configs(name: str) -> str:
+    """Packaged configs, each with its first line."""
+    files = {path: path.read_text("utf-8") for path in sorted((ROOT / "configs").rglob("*.yaml"))}
+    places = {path.relative_to(ROOT).as_posix(): text for path, text in files.items() if re.search(rf"class_path: {name}\n", text)}
+    lines = [f"- [{place[8:-5]}](../../{place}): {text.splitlines()[0].lstrip('# ')}" for place, text in places.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    (DOCS / "algorithms").mkdir(exist_ok=True)
+    for path, text in pages().items():
+        (DOCS / path).write_text(text, "utf-8")
