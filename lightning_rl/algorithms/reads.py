@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 PLAIN = (bool, int, float, str, type(None))
-OURS = ("lightning_rl.", "torch.")
+FOLLOWED = ("lightning_rl.", "torch.")
 """Where objects come from that change in no other way than by their attributes."""
 MISSING = object()
 LOCK = Lock()
@@ -106,7 +106,7 @@ def contents(value: Any) -> Any:
         return [_part(each) for each in value]
     if isinstance(value, partial):
         return [contents(value.func), contents(value.args), contents(value.keywords)]
-    if not str(getattr(value, "__module__", "")).startswith(OURS):
+    if not str(getattr(value, "__module__", "")).startswith(FOLLOWED):
         raise NotFollowed(type(value).__name__)
     inside = getattr(value, "__dict__", {}).items()
     return {name: _part(each) for name, each in inside if isinstance(each, (*PLAIN, tuple))} or None

@@ -20,7 +20,7 @@ from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.exporting.checking import TOLERANCE, Parity, check
 from lightning_rl.exporting.formats import FORMATS, check_packages
 from lightning_rl.exporting.graph import PolicyGraph
-from lightning_rl.saving.atomic import SaveFailed, Staged, stage
+from lightning_rl.saving.atomic import SaveFailed, Staged, stage, taking_its_place
 from lightning_rl.saving.files import previous_path
 from lightning_rl.saving.manifest import damage, manifest_path, written_by
 from lightning_rl.spaces import Spaces, to_plain
@@ -83,7 +83,7 @@ def _write(path: Path, format: str, algorithm: Algorithm, source: dict[str, Any]
         metadata = describe(algorithm, graph, format, source)
         data = kind.write(graph, algorithm.spaces, json.dumps(metadata, allow_nan=False))
     staged = stage(path, lambda file: file.write(data))
-    try:
+    with taking_its_place(staged, path.name):
         with _one_line(f"the exported policy cannot be run by {format}"):
             parity = check(kind.read(staged.temporary.read_bytes(), graph), policy)
         beside = stage_description(staged, metadata, parity)
@@ -93,10 +93,6 @@ def _write(path: Path, format: str, algorithm: Algorithm, source: dict[str, Any]
             beside.commit()
         finally:
             beside.discard()
-    except OSError as error:
-        raise SaveFailed(f"{path.name} could not be saved ({error.strerror or error})", error.strerror) from error
-    finally:
-        staged.discard()
 
 
 @contextmanager

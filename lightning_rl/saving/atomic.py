@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,21 @@ def write_bytes(path: Path, content: bytes) -> None:
         SaveFailed: the disk is full, the folder cannot be written to, …; the file is as it was.
     """
     staged = stage(path, lambda file: file.write(content))
-    try:
+    with taking_its_place(staged, str(path)):
         staged.commit()
+
+
+@contextlib.contextmanager
+def taking_its_place(staged: Staged, name: str) -> Iterator[None]:
+    """While a staged file is looked at and committed; afterwards nothing lies under its temporary name.
+
+    Raises:
+        SaveFailed: the system refused something; it is named so.
+    """
+    try:
+        yield
     except OSError as error:
-        raise SaveFailed(f"{path} could not be saved ({error.strerror or error})", error.strerror) from error
+        raise SaveFailed(f"{name} could not be saved ({error.strerror or error})", error.strerror) from error
     finally:
         staged.discard()
 
