@@ -82,7 +82,7 @@ class CompiledLoss:
             try:
                 self.programs[shapes] = Program(traced)
             except Exception as error:
-                raise SettingError(f"compile: {self.name} cannot be compiled: {_why(error)}") from error
+                raise SettingError(f"compile: {self.name} cannot be compiled: {why(error)}") from error
         program = self.programs[shapes]
         return self.play(program.seen, batch, *program(tensors))
 
@@ -147,7 +147,7 @@ def _itself(value: Tensor) -> Tensor:
     return value
 
 
-def _why(error: BaseException) -> str:
+def why(error: BaseException) -> str:
     """In one line."""
     causes = [error]
     while following := causes[-1].__cause__ or causes[-1].__context__:

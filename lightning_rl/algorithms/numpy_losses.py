@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.algorithms.compiled import CompiledLoss, shapes_of, vector_of
+from lightning_rl.algorithms.compiled import CompiledLoss, shapes_of, vector_of, why
 from lightning_rl.algorithms.reads import Reads
 from lightning_rl.algorithms.run_log import Metric
 from lightning_rl.algorithms.traced import COUNTS, Traced, tensors_of
@@ -95,7 +95,8 @@ class NumpyLoss(CompiledLoss):
             return None
         try:
             program = NumpyProgram(Traced(self.algorithm, self.loss, self.vector, batch))
-        except Exception:  # torch and numpy have many ways to say that something cannot be done like this; autograd can
+        except Exception as error:  # torch and numpy have many ways to say that something cannot be done like this; autograd can
+            self.algorithm.say(f"compile auto: torch computes {self.name} on, numpy cannot: {why(error)}")
             return None
         return program if program.graph.nbytes <= MOST_BYTES and program.holds() else None
 

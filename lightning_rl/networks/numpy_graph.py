@@ -1,7 +1,8 @@
 """A graph of ATen's operations, such as a small loss with its gradient, computed in numpy.
 
 For small tensors torch spends its time on what surrounds the arithmetic: dispatch, autograd, new memory. Here all that is settled once:
-each result has an array of its own, views are taken when the graph is read, and what is left is a list of calls.
+each result has an array of its own, views are taken when the graph is read, and what is left is a list of calls. What numpy lacks, such as
+the error function, torch computes in the same memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from lightning_rl.networks.numpy_activations import ACTIVATIONS
-from lightning_rl.networks.numpy_ops import ARITHMETIC, Call, Maker, NotInNumpy, aten
+from lightning_rl.networks.numpy_ops import ARITHMETIC, Call, Maker, NotInNumpy, aten, by_torch
 from lightning_rl.networks.numpy_places import FILLED, MOVES, VIEWS
 
 MAKERS: dict[Any, Maker] = {**ARITHMETIC, **ACTIVATIONS, **MOVES}
@@ -33,7 +34,7 @@ class NumpyGraph:
         first: how many of the outputs a call computes; `compute_others` computes the rest.
 
     Raises:
-        NotInNumpy: there is an operation that is not known.
+        NotInNumpy: there is an operation that is not known, nor has torch one of the kind that writes its result where it is told.
     """
 
     def __init__(self, module: GraphModule, placed: Mapping[int, np.ndarray], first: int) -> None:
@@ -132,9 +133,8 @@ class Reader:
             return VIEWS[target](*args, **kwargs)
         if target in PRODUCTS and node not in self.changed and (factor := self._times_one(node)) is not None:
             return factor
-        maker = MAKERS.get(_in_new_memory(target))
-        if maker is None:
-            raise NotInNumpy(str(target))
+        operation = _in_new_memory(target)
+        maker = MAKERS[operation] if operation in MAKERS else by_torch(operation)
         out = args[0] if _changes(node) else _array(node.meta["val"])
         new = maker(out, *args, **kwargs)
         calls += new

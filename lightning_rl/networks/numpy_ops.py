@@ -6,6 +6,7 @@ something loops over short rows, a product with ones or columns in turn do it in
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,29 @@ class NotInNumpy(Exception):
 def ufunc(function: np.ufunc) -> Maker:
     """Of an operation that is one function, element by element."""
     return lambda out, *args: [partial(function, *args, out=out)]
+
+
+def by_torch(operation: Any) -> Maker:
+    """Of an operation that numpy lacks: torch's own, in the variant that writes to memory that is there.
+
+    Raises:
+        NotInNumpy: it has none.
+    """
+    taken = [] if operation is None or torch.Tag.nondeterministic_seeded in operation.tags else operation._schema.arguments
+    for name in operation.overloadpacket.overloads() if taken else []:
+        variant = getattr(operation.overloadpacket, name)
+        *others, last = variant._schema.arguments
+        if last.is_out and [(each.name, str(each.type)) for each in others] == [(each.name, str(each.type)) for each in taken]:
+            return lambda out, *args, **kwargs: [partial(variant, *map(_tensor, args), **kwargs, **{last.name: _tensor(out)})]
+    raise NotInNumpy(str(operation))
+
+
+def _tensor(value: Any) -> Any:
+    """In the same memory."""
+    if not isinstance(value, np.ndarray):
+        return value
+    with warnings.catch_warnings(action="ignore"):  # of arrays that are not to be written to: they are not
+        return torch.from_numpy(value)
 
 
 def scaled(function: np.ufunc, turned: bool = False) -> Maker:

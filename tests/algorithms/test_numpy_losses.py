@@ -11,6 +11,7 @@ import lightning_rl as lrl
 from lightning_rl.algorithms import numpy_losses
 from lightning_rl.data.minibatch import make_batch
 from lightning_rl.errors import NotFiniteError
+from lightning_rl.networks.mlp import ACTIVATIONS
 from lightning_rl.schedules import make_schedule
 from tests.algorithms.test_compiled import CASES, learned
 from tests.fitting import fit, tiny, weights
@@ -188,6 +189,22 @@ def test_wide_layers_memory_and_other_precisions_are_left_to_torch(settings, at_
     watch = Watch()
     fit(tiny(lrl.A2C, **settings), callbacks=[watch], **arguments)
     assert watch.counts == [[]] * 6
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_learns_the_same_in_numpy(activation, at_once):
+    plain, found, watch = both(lrl.A2C, activation=activation)
+    torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-5)
+    assert watch.counts[-1] == [1]
+
+
+def test_a_loss_that_numpy_cannot_compute_goes_on_in_torch_and_one_line_says_so(at_once, capsys):
+    model, watch = tiny(lrl.A2C), Watch()
+    model.network.critic[1] = nn.LayerNorm(model.network.critic[0].out_features)
+    fit(model, callbacks=[watch])
+    assert watch.counts == [[0]] * 6
+    line = "compile auto: torch computes A2C.loss on, numpy cannot: NotInNumpy: aten.native_layer_norm.default"
+    assert capsys.readouterr().out.splitlines().count(line) == 1
 
 
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.DQN])
