@@ -49,7 +49,7 @@ def install(peer: str, folder: Path) -> None:
     torch, *shared = (line_of(name, HERE.parent / "constraints.txt") for name in ("torch", *SHARED))
     subprocess.run([*pip, torch], check=True)
     if peer == OURS:
-        subprocess.run([*pip, "-c", HERE.parent / "constraints.txt", "-e", f"{HERE.parent}[mujoco,atari]"], check=True)
+        subprocess.run([*pip, "-c", HERE.parent / "constraints.txt", "-e", f"{HERE.parent}[mujoco,atari,envpool]"], check=True)
         return
     subprocess.run([*pip, torch, *shared, RENDERING, line_of(LIBRARIES[peer], HERE / "requirements.txt")], check=True)
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from throughput import check_installed, environment, measure
 NUM_ENVS = (1, 8, 64, 512)
 VECTORIZATIONS = ("sync", "native", "envpool")
 ROWS = (10_000, 100_000, 1_000_000, 5_000_000)
-PYTHONS = {"ours": Path(sys.executable), "sb3": python_of("sb3")}
+PYTHONS = {peer: python_of(peer) for peer in ("ours", "sb3")}
 STARTS = {
     "import lightning_rl": ("ours", "-c", "import lightning_rl"),
     "import stable_baselines3": ("sb3", "-c", "import stable_baselines3"),
