@@ -91,14 +91,18 @@ class NumpyLoss(CompiledLoss):
 
     def _program(self, batch: Any) -> NumpyProgram | None:
         self.made += 1
-        if self.made > MOST_PROGRAMS or not is_small(self.vector):
+        if not is_small(self.vector):
             return None
+        if self.made > MOST_PROGRAMS:
+            return self._leave(f"what it reads changed {MOST_PROGRAMS} times")
         try:
             program = NumpyProgram(Traced(self.algorithm, self.loss, self.vector, batch))
         except Exception as error:  # torch and numpy have many ways to say that something cannot be done like this; autograd can
-            self.algorithm.say(f"compile auto: torch computes {self.name} on, numpy cannot: {why(error)}")
-            return None
+            return self._leave(why(error))
         return program if program.graph.nbytes <= MOST_BYTES and program.holds() else None
+
+    def _leave(self, reason: str) -> None:
+        self.algorithm.say(f"compile auto: {self.name} is left to torch: {reason}")
 
 
 class NumpyProgram:

@@ -80,6 +80,7 @@ class ObservationNormalizer(nn.Module):
         if not isinstance(statistics, RunningMeanStd):
             return leaf
         shift, scale = self.shift_and_scale(statistics)
+        leaf = leaf.to(shift) if leaf.dtype == torch.bool else leaf  # which torch subtracts nothing from
         return ((leaf - shift) * scale).clamp(-self.clip, self.clip)
 
     def shift_and_scale(self, statistics: RunningMeanStd) -> tuple[Tensor, Tensor]:

@@ -129,7 +129,7 @@ def test_what_a_callback_changes_between_updates_counts_at_once(at_once):
     assert watch.made[0] == [2]
 
 
-def test_what_changes_again_and_again_is_left_to_torch(at_once):
+def test_what_changes_again_and_again_is_left_to_torch_and_one_line_says_so(at_once, capsys):
     def change(model):
         model.vf_coef += 0.01
 
@@ -137,6 +137,7 @@ def test_what_changes_again_and_again_is_left_to_torch(at_once):
     plain, found, watch = both(lrl.A2C, lambda: Watch(**actions), max_env_steps=16 * 30)
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
     assert watch.counts == [[1]] * numpy_losses.MOST_PROGRAMS + [[0]] * (30 - numpy_losses.MOST_PROGRAMS)
+    assert capsys.readouterr().out.count("compile auto: A2C.loss is left to torch: what it reads changed 16 times\n") == 1
 
 
 def test_two_losses_of_one_step_add_up(at_once):
@@ -203,7 +204,7 @@ def test_a_loss_that_numpy_cannot_compute_goes_on_in_torch_and_one_line_says_so(
     model.network.critic[1] = nn.LayerNorm(model.network.critic[0].out_features)
     fit(model, callbacks=[watch])
     assert watch.counts == [[0]] * 6
-    line = "compile auto: torch computes A2C.loss on, numpy cannot: NotInNumpy: aten.native_layer_norm.default"
+    line = "compile auto: A2C.loss is left to torch: NotInNumpy: aten.native_layer_norm.default"
     assert capsys.readouterr().out.splitlines().count(line) == 1
 
 

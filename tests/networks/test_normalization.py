@@ -124,6 +124,14 @@ def test_only_real_vectors_are_normalized_each_by_its_own_statistics():
     assert seen["image"] is obs["image"]
 
 
+def test_flags_are_normalized_as_zeros_and_ones():
+    normalizer = ObservationNormalizer(Box(0, 1, (2,), dtype=bool))
+    flags = torch.tensor([[True, False], [True, True], [True, False], [False, True]])
+    normalizer.update(flags)
+    torch.testing.assert_close(normalizer(flags), normalizer(flags.float()), atol=0, rtol=0)
+    torch.testing.assert_close(normalizer(flags)[:, 1], torch.tensor([-1.0, 1.0, -1.0, 1.0]), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("setting", ["running", "frozen"])
 def test_sets_of_entities_are_left_alone(setting):
     normalizer = make_normalizer(setting, Dict(agents=Box(-9, 9, (2, 3)), table=Box(-9, 9, (2, 3))), ["agents"])
