@@ -94,14 +94,16 @@ class NumpyLoss(CompiledLoss):
         if not is_small(self.vector):
             return None
         if self.made > MOST_PROGRAMS:
-            return self._leave(f"what it reads changed {MOST_PROGRAMS} times")
+            self._say_why(f"what it reads changed {MOST_PROGRAMS} times")
+            return None
         try:
             program = NumpyProgram(Traced(self.algorithm, self.loss, self.vector, batch))
         except Exception as error:  # torch and numpy have many ways to say that something cannot be done like this; autograd can
-            return self._leave(why(error))
+            self._say_why(why(error))
+            return None
         return program if program.graph.nbytes <= MOST_BYTES and program.holds() else None
 
-    def _leave(self, reason: str) -> None:
+    def _say_why(self, reason: str) -> None:
         self.algorithm.say(f"compile auto: {self.name} is left to torch: {reason}")
 
 
