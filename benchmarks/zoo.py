@@ -111,7 +111,8 @@ def mean_of(config: str) -> float:
 
 def environment_of(config: str) -> str:
     """What a config learns."""
-    return str(yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text())["model"]["init_args"]["env"]["id"])
+    env = yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))["model"]["init_args"]["env"]
+    return env if isinstance(env, str) else str(env["id"])
 
 
 def verdict(config: str, reference: Reference | None) -> str:
@@ -135,12 +136,17 @@ def line(config: str) -> str:
         return f"| {config} | *not yet measured* | | | {theirs} | {ATTEMPTS.get(config, '')} |"
     returns = [float(row["return_mean"]) for row in rows]
     spread = f" ± {statistics.stdev(returns):.1f}" if len(returns) > 1 else ""
-    minutes = sorted(float(row["minutes"]) for row in rows)
-    time_taken = f"{minutes[0]:.1f}" if math.isclose(minutes[0], minutes[-1], abs_tol=0.05) else f"{minutes[0]:.1f} to {minutes[-1]:.1f}"
+    steps = span([float(row["env_steps"]) for row in rows], "{:,.0f}")
+    minutes = span([float(row["minutes"]) for row in rows], "{:.1f}")
     each = " ".join(f"{value:.0f}" if abs(value) >= 20 else f"{value:.1f}" for value in returns)
     note = "; ".join(filter(None, [verdict(config, reference), ATTEMPTS.get(config, "")]))
     numbers = f"{mean_of(config):.1f}{spread} ({each})"
-    return f"| {config} | {numbers} | {int(rows[0]['env_steps']):,} | {time_taken} | {theirs} | {note} |"
+    return f"| {config} | {numbers} | {steps} | {minutes} | {theirs} | {note} |"
+
+
+def span(values: list[float], show: str) -> str:
+    """From the least to the most, one number where they are shown alike."""
+    return " to ".join(dict.fromkeys([show.format(min(values)), show.format(max(values))]))
 
 
 def table() -> str:

@@ -1,0 +1,56 @@
+"""What the table of docs/zoo.md says of results and of what others report."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def zoo(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("zoo")
+
+
+@pytest.fixture
+def measured(zoo, monkeypatch, tmp_path):
+    """Writes results of a config: returns and environment steps, a pair for each seed."""
+    monkeypatch.setattr(zoo, "RESULTS", tmp_path)
+
+    def measured(config, *seeds):
+        with zoo.results_file(config).open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, zoo.COLUMNS)
+            writer.writeheader()
+            for seed, (mean, steps) in enumerate(seeds):
+                writer.writerow({"config": config, "seed": seed, "return_mean": mean, "env_steps": steps, "minutes": 1})
+
+    return measured
+
+
+def test_the_table_of_the_page_is_what_the_script_makes(zoo):
+    page = (ROOT / "docs" / "zoo.md").read_text("utf-8")
+    assert page.partition(zoo.BEGIN)[2].partition(zoo.END)[0].strip() == zoo.table(), "python benchmarks/zoo.py table"
+
+
+def test_a_mean_two_errors_below_the_reference_is_as_good_and_one_further_below_is_not(zoo, measured):
+    reference = zoo.Reference(-172.0, 4.0, "100,000", "")
+    measured("ppo/pendulum", (-150, 1), (-210, 1))  # -180
+    assert zoo.verdict("ppo/pendulum", reference) == "yes"
+    measured("ppo/pendulum", (-150, 1), (-210.2, 1))
+    assert zoo.verdict("ppo/pendulum", reference) == "no: below -180.0"
+    measured("sac/pendulum", (-179, 1), (-181, 1))
+    measured("ppo/acrobot", (-70, 1))  # of another environment
+    assert zoo.verdict("ppo/pendulum", reference) == "no: below -180.0, which sac/pendulum reaches"
+    assert zoo.verdict("ppo/pendulum", None) == "" and zoo.verdict("ppo/pendulum", zoo.Reference(1, None, "", "")) == "no error published"
+
+
+def test_seeds_of_different_lengths_are_all_told(zoo, measured):
+    measured("es/cartpole", (500, 542_794), (500, 520_932))
+    assert zoo.line("es/cartpole").split(" | ")[1:4] == ["500.0 ± 0.0 (500 500)", "520,932 to 542,794", "1.0"]
+    measured("es/cartpole", (500, 10_000))
+    assert zoo.line("es/cartpole").split(" | ")[1:4] == ["500.0 (500)", "10,000", "1.0"]
