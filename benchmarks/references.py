@@ -1,11 +1,12 @@
 """What others report for the environments of the packaged configs.
 
 The error is what the published figure lets one compute: the standard deviation over runs, divided by the root of their number; where only
-one run is published, that over its evaluation episodes, whose number is not, so that they count as one.
+one run is published, that over its evaluation episodes, divided by the root of theirs, which leaves out how far runs differ.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 ZOO = "[rl-zoo](https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md)"
@@ -27,45 +28,50 @@ class Reference(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        error = "" if self.error is None else f" ± {self.error:g}"
-        return f"{self.mean:g}{error}, {self.steps}, {self.source}{self.note}"
+        error = "" if self.error is None else f" ± {self.error:.3g}"
+        return f"{self.mean:.4g}{error}, {self.steps}, {self.source}{self.note}"
+
+
+def zoo(mean: float, deviation: float, episodes: int, steps: str, note: str = "") -> Reference:
+    """A row of rl-zoo's table: one run, and the standard deviation over the episodes that judged it."""
+    return Reference(mean, deviation / math.sqrt(episodes), steps, ZOO, note)
 
 
 OLD_LANDER = ", LunarLander-v2"
 REFERENCES: dict[str, Reference | None] = {
-    "ppo/cartpole": Reference(500, 0, "100,000", ZOO),
-    "a2c/cartpole": Reference(500, 0, "500,000", ZOO),
-    "dqn/cartpole": None,
+    "ppo/cartpole": zoo(500, 0, 300, "100,000"),
+    "a2c/cartpole": zoo(500, 0, 300, "500,000"),
+    "dqn/cartpole": zoo(500, 0, 300, "50,000"),
     "sac/cartpole": Reference(406.1, None, "200,000", SLM),
     "impala/cartpole": None,
     "es/cartpole": None,
-    "ppo/acrobot": Reference(-73.5, 18.2, "1,000,000", ZOO),
-    "a2c/acrobot": Reference(-83.4, 17.2, "500,000", ZOO),
-    "ppo/mountaincar": Reference(-110.4, 19.5, "1,000,000", ZOO),
-    "ppo/mountaincar_rnd": Reference(-110.4, 19.5, "1,000,000", ZOO),
-    "sac/mountaincar_continuous": Reference(94.7, 1.1, "50,000", ZOO, ", with gSDE"),
-    "ppo/pendulum": Reference(-172.2, 104.2, "100,000", ZOO),
-    "a2c/pendulum": Reference(-163.0, 103.2, "1,000,000", ZOO),
-    "sac/pendulum": Reference(-157.0, 88.7, "20,000", ZOO),
-    "td3/pendulum": None,
-    "ppo/lunarlander": Reference(242.1, 31.8, "1,000,000", ZOO, OLD_LANDER),
-    "a2c/lunarlander": Reference(155.8, 80.4, "200,000", ZOO, OLD_LANDER),
-    "dqn/lunarlander": None,
+    "ppo/acrobot": zoo(-73.506, 18.201, 2013, "1,000,000"),
+    "a2c/acrobot": zoo(-83.353, 17.213, 1778, "500,000"),
+    "ppo/mountaincar": zoo(-110.423, 19.473, 1358, "1,000,000"),
+    "ppo/mountaincar_rnd": zoo(-110.423, 19.473, 1358, "1,000,000"),
+    "sac/mountaincar_continuous": zoo(94.679, 1.134, 1443, "50,000", ", with gSDE"),
+    "ppo/pendulum": zoo(-172.225, 104.159, 750, "100,000"),
+    "a2c/pendulum": zoo(-162.965, 103.210, 750, "1,000,000"),
+    "sac/pendulum": zoo(-156.995, 88.714, 750, "20,000"),
+    "td3/pendulum": zoo(-151.855, 90.227, 750, "20,000"),
+    "ppo/lunarlander": zoo(242.119, 31.823, 369, "1,000,000", OLD_LANDER),
+    "a2c/lunarlander": zoo(155.751, 80.419, 297, "200,000", OLD_LANDER),
+    "dqn/lunarlander": zoo(154.382, 79.241, 200, "100,000", OLD_LANDER),
     "dqn/rainbow": None,
     "impala/lunarlander": None,
-    "ppo/lunarlander_continuous": Reference(270.9, 32.1, "1,000,000", ZOO, OLD_LANDER),
-    "sac/lunarlander_continuous": Reference(260.4, 65.5, "500,000", ZOO, OLD_LANDER),
-    "ppo/bipedalwalker": Reference(213.3, 129.5, "5,000,000", ZOO),
+    "ppo/lunarlander_continuous": zoo(270.863, 32.072, 526, "1,000,000", OLD_LANDER),
+    "sac/lunarlander_continuous": zoo(260.390, 65.467, 672, "500,000", OLD_LANDER),
+    "ppo/bipedalwalker": zoo(213.299, 129.490, 233, "5,000,000"),
     "ppo/halfcheetah": Reference(5783.9, 393.4, "1,000,000", TIANSHOU, ", gym v3, best evaluation"),
     "a2c/halfcheetah": Reference(1829.9, 337.8, "1,000,000", TIANSHOU, ", gym v3, best evaluation"),
     "es/halfcheetah": None,
     "sac/halfcheetah": Reference(9634.9, 822.0, "1,000,000", CLEANRL, ", v4"),
-    "td3/halfcheetah": None,
+    "td3/halfcheetah": zoo(9655.666, 969.916, 150, "1,000,000", ", v3"),
     "ppo/hopper": Reference(2609.3, 221.6, "1,000,000", TIANSHOU, ", gym v3, best evaluation"),
     "ppo/walker2d": Reference(3588.5, 239.3, "1,000,000", TIANSHOU, ", gym v3, best evaluation"),
-    "ppo/swimmer": Reference(282, 10, "1,000,000", ZOO),
-    "es/swimmer": Reference(355, 13, "2,000,000", ZOO, ", ARS, v3"),
-    "ppo/ant": Reference(1327, 452, "1,000,000", ZOO),
+    "ppo/swimmer": zoo(281.561, 9.671, 150, "1,000,000", ", v3"),
+    "es/swimmer": zoo(355.267, 12.796, 150, "2,000,000", ", ARS, v3"),
+    "ppo/ant": zoo(1327.158, 451.577, 175, "1,000,000", ", v3"),
     "ppo/inverted_double_pendulum": Reference(9231.3, 85.5, "1,000,000", TIANSHOU, ", gym v3, best evaluation"),
     "ppo/minatar_breakout": Reference(28, None, "10,000,000", "[gymnax](https://github.com/RobertTLange/gymnax)"),
     "dqn/minatar_breakout": None,

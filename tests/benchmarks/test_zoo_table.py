@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import math
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def measured(zoo, monkeypatch, tmp_path):
 def test_the_table_of_the_page_is_what_the_script_makes(zoo):
     page = (ROOT / "docs" / "zoo.md").read_text("utf-8")
     assert page.partition(zoo.BEGIN)[2].partition(zoo.END)[0].strip() == zoo.table(), "python benchmarks/zoo.py table"
+
+
+def test_the_error_of_one_run_is_that_of_the_mean_over_its_episodes(zoo):
+    # rl-zoo's benchmark.md: 750 episodes, mean -172.225, standard deviation 104.159
+    assert zoo.REFERENCES["ppo/pendulum"].error == pytest.approx(104.159 / math.sqrt(750))
+    assert str(zoo.REFERENCES["ppo/pendulum"]).startswith("-172.2 ± 3.8, 100,000, [rl-zoo]")
 
 
 def test_a_mean_two_errors_below_the_reference_is_as_good_and_one_further_below_is_not(zoo, measured):
