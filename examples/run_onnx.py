@@ -1,7 +1,7 @@
 """Plays episodes with an exported policy. It needs numpy, onnxruntime and gymnasium, and neither torch nor lightning_rl.
 
     lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --out policy.onnx
-    python examples/run_onnx.py policy.onnx                          # in the environment that policy.onnx.json names
+    python examples/run_onnx.py policy.onnx                          # in the environment that policy.onnx.json names, without wrappers
     python examples/run_onnx.py policy.onnx --env CartPole-v1 --episodes 10
 
 A policy takes what `env.reset` and `env.step` give, with a batch dimension in front, and gives what `env.step` takes. `policy.onnx.json`
@@ -33,7 +33,8 @@ class Policy:
 
     def act(self, obs, mask=None):
         """The environment's action."""
-        arrays = {"observation": leaves(obs), "action_mask": [mask], "memory": self.memory}
+        masks = flat(self.description["action_space"], mask)
+        arrays = {"observation": leaves(obs), "action_mask": [np.concatenate(masks)] if masks else [], "memory": self.memory}
         given = {port["name"]: as_row(arrays[port["role"]].pop(0), port) for port in self.inputs}
         results = self.session.run([port["name"] for port in self.outputs], given)
         actions = [result[0] for port, result in zip(self.outputs, results, strict=True) if port["role"] == "action"]
@@ -46,6 +47,17 @@ def leaves(obs):
     if isinstance(obs, dict):
         return [leaf for key in sorted(obs, key=str) for leaf in leaves(obs[key])]
     return [leaf for child in obs for leaf in leaves(child)] if isinstance(obs, tuple) else [obs]
+
+
+def flat(space, mask):
+    """The parts of a mask in the order of the action space: one array, a tuple of arrays, or a tree like the action space."""
+    if isinstance(mask, dict):
+        return [part for key, child in space["spaces"].items() for part in flat(child, mask.get(key))]
+    if isinstance(mask, tuple) and space["type"] == "Tuple":
+        return [part for child, each in zip(space["spaces"], mask, strict=True) for part in flat(child, each)]
+    if isinstance(mask, tuple):
+        return [np.ravel(part) for part in mask]
+    return [] if mask is None else [np.ravel(mask)]
 
 
 def as_row(array, port):
@@ -61,11 +73,13 @@ def tree(space, actions):
 
 
 def split_mask(env, obs, info):
-    """The observation without its mask, and the mask: a key of the observation or of the info, or what a method says."""
+    """The observation without its mask, and the mask: of the info, a key of the observation, or what a method says."""
+    said = dict(info)
     if isinstance(obs, dict) and "action_mask" in obs:
-        return {key: child for key, child in obs.items() if key != "action_mask"}, obs["action_mask"]
-    if "action_mask" in info:
-        return obs, info["action_mask"]
+        said = {"action_mask": obs["action_mask"], **info}
+        obs = {key: child for key, child in obs.items() if key != "action_mask"}
+    if "action_mask" in said:
+        return obs, said["action_mask"]
     return obs, env.get_wrapper_attr("action_masks")() if env.has_wrapper_attr("action_masks") else None
 
 
@@ -92,7 +106,7 @@ def main():
     if options.module:
         importlib.import_module(options.module)
     policy = Policy(options.policy)
-    env = gym.make(options.env or policy.description["environment"])
+    env = gym.make(options.env) if options.env else gym.make(policy.description["environment"], **policy.description["environment_kwargs"])
     for episode in range(options.episodes):
         print(f"episode {episode}: return {play(policy, env, options.seed + episode):g}")
     env.close()

@@ -16,6 +16,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.loading import stored_name
 from lightning_rl.algorithms.policy import Policy
 from lightning_rl.cpu_threads import torch_threads
+from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.exporting.checking import TOLERANCE, Parity, check
 from lightning_rl.exporting.formats import FORMATS, check_packages
@@ -117,12 +118,13 @@ def stage_description(file: Staged, metadata: dict[str, Any], parity: Parity) ->
 def describe(algorithm: Algorithm, graph: PolicyGraph, format: str, source: dict[str, Any]) -> dict[str, Any]:
     """Plain data that says what a policy takes and gives, and where it comes from; nothing of the machine."""
     spaces: Spaces = algorithm.spaces
-    env_id = getattr(algorithm.env, "id", None)
+    env = algorithm.env if isinstance(algorithm.env, EnvConfig) else None
     return {
         "format_version": FORMAT_VERSION,
         "format": format,
         "algorithm": stored_name(type(algorithm)),
-        "environment": env_id if isinstance(env_id, str) else None,
+        "environment": env and env.id,
+        "environment_kwargs": _finite(env.kwargs) if env else {},
         algorithm.counter: algorithm.count,
         "observation_space": _finite(to_plain(spaces.observation)),
         "action_space": _finite(to_plain(spaces.action)),

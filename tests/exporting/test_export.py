@@ -66,6 +66,7 @@ def test_a_description_lies_beside_and_names_no_place_on_the_machine(saved, tmp_
     for path in (export_policy(checkpoint, tmp_path / "policy.onnx"), export_policy(checkpoint, tmp_path / "policy.pt2")):
         said = described(path)
         assert (said["algorithm"], said["environment"], said["env_steps"]) == ("PPO", "tests.environments:Choosy-v0", 32)
+        assert said["environment_kwargs"] == {"way": "key", "action": "nested"}
         assert said["action_space"]["spaces"][1]["spaces"]["pair"] == {
             "type": "MultiDiscrete",
             "nvec": [2, 4],

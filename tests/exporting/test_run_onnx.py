@@ -10,6 +10,7 @@ import gymnasium as gym
 
 import lightning_rl
 from lightning_rl import LSTM, PPO, export_policy, load_policy
+from lightning_rl.envs.masks import with_mask_info
 from tests.exporting.exported import save
 from tests.fitting import tiny
 
@@ -18,12 +19,10 @@ PROGRAM = """
 import sys
 sys.modules |= {"torch": None, "lightning_rl": None}
 sys.path[:0] = ["examples"]
-import gymnasium as gym
 import run_onnx
-env = gym.make("tests.environments:Choosy-v0", **KWARGS)
-print(run_onnx.play(run_onnx.Policy("FILE"), env, 0))
-sys.argv[1:] = ["OTHER", "--episodes", "2", "--seed", "7"]
-run_onnx.main()
+for file in FILES:
+    sys.argv[1:] = [file, "--episodes", "2", "--seed", "7"]
+    run_onnx.main()
 """
 
 
@@ -40,19 +39,27 @@ def returns(checkpoint, env, seeds):
 
 
 def test_the_example_plays_as_the_policy_does_without_torch_and_without_this_package(tmp_path):
-    kwargs = {"way": "key", "action": "nested", "period": 7}
-    recalling = tiny(PPO, "tests.environments:Choosy-v0", env={"kwargs": kwargs}, memory=LSTM(8, 4), max_env_steps=32)
-    plain = tiny(PPO, "CartPole-v1", max_env_steps=32)
-    files = []
-    for name, model in {"recalling": recalling, "plain": plain}.items():
-        files.append(export_policy(save(model, tmp_path / f"{name}.ckpt")))
-    program = PROGRAM.replace("KWARGS", repr(kwargs)).replace("FILE", str(files[0])).replace("OTHER", str(files[1]))
+    home, nested = "tests.environments:Choosy-v0", {"action": "nested", "period": 7}
+    cases = [
+        ("CartPole-v1", {}, None),
+        (home, {"way": "key", **nested}, LSTM(8, 4)),
+        (home, {"way": "info", "form": "tree", **nested}, None),
+        (home, {"way": "method", "form": "tree", "action": "multi-discrete"}, None),
+    ]
+    files, expected = [], []
+    for index, (env_id, kwargs, memory) in enumerate(cases):
+        model = tiny(PPO, env_id, env={"kwargs": kwargs}, memory=memory, max_env_steps=32)
+        files.append(str(export_policy(save(model, tmp_path / f"{index}.ckpt"))))
+        totals = returns(tmp_path / f"{index}.ckpt", with_mask_info(gym.make(env_id, **kwargs)), [7, 8])
+        expected += [f"episode {i}: return {total:g}" for i, total in enumerate(totals)]
+    program = PROGRAM.replace("FILES", repr(files))
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    own = gym.make("tests.environments:Choosy-v0", **kwargs)
-    (expected,) = returns(tmp_path / "recalling.ckpt", own, [0])
-    first, *others = done.stdout.splitlines()
-    assert abs(float(first) - expected) < 1e-5
-    assert others == [
-        f"episode {i}: return {total:g}" for i, total in enumerate(returns(tmp_path / "plain.ckpt", gym.make("CartPole-v1"), [7, 8]))
-    ]
+    assert done.stdout.splitlines() == expected
+
+
+def test_a_mask_in_the_info_counts_more_than_one_in_the_observation_as_in_training(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import run_onnx
+
+    assert run_onnx.split_mask(None, {"action_mask": [1, 0], "where": 3}, {"action_mask": [0, 1]}) == ({"where": 3}, [0, 1])
