@@ -209,6 +209,7 @@ OPTIONS = [
     ("--trainer.default_root_dir garbage.ckpt", "trainer.default_root_dir 'garbage.ckpt'", "Not a directory", "name a folder"),
     # ---- checkpoints
     ("--ckpt_path other.ckp", "ckpt_path 'other.ckp' is not a file", "did you mean other.ckpt?"),
+    ("--ckpt_path .", "ckpt_path '.' is not a file"),
     ("--ckpt_path garbage.ckpt", "ckpt_path 'garbage.ckpt' cannot be read", "damaged"),
     ("--ckpt_path cut.ckpt", "ckpt_path 'cut.ckpt' cannot be read", "damaged"),
     ("--ckpt_path other.ckpt", "ckpt_path 'other.ckpt' is not a checkpoint of lightning_rl"),
@@ -256,6 +257,8 @@ COMMANDS = [
     ("evaluate best.ckpt", "required: --ckpt_path"),
     ("evaluate --ckpt_path", "--ckpt_path", "expected one argument"),
     ("evaluate --ckpt_path garbage.ckp", "'garbage.ckp' is not a file", "did you mean garbage.ckpt?"),
+    ("evaluate --ckpt_path .", "'.' is not a file", "checkpoints lie in RUN/checkpoints"),
+    ("export --ckpt_path .", "'.' is not a file", "checkpoints lie in RUN/checkpoints"),
     ("evaluate --ckpt_path garbage.ckpt", "'garbage.ckpt' cannot be read", "damaged"),
     ("evaluate --ckpt_path cut.ckpt", "'cut.ckpt' cannot be read", "damaged"),
     ("evaluate --ckpt_path empty.ckpt", "'empty.ckpt' cannot be read", "damaged"),

@@ -47,7 +47,7 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
     ckpt_path = Path(ckpt_path)
     format = format or _format_of(out)
     check_choice("format", format, FORMATS)
-    path = ckpt_path.with_suffix(FORMATS[format].suffix) if out is None else Path(out)
+    path = ckpt_path.parent / f"{ckpt_path.stem}{FORMATS[format].suffix}" if out is None else Path(out)
     if path.is_dir() or path.suffix == ".ckpt":
         raise SettingError(f"out {path.name!r} is {'a folder' if path.is_dir() else 'a checkpoint'}; name another file")
     check_packages(format)

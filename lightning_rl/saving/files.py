@@ -106,7 +106,7 @@ def last_generation(folder: str | Path) -> Path | None:
 
 def previous_path(path: Path) -> Path:
     """Where the generation before lies."""
-    return path.with_name(f"{path.stem}.previous{path.suffix}")
+    return path.parent / f"{path.stem}.previous{path.suffix}"
 
 
 def shown(path: str | Path) -> str:
