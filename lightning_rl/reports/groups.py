@@ -58,6 +58,9 @@ class Group:
             yield f"{self.name} has no curve: there is no count at which all of its seeds have a return."
         elif min(ends) < max(ends):
             yield f"The curve of {self.name} ends at {min(ends):,.0f}, where its shortest run does; its longest ends at {max(ends):,.0f}."
+        if min(ends) < max(ends):
+            where = f"those at each run's own end, {min(ends):,.0f} to {max(ends):,.0f}"
+            yield f"Final returns of {self.name} are {where}: one that ended early counts with what it had reached."
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,10 @@ def test_seeds_evaluated_at_different_steps_meet_on_a_grid_by_the_last_value_kno
     assert counts.tolist() == [150, 200, 250, 300]  # from where both have a value to where the first ends
     assert returns.tolist() == [[1, 2, 2, 3], [10, 20, 30, 30]]
     assert section.groups[0].finals().tolist() == [3, 40]
-    assert notes_of(tmp_path) == ["The curve of PPO ends at 300, where its shortest run does; its longest ends at 400."]
+    assert notes_of(tmp_path) == [
+        "The curve of PPO ends at 300, where its shortest run does; its longest ends at 400.",
+        "Final returns of PPO are those at each run's own end, 300 to 400: one that ended early counts with what it had reached.",
+    ]
 
 
 def test_what_makes_an_interval_doubtful_is_said(tmp_path):
@@ -108,6 +111,7 @@ def test_what_makes_an_interval_doubtful_is_said(tmp_path):
     assert notes_of(tmp_path) == [
         "PPO has seed 4 2 times: such runs are alike, and intervals narrower than they should be.",
         "PPO has no curve: there is no count at which all of its seeds have a return.",
+        "Final returns of PPO are those at each run's own end, 100 to 200: one that ended early counts with what it had reached.",
     ]
 
 
