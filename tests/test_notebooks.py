@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, and lie in the repository without outputs."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -8,12 +9,18 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 SHOWN = {
-    "01_quickstart": "'return_mean': ",
-    "02_write_an_algorithm": "REINFORCE over A2C",
-    "03_rewards_memory_curriculum": "'with a memory': ",
-    "04_many_processes": "'largest difference': ",
+    "01_quickstart": {"'return_mean': ": (300, 500)},
+    "02_write_an_algorithm": {r"REINFORCE over A2C +": (0, 1)},
+    "03_rewards_memory_curriculum": {
+        "'without, seed 1': ": (0, 0.1),
+        "'with rnd, seed 1': ": (0.5, 1),
+        "'without': ": (-10, 0.5),
+        "'with a memory': ": (0.9, 1.02),
+        "'in lessons': ": (300, 500),
+    },
+    "04_many_processes": {"'largest difference': ": (0, 1e-6)},
 }
-"""Each, and something that it must have come to show."""
+"""Each, and numbers that it must have come to show, with their bounds."""
 
 
 def test_all_notebooks_are_executed():
@@ -34,5 +41,7 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path):
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert any(SHOWN[name] in output.get("text", output.get("data", {}).get("text/plain", "")) for output in outputs)
+    shown = "\n".join(output.get("text", output.get("data", {}).get("text/plain", "")) for output in outputs)
+    for what, (low, high) in SHOWN[name].items():
+        assert low <= float(re.search(rf"{what}(-?[\d.]+(?:e-\d+)?)", shown)[1]) <= high, what
     assert any(tmp_path.rglob("metrics.csv"))
