@@ -83,6 +83,11 @@ def jobs_are_shared(ours, theirs):
     torch.testing.assert_close(ours["learned"], learned(alone), rtol=0, atol=1e-6)
 
 
+def videos_are_made_by_one_rank(case, ours, theirs):
+    """At each of three evaluations; the other waits for it where they next tell each other something."""
+    assert (len(set(ours["films"])), theirs["films"]) == (3 if case == "PPO" else 0, [])
+
+
 def weights_are_equal(case, ours, theirs):
     for run in ("whole", "parts", *(["alone"] if case in ALONE else [])):
         assert differing(ours[run]["weights"], theirs[run]["weights"]) == [], run
@@ -148,6 +153,7 @@ def what_is_told_is_shared(case, ours, theirs):
 
 
 CHECKS = (weights_are_equal, experience_differs, first_gradients_are_those_of_one_rank, what_continues_is_the_same, what_is_told_is_shared)
+CHECKS += (videos_are_made_by_one_rank,)
 
 
 def alone_from_two(folder, case, capsys):

@@ -28,6 +28,7 @@ from lightning_rl import (
     EvaluationConfig,
     EvolutionStrategies,
     Trainer,
+    Video,
 )
 from lightning_rl.algorithms import optimization
 from lightning_rl.errors import LostRankError, SettingError
@@ -177,6 +178,18 @@ class Episodes(pl.Callback):
         self.lessons += [dict(each.lessons) for each in trainer.callbacks if hasattr(each, "lessons") and each is not self]
 
 
+class Filmed(Video):
+    """Tells which videos this rank made."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.names: list[str] = []
+
+    def record(self, trainer: Any, algorithm: Any, files: list[Path]) -> None:
+        super().record(trainer, algorithm, files)
+        self.names += [file.name for file in files if file.exists()]
+
+
 def main(folder: Path) -> None:
     """All cases, and a file of what came of each."""
     rank = int(os.environ["LOCAL_RANK"])
@@ -184,10 +197,12 @@ def main(folder: Path) -> None:
         found: dict[str, Any] = {}
         pl.seed_everything(1, verbose=False)
         model, episodes = build(case), Episodes()
-        whole = trainer(folder / case / "whole", model, 2, episodes)
+        filmed = [Filmed(max_episode_steps=3)] if case == "PPO" else []
+        whole = trainer(folder / case / "whole", model, 2, episodes, *filmed)
         with first_update(model) as found["first"]:
             whole.fit(model)
         found["whole"] = state_of(model, whole) | {"mean": episodes.mean, "lessons": episodes.lessons}
+        found["films"] = [name for each in filmed for name in each.names]
 
         parts = folder / case / "parts"
         model = build(case)
