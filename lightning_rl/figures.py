@@ -27,7 +27,7 @@ def new_figure(width: float, height: float, needed_by: str) -> Any:
 
 
 def label(axes: Any, title: str, counter: str) -> None:
-    """Names of the axes, thousands set apart, a quiet grid, and the legend below, where it covers no curve."""
+    """Names of the axes, thousands set apart, a quiet grid, and the legend in a place of its own below."""
     axes.set_title(title, loc="left")
     axes.set_xlabel(AXES[counter])
     axes.set_ylabel("mean return (sum of rewards)")
@@ -37,8 +37,9 @@ def label(axes: Any, title: str, counter: str) -> None:
     axes.set_axisbelow(True)
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), frameon=False, borderaxespad=0)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.figure.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=9)
 
 
 def png(figure: Any) -> bytes:

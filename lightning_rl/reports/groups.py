@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lightning_rl.reports.runs import TRAINING, Run
+
+LONGEST = 40
+"""Characters of a label; groups with longer ones have numbers."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,26 @@ class Group:
     """Runs with the same settings.
 
     Args:
-        name: the algorithm and what distinguishes this group from others of it.
+        name: what a report calls it: its label, or the algorithm and a number where labels are long.
+        label: the algorithm and what distinguishes this group from others of it.
         runs: its seeds.
+        settings: those that distinguish it.
     """
 
     name: str
+    label: str
     runs: list[Run]
+    settings: dict[str, str]
+
+    @property
+    def algorithm(self) -> str:
+        """Of its runs."""
+        return self.runs[0].algorithm
+
+    @property
+    def key(self) -> str:
+        """What its number stands for; nothing where it is called by its label."""
+        return "" if self.name == self.label else self.label.removeprefix(self.algorithm).strip() or "as it comes"
 
     @property
     def seeds(self) -> str:
@@ -82,14 +99,29 @@ def compared(runs: Iterable[Run]) -> list[Section]:
     places: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         places[run.environment, run.counter].append(run)
-    return [Section(environment, counter, grouped(found)) for (environment, counter), found in places.items()]
+    numbers: dict[str, dict[str, int]] = defaultdict(dict)
+    return [Section(environment, counter, named(grouped(found), numbers)) for (environment, counter), found in places.items()]
 
 
 def grouped(runs: list[Run]) -> list[Group]:
-    """Runs of one environment by algorithm and settings; a setting that an algorithm's runs all share is not named."""
-    groups: dict[str, list[Run]] = defaultdict(list)
+    """Runs of one environment by algorithm and settings, called by labels, which tell no setting that all runs of an algorithm share."""
+    groups: dict[str, Group] = {}
     for run in runs:
         siblings = [other.settings for other in runs if other.algorithm == run.algorithm]
         differing = [name for name in sorted(run.settings) if len({settings.get(name) for settings in siblings}) > 1]
-        groups[" ".join([run.algorithm, *(f"{name}={run.settings[name]}" for name in differing)])].append(run)
-    return [Group(name, found) for name, found in groups.items()]
+        settings = {name: run.settings[name] for name in differing}
+        label = " ".join([run.algorithm, *(f"{name}={value}" for name, value in settings.items())])
+        groups.setdefault(label, Group(label, label, [], settings)).runs.append(run)
+    return list(groups.values())
+
+
+def named(groups: list[Group], numbers: dict[str, dict[str, int]]) -> list[Group]:
+    """The same groups, with numbers for those of algorithms with long labels. `numbers`: those of labels of each algorithm so far."""
+    long = {group.algorithm for group in groups if len(group.label) > LONGEST}
+    result = []
+    for group in groups:
+        if group.algorithm in long:
+            known = numbers[group.algorithm]
+            group = replace(group, name=f"{group.algorithm} {known.setdefault(group.label, len(known) + 1)}")
+        result.append(group)
+    return result

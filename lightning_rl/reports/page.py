@@ -6,11 +6,12 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from lightning_rl.errors import SettingError
 from lightning_rl.figures import COLORS, label, new_figure, png
-from lightning_rl.reports.groups import Section
+from lightning_rl.reports.groups import Group, Section
 from lightning_rl.reports.statistics import REPS, iqm, iqm_interval
 from lightning_rl.reports.tables import tables
 from lightning_rl.saving.atomic import SaveFailed, write_bytes
@@ -35,16 +36,28 @@ def looks(sections: list[Section]) -> dict[str, tuple[str, str]]:
 
 
 def draw(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> bytes:
-    """Learning curves as a PNG file, a panel for each section, one below the other."""
-    heights = [4.2 + 0.24 * len(section.groups) for section in sections]
+    """Learning curves as a PNG file."""
+    return png(picture(sections, lines, threshold))
+
+
+def picture(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> Any:
+    """A figure with a panel for each section, one below the other, its legend under it."""
+    names = [{group.name: legend(group) for group in section.groups} for section in sections]
+    heights = [4.2 + sum(0.1 + 0.18 * len(name.splitlines()) for name in each.values()) for each in names]
     figure = new_figure(8, sum(heights), "compare --out")
-    panels = figure.subplots(len(sections), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, section in zip(panels, sections, strict=True):
-        draw_section(axes, section, lines, threshold)
-    return png(figure)
+    panels = figure.subfigures(len(sections), squeeze=False, height_ratios=heights)[:, 0]
+    for panel, section, each in zip(panels, sections, names, strict=True):
+        draw_section(panel.subplots(), section, each, lines, threshold)
+    return figure
 
 
-def draw_section(axes: Any, section: Section, lines: dict[str, tuple[str, str]], threshold: float | None) -> None:
+def legend(group: Group) -> str:
+    """What a picture says of a group, in lines that are no wider than it."""
+    seeds = group.seeds if len(group.runs) > 1 else f"{group.seeds}, no interval"
+    return fill(f"{group.name} ({seeds})" + (f": {group.key}" if group.key else ""), 100, subsequent_indent="    ")
+
+
+def draw_section(axes: Any, section: Section, names: dict[str, str], lines: dict[str, tuple[str, str]], threshold: float | None) -> None:
     """The curves of one section: a line for each group, and a band for its interval where it has several seeds.
 
     A threshold that no run reaches is left out: it may be that of another environment, and would press the curves flat.
@@ -55,8 +68,7 @@ def draw_section(axes: Any, section: Section, lines: dict[str, tuple[str, str]],
         if not len(counts):
             continue
         interval = iqm_interval(returns)
-        seeds = group.seeds if interval is not None else f"{group.seeds}, no interval"
-        axes.plot(counts, iqm(returns), style, color=color, label=f"{group.name} ({seeds})")
+        axes.plot(counts, iqm(returns), style, color=color, label=names[group.name])
         if interval is not None:
             axes.fill_between(counts, *interval, color=color, alpha=0.16, linewidth=0)
     if threshold is not None and any(run.returns.max() >= threshold for group in section.groups for run in group.runs):

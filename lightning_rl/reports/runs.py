@@ -18,6 +18,7 @@ from lightning_rl.figures import AXES
 EVALUATIONS, TRAINING = "evaluations", "rollout/ep_rew_mean"
 TOGETHER = {"devices", "num_nodes", "precision", "strategy"}
 """Flags of the Trainer that change what is learned; the others say where a run lies and how it is watched."""
+SCHEDULES = ("constant", "linear", "piecewise")
 UNSAID = (None, "auto", 1, "1")
 
 
@@ -156,10 +157,21 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
     """Settings inside settings by their dotted names; an object is named by its class."""
     for name, value in settings.items():
         key = f"{prefix}{name}".removesuffix(".class_path")
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value.get("schedule") in SCHEDULES:
+            yield key, schedule(value)
+        elif isinstance(value, Mapping):
             yield from flat(value, prefix if name == "init_args" else f"{key}.")
         elif value is not None:
             yield key, shown(value).rpartition(".")[2] if name == "class_path" else shown(value)
+
+
+def schedule(setting: Mapping[str, Any]) -> str:
+    """In short: `linear 0.001→0`."""
+    if setting["schedule"] == "constant":
+        return shown(setting.get("value"))
+    if setting["schedule"] == "linear":
+        return f"linear {shown(setting.get('start'))}→{shown(setting.get('end', 0.0))}"
+    return "piecewise " + "→".join(f"{shown(value)}@{shown(at)}" for at, value in setting.get("points") or ())
 
 
 def shown(value: Any) -> str:

@@ -40,12 +40,24 @@ class Table:
 
 def tables(section: Section, threshold: float | None) -> Iterator[Table]:
     """All of a section."""
+    yield from keys(section)
     yield final(section)
     if threshold is not None:
         yield until(section, threshold)
     if len(section.groups) > 1:
         yield improvement(section)
     yield folders(section)
+
+
+def keys(section: Section) -> Iterator[Table]:
+    """What the numbers of an algorithm's groups stand for. There are as many rows as there are more of, settings or groups."""
+    for algorithm in dict.fromkeys(group.algorithm for group in section.groups if group.key):
+        groups = [group for group in section.groups if group.algorithm == algorithm]
+        names = sorted({name for group in groups for name in group.settings})
+        cells = [["", *names], *([group.name, *(group.settings.get(name, NOTHING) for name in names)] for group in groups)]
+        if len(groups) <= len(names):
+            cells = [list(column) for column in zip(*cells, strict=True)]
+        yield Table(f"Groups of {algorithm}, by the settings in which they differ", cells[0], cells[1:])
 
 
 def final(section: Section) -> Table:

@@ -11,6 +11,9 @@ import pytest
 from pytorch_lightning import seed_everything
 
 from lightning_rl import PPO, EnvConfig, Trainer
+from lightning_rl.reports.groups import compared
+from lightning_rl.reports.page import looks, picture
+from lightning_rl.reports.runs import find_runs
 from tests.command_line import TINY, run
 from tests.reports.folders import write_run
 
@@ -101,6 +104,68 @@ def test_a_run_that_has_no_returns_yet_is_left_out_of_its_folder_and_named(two_g
     status, out, err = run("compare PPO --out report.html", capfd)
     assert (status, err) == (0, "") and "PPO/v9 is left out: it has no returns yet." in out
     assert "PPO/v9 is left out: it has no returns yet." in (two_groups / "report.html").read_text()
+
+
+def long_named(folder):
+    """Two groups of two seeds whose settings fill a line of 200 characters."""
+    for seed in (0, 1):
+        settings = {"clip_range": linear(0.2), "learning_rate": linear(0.001), "n_epochs": 20, "gae_lambda": 0.8, "ent_coef": 0.01}
+        write_run(folder / f"a/v{seed}", {100: [1], 200: [2 + seed]}, seed=seed, **settings)
+        settings = {"clip_range": 0.2, "n_epochs": 10, "memory": {"class_path": "lightning_rl.LSTM", "init_args": {"memory_size": 64}}}
+        write_run(folder / f"b/v{seed}", {100: [1], 200: [3 + seed]}, seed=seed, **settings)
+
+
+def linear(start):
+    return {"schedule": "linear", "start": start, "end": 0.0}
+
+
+def test_groups_with_long_names_are_told_by_a_key(folder, capfd):
+    long_named(folder)
+    status, out, err = run("compare a b", capfd)
+    assert (status, err) == (0, "") and max(map(len, out.splitlines())) < 120
+    lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
+    start = lines.index(["Groups of PPO, by the settings in which they differ"])
+    assert lines[start + 1 : start + 9] == [
+        ["PPO 1", "PPO 2"],
+        ["clip_range", "linear 0.2→0", "0.2"],
+        ["ent_coef", "0.01", "–"],
+        ["gae_lambda", "0.8", "–"],
+        ["learning_rate", "linear 0.001→0", "0.0003"],
+        ["memory", "–", "LSTM"],
+        ["memory.memory_size", "–", "64"],
+        ["n_epochs", "20", "10"],
+    ]
+    assert [line[:2] for line in lines if line[0] in ("PPO 1", "PPO 1 over PPO 2")][1:] == [["PPO 1", "2"], ["PPO 1 over PPO 2", "0.12"]]
+
+
+def boxes(figure):
+    """Where each panel's curves, and all else of it, and its legend lie in the picture, from the top down."""
+    figure.draw_without_rendering()
+    for panel in figure.subfigs:
+        (axes,), (legend,) = panel.axes, panel.legends
+        yield axes.get_window_extent(), axes.get_tightbbox(), legend.get_window_extent()
+
+
+@pytest.mark.parametrize("environments", [1, 5])
+@pytest.mark.parametrize("named", ["long", "short"])
+def test_each_panel_and_each_legend_have_a_place_of_their_own(environments, named, folder):
+    for environment in range(environments):
+        for algorithm in ("PPO", "A2C"):
+            settings = {"clip_range": linear(0.2), "n_epochs": 20, "gae_lambda": 0.8} if named == "long" else {}
+            for k, given in enumerate(({}, settings)):
+                write_run(
+                    folder / f"{environment}{algorithm}{k}", {100: [1], 200: [2]}, env=f"E{environment}", algorithm=algorithm, **given
+                )
+    figure = picture(sections := compared(find_runs([folder])[0]), looks(sections), None)
+    width, top = figure.bbox.width, figure.bbox.height
+    places = list(boxes(figure))
+    assert len(places) == environments
+    for curves, panel, legend in places:
+        assert curves.height > 250 and curves.width > 700
+        assert panel.y1 <= top and legend.y1 <= panel.y0 and 0 <= legend.x0 < legend.x1 <= width
+        assert top - panel.y1 < 60  # no blank margin
+        top = legend.y0
+    assert 0 <= top < 60
 
 
 def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):

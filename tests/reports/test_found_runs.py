@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +17,11 @@ from tests.reports.folders import write_run
 def groups_of(*folders):
     runs, _ = find_runs(folders)
     return [(section.title, {group.name: len(group.runs) for group in section.groups}) for section in compared(runs)]
+
+
+def labels_of(*folders):
+    (section,) = compared(find_runs(folders)[0])
+    return {group.label: len(group.runs) for group in section.groups}
 
 
 def notes_of(*folders):
@@ -47,23 +53,47 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group_and_names_say_what_d
     for seed in (1, 2, 3):
         write_run(tmp_path / f"version_{seed}", {1: [1]}, seed=seed, trainer={"run_name": f"seed{seed}", "devices": "auto"})
     assert groups_of(tmp_path) == [("CartPole-v1", {"PPO": 3})]
+    write_run(tmp_path / "long", {1: [1]}, max_env_steps=20000.0)
+    assert groups_of(tmp_path) == [("CartPole-v1", {"PPO max_env_steps=20,000": 1, "PPO": 3})]
+    shutil.rmtree(tmp_path / "long")
     write_run(tmp_path / "fast", {1: [1]}, learning_rate=0.001)
-    write_run(
-        tmp_path / "long", {1: [1]}, max_env_steps=20000.0, memory={"class_path": "lightning_rl.LSTM", "init_args": {"memory_size": 64}}
-    )
+    write_run(tmp_path / "memory", {1: [1]}, memory={"class_path": "lightning_rl.LSTM", "init_args": {"memory_size": 64}})
     write_run(tmp_path / "two", {1: [1]}, trainer={"devices": 2})
     write_run(tmp_path / "other", {1: [1]}, algorithm="A2C", n_steps=5)
-    assert groups_of(tmp_path) == [
-        (
-            "CartPole-v1",
-            {
-                "PPO learning_rate=0.001": 1,
-                "PPO learning_rate=0.0003 max_env_steps=20,000 memory=LSTM memory.memory_size=64": 1,
-                "A2C": 1,
-                "PPO learning_rate=0.0003 trainer.devices=2": 1,
-                "PPO learning_rate=0.0003": 3,
-            },
-        )
+    assert labels_of(tmp_path) == {
+        "PPO learning_rate=0.001": 1,
+        "PPO learning_rate=0.0003 memory=LSTM memory.memory_size=64": 1,
+        "A2C": 1,
+        "PPO learning_rate=0.0003 trainer.devices=2": 1,
+        "PPO learning_rate=0.0003": 3,
+    }
+
+
+def test_schedules_are_told_in_short(tmp_path):
+    write_run(tmp_path / "a", {1: [1]}, learning_rate={"schedule": "linear", "start": 0.001})
+    write_run(tmp_path / "b", {1: [1]}, learning_rate={"schedule": "piecewise", "points": [[0, 0.1], [0.5, 0.01], [1, 0.0]]})
+    write_run(tmp_path / "c", {1: [1]}, learning_rate={"schedule": "constant", "value": 0.002}, seed=1)
+    write_run(tmp_path / "d", {1: [1]}, learning_rate=0.002, seed=2)
+    assert labels_of(tmp_path) == {
+        "PPO learning_rate=linear 0.001→0": 1,
+        "PPO learning_rate=piecewise 0.1@0→0.01@0.5→0@1": 1,
+        "PPO learning_rate=0.002": 2,
+    }
+
+
+def test_groups_whose_names_would_be_long_have_numbers_that_stand_for_the_same_settings_in_all_sections(tmp_path):
+    one, other = (
+        {"clip_range": {"schedule": "linear", "start": 0.2, "end": 0.0}, "gae_lambda": 0.8},
+        {"clip_range": 0.2, "gae_lambda": 0.95},
+    )
+    for env, first, second in (("A-v0", one, other), ("B-v0", other, one)):
+        write_run(tmp_path / f"{env}0", {1: [1]}, env=env, **first)
+        write_run(tmp_path / f"{env}1", {1: [1]}, env=env, **second)
+        write_run(tmp_path / f"{env}2", {1: [1]}, env=env, algorithm="A2C")
+    assert groups_of(tmp_path) == [("A-v0", {"PPO 1": 1, "PPO 2": 1, "A2C": 1}), ("B-v0", {"PPO 2": 1, "PPO 1": 1, "A2C": 1})]
+    assert list(labels_of(tmp_path / "A-v00", tmp_path / "A-v01")) == [
+        "PPO clip_range=linear 0.2→0 gae_lambda=0.8",
+        "PPO clip_range=0.2 gae_lambda=0.95",
     ]
 
 
