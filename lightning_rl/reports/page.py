@@ -22,6 +22,9 @@ down to whole seeds, so that of three it is the mean. Bands and intervals are 95
 were evaluated at different counts, the last value known of each stands; a curve begins and ends where all seeds of its group have values.
 The probability of improvement is how likely a run of the first group ends higher than one of the second, ties counted half. Time is that
 of training with its evaluations."""
+KEY = "line: interquartile mean of the seeds; band: its 95 % interval"
+FEW = 30
+"""Points of a curve that are marked; a line through one would not be seen."""
 STYLES = ("-", "--", ":", "-.")
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
 img { max-width: 100% } p { max-width: 45em } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
@@ -43,7 +46,7 @@ def draw(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: 
 def picture(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> Any:
     """A figure with a panel for each section, one below the other, its legend under it."""
     names = [{group.name: legend(group) for group in section.groups} for section in sections]
-    heights = [4.2 + sum(0.1 + 0.18 * len(name.splitlines()) for name in each.values()) for each in names]
+    heights = [4.4 + sum(0.1 + 0.18 * len(name.splitlines()) for name in each.values()) for each in names]
     figure = new_figure(8, sum(heights), "compare --out")
     panels = figure.subfigures(len(sections), squeeze=False, height_ratios=heights)[:, 0]
     for panel, section, each in zip(panels, sections, names, strict=True):
@@ -68,12 +71,17 @@ def draw_section(axes: Any, section: Section, names: dict[str, str], lines: dict
         if not len(counts):
             continue
         interval = iqm_interval(returns)
-        axes.plot(counts, iqm(returns), style, color=color, label=names[group.name])
+        axes.plot(
+            counts, iqm(returns), style, marker="o" if len(counts) <= FEW else None, markersize=4, color=color, label=names[group.name]
+        )
         if interval is not None:
             axes.fill_between(counts, *interval, color=color, alpha=0.16, linewidth=0)
+            if len(counts) == 1:  # which has no band
+                axes.vlines(counts, *interval, color=color, alpha=0.3, linewidth=6)
     if threshold is not None and any(run.returns.max() >= threshold for group in section.groups for run in group.runs):
         axes.axhline(threshold, color="#777777", linewidth=1, linestyle=(0, (4, 3)), label=f"threshold {threshold:,.10g}")
-    label(axes, section.title, section.counter)
+    several = any(len(group.runs) > 1 for group in section.groups)
+    label(axes, section.title, section.counter, key=KEY if several else "")
 
 
 def html(sections: list[Section], threshold: float | None, remarks: Iterable[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import base64
 import re
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 from pytorch_lightning import seed_everything
@@ -166,6 +167,23 @@ def test_each_panel_and_each_legend_have_a_place_of_their_own(environments, name
         assert top - panel.y1 < 60  # no blank margin
         top = legend.y0
     assert 0 <= top < 60
+
+
+def test_a_curve_of_few_points_shows_them_and_one_of_a_single_point_is_seen(folder):
+    many = {count: [1] for count in range(1, 32)}
+    write_run(folder / "a", {100: [1]})
+    write_run(folder / "b", many, algorithm="A2C")
+    write_run(folder / "c", dict(list(many.items())[1:]), algorithm="DQN")
+    sections = compared(find_runs([folder])[0])
+    lines = picture(sections, looks(sections), None).subfigs[0].axes[0].lines
+    assert [(len(line.get_xdata()), line.get_marker()) for line in lines] == [(1, "o"), (31, "None"), (30, "o")]
+
+
+def test_the_picture_says_what_lines_and_bands_are(two_groups):
+    for runs, said in ((["PPO", "A2C"], "line: interquartile mean of the seeds; band: its 95 % interval"), (["PPO/v0"], "")):
+        sections = compared(find_runs(map(Path, runs))[0])
+        (legend,) = picture(sections, looks(sections), None).subfigs[0].legends
+        assert legend.get_title().get_text() == said
 
 
 def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):
