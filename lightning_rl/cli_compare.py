@@ -29,7 +29,7 @@ def compare(arguments: list[str], imports: list[str]) -> int:
     sections = compared(runs)
     remarks = [f"{folder} is left out: it has no returns yet." for folder in empty]
     for section in sections:
-        print(section.title, *(note for group in section.groups for note in group.notes()), sep="\n")
+        print(section.title, *section.notes(), sep="\n")
         for table in tables(section, options.threshold):
             print(f"\n{table.text()}")
         print()

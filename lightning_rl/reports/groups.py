@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lightning_rl.figures import AXES
 from lightning_rl.reports.runs import TRAINING, Run
 
 LONGEST = 40
@@ -61,10 +62,6 @@ class Group:
 
     def notes(self) -> Iterator[str]:
         """What a reader must know of this group."""
-        training = [run for run in self.runs if run.source == TRAINING]
-        if training:
-            which = "its returns" if len(training) == len(self.runs) else f"those of {', '.join(str(run.folder) for run in training)}"
-            yield f"{self.name} has runs without evaluations: {which} are those of training ({TRAINING}), with its exploration."
         if len(self.runs) == 1:
             yield f"{self.name} has one seed: there is no interval."
         for seed, number in Counter(run.seed for run in self.runs).items():
@@ -87,11 +84,43 @@ class Section:
     environment: str
     counter: str
     groups: list[Group]
+    unevaluated: list[Run]
+    """Where there are any, returns of training are compared."""
+    left_out: list[Run]
+    """Those that have none."""
+
+    @property
+    def training(self) -> bool:
+        """Whether returns are those of training."""
+        return bool(self.unevaluated)
 
     @property
     def title(self) -> str:
         """The environment, and what is counted where that is not environment steps."""
         return self.environment if self.counter == "env_steps" else f"{self.environment}, over {self.counter}"
+
+    def notes(self) -> Iterator[str]:
+        """What a reader must know of these groups."""
+        if self.training:
+            which = f"{some(self.unevaluated)} {'has' if len(self.unevaluated) == 1 else 'have'} no evaluations."
+            yield f"{which} All returns here are of training, with its exploration: each the mean of the last 100 episodes."
+        for run in self.left_out:
+            yield f"{run.folder} is left out: it has no returns of training."
+        ends = [max(run.counts[-1] for run in group.runs) for group in self.groups]
+        if min(ends) < max(ends):
+            which = ", ".join(f"{group.name} at {end:,.0f}" for group, end in zip(self.groups, ends, strict=True))
+            yield (
+                f"The groups ended at different counts of {AXES[self.counter]}: {which}. "
+                "Final returns and their comparison are those at each one's end."
+            )
+        for group in self.groups:
+            yield from group.notes()
+
+
+def some(runs: list[Run]) -> str:
+    """The folders of the first runs, and how many there are beside them."""
+    names = [str(run.folder) for run in runs[:3]] + ([f"{len(runs) - 3} more"] if len(runs) > 3 else [])
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def compared(runs: Iterable[Run]) -> list[Section]:
@@ -100,7 +129,13 @@ def compared(runs: Iterable[Run]) -> list[Section]:
     for run in runs:
         places[run.environment, run.counter].append(run)
     numbers: dict[str, dict[str, int]] = defaultdict(dict)
-    return [Section(environment, counter, named(grouped(found), numbers)) for (environment, counter), found in places.items()]
+    sections = []
+    for (environment, counter), found in places.items():
+        unevaluated = [run for run in found if run.source == TRAINING]
+        shown = [run.in_training() for run in found] if unevaluated else found
+        groups = named(grouped([run for run in shown if len(run.counts)]), numbers)
+        sections.append(Section(environment, counter, groups, unevaluated, [run for run in shown if not len(run.counts)]))
+    return sections
 
 
 def grouped(runs: list[Run]) -> list[Group]:

@@ -13,15 +13,15 @@ from lightning_rl.errors import SettingError
 from lightning_rl.figures import COLORS, label, new_figure, png
 from lightning_rl.reports.groups import Group, Section
 from lightning_rl.reports.statistics import REPS, iqm, iqm_interval
-from lightning_rl.reports.tables import tables
+from lightning_rl.reports.tables import TRAINING_RETURN, tables
 from lightning_rl.saving.atomic import SaveFailed, write_bytes
 
-ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them, rounded
-down to whole seeds, so that of three it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with
-{REPS:,} resamples, at each point by itself (Agarwal et al. 2021, rliable). A return is the mean over an evaluation's episodes. Where seeds
-were evaluated at different counts, the last value known of each stands; a curve begins and ends where all seeds of its group have values.
-The probability of improvement is how likely a run of the first group ends higher than one of the second, ties counted half. Time is that
-of training with its evaluations."""
+ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them, rounded down to
+whole seeds, so that of three it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with {REPS:,}
+resamples, at each point by itself (Agarwal et al. 2021, rliable). A return is the mean over an evaluation's episodes, or, where a section
+says so, over the last 100 of training. Where seeds were evaluated at different counts, the last value known of each stands; a curve
+begins and ends where all seeds of its group have values. The probability of improvement is how likely a run of the first group ends
+higher than one of the second, ties counted half. Time is that of training with its evaluations."""
 KEY = "line: interquartile mean of the seeds; band: its 95 % interval"
 FEW = 30
 """Points of a curve that are marked; a line through one would not be seen."""
@@ -81,7 +81,8 @@ def draw_section(axes: Any, section: Section, names: dict[str, str], lines: dict
     if threshold is not None and any(run.returns.max() >= threshold for group in section.groups for run in group.runs):
         axes.axhline(threshold, color="#777777", linewidth=1, linestyle=(0, (4, 3)), label=f"threshold {threshold:,.10g}")
     several = any(len(group.runs) > 1 for group in section.groups)
-    label(axes, section.title, section.counter, key=KEY if several else "")
+    meaning = TRAINING_RETURN if section.training else "mean return (sum of rewards)"
+    label(axes, section.title, section.counter, meaning, KEY if several else "")
 
 
 def html(sections: list[Section], threshold: float | None, remarks: Iterable[str]) -> Iterator[str]:
@@ -96,7 +97,7 @@ def html(sections: list[Section], threshold: float | None, remarks: Iterable[str
         picture = b64encode(draw([section], lines, threshold)).decode()
         yield f"<h2>{escape(section.title)}</h2>"
         yield f'<img src="data:image/png;base64,{picture}" alt="Learning curves on {escape(section.title)}">'
-        yield from (f"<p>{escape(note)}</p>" for group in section.groups for note in group.notes())
+        yield from (f"<p>{escape(note)}</p>" for note in section.notes())
         yield from (f"<div>\n{table.html()}\n</div>" for table in tables(section, threshold))
     yield "</body>\n</html>\n"
 

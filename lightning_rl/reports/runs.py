@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,11 @@ class Run:
     counts: np.ndarray
     returns: np.ndarray
     clock: np.ndarray
+
+    def in_training(self) -> Run:
+        """The same run by the returns of its training; `counts` is empty where it has none."""
+        returns = series(self.folder / "metrics.csv", read_rows(self.folder / "metrics.csv"), self.counter, TRAINING)
+        return replace(self, source=TRAINING, counts=returns[:, 0], returns=returns[:, 1])
 
     def seconds(self, count: float) -> float:
         """The time in the first row of `metrics.csv` at that count or after it, the last one at the end; NaN if there are none."""

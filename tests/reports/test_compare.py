@@ -169,6 +169,20 @@ def test_each_panel_and_each_legend_have_a_place_of_their_own(environments, name
     assert 0 <= top < 60
 
 
+def test_a_report_of_training_says_so_wherever_it_names_returns(folder, capfd):
+    write_run(folder / "a", {100: [1]}, training={100: 3.0}, seed=1)
+    write_run(folder / "b", training={100: 7.0}, algorithm="A2C")
+    status, out, err = run("compare a b --threshold 2", capfd)
+    assert (status, err) == (0, "") and "valuation" not in out.replace("b has no evaluations.", "")
+    lines = out.splitlines()
+    assert "Final mean return of training, last 100 episodes" in lines
+    assert "Until a mean return of training of 2, median of the seeds" in lines
+    assert "Probability of improvement, by the final mean return of training" in lines
+    sections = compared(find_runs([folder])[0])
+    axes = picture(sections, looks(sections), None).subfigs[0].axes[0]
+    assert axes.get_ylabel() == "mean return of training, last 100 episodes"
+
+
 def test_a_curve_of_few_points_shows_them_and_one_of_a_single_point_is_seen(folder):
     many = {count: [1] for count in range(1, 32)}
     write_run(folder / "a", {100: [1]})

@@ -26,7 +26,7 @@ def labels_of(*folders):
 
 def notes_of(*folders):
     (section,) = compared(find_runs(folders)[0])
-    return [note for group in section.groups for note in group.notes()]
+    return list(section.notes())
 
 
 def test_an_evaluation_is_the_mean_of_its_episodes(tmp_path):
@@ -39,7 +39,38 @@ def test_a_run_without_evaluations_is_shown_by_its_training(tmp_path):
     folder = write_run(tmp_path / "a", training={10: "", 20: 1.5, 30: 2.5})
     run = read_run(folder)
     assert (run.counts.tolist(), run.returns.tolist(), run.source) == ([20, 30], [1.5, 2.5], "rollout/ep_rew_mean")
-    assert any("without evaluations: its returns are those of training (rollout/ep_rew_mean)" in note for note in notes_of(folder))
+    assert notes_of(folder) == [
+        f"{folder} has no evaluations. All returns here are of training, with its exploration: each the mean of the last 100 episodes.",
+        "PPO has one seed: there is no interval.",
+    ]
+
+
+def test_evaluations_and_training_are_not_mixed_in_a_section(tmp_path):
+    write_run(tmp_path / "a", {100: [1], 200: [5]}, training={100: 10.0, 150: 20.0}, seed=1)
+    write_run(tmp_path / "b", training={120: 3.0, 180: 4.0}, seed=2)
+    write_run(tmp_path / "c", {100: [1]}, env="Acrobot-v1")
+    here, there = compared(find_runs([tmp_path])[0])
+    assert [run.returns.tolist() for run in here.groups[0].runs] == [[10, 20], [3, 4]]
+    assert (here.training, there.training) == (True, False) and there.groups[0].finals().tolist() == [1]
+
+
+def test_a_run_without_returns_of_training_is_left_out_where_these_are_compared(tmp_path):
+    write_run(tmp_path / "a", {100: [1]}, seed=1)
+    write_run(tmp_path / "b", training={100: 3.0}, seed=2)
+    (section,) = compared(find_runs([tmp_path])[0])
+    assert [run.folder.name for run in section.groups[0].runs] == ["b"]
+    assert f"{tmp_path / 'a'} is left out: it has no returns of training." in notes_of(tmp_path)
+
+
+def test_groups_that_ended_at_different_counts_are_named(tmp_path):
+    write_run(tmp_path / "a", {100: [1], 200: [1]})
+    write_run(tmp_path / "b", {200: [1]}, algorithm="A2C")
+    assert not any("ended" in note for note in notes_of(tmp_path))
+    write_run(tmp_path / "c", {100: [1], 3000: [1]}, algorithm="DQN")
+    assert notes_of(tmp_path)[0] == (
+        "The groups ended at different counts of environment steps: PPO at 200, A2C at 200, DQN at 3,000. "
+        "Final returns and their comparison are those at each one's end."
+    )
 
 
 def test_the_threshold_is_reached_by_the_first_return_that_is_so_high_at_the_time_of_its_row(tmp_path):
