@@ -62,6 +62,7 @@ class Group:
 
     def notes(self) -> Iterator[str]:
         """What a reader must know of this group."""
+        yield from (run.cut for run in self.runs if run.cut)
         if len(self.runs) == 1:
             yield f"{self.name} has one seed: there is no interval."
         for seed, number in Counter(run.seed for run in self.runs).items():

@@ -24,7 +24,7 @@ def two_groups(folder):
     """Five seeds of PPO that end at 0, 10, 20, 90 and 1,000, two of A2C that end at 15 and 30."""
     for seed, final in enumerate((0, 90, 20, 1000, 10)):
         seconds = {100: 1.0 + seed, 200: 60.0 * (1 + seed)}
-        write_run(folder / f"PPO/v{seed}", {100: [5, 15], 200: [final]}, seed=seed, seconds=seconds)
+        write_run(folder / f"PPO/v{seed}", {100: [5, 15], 200: [final, final]}, seed=seed, seconds=seconds)
     for seed, final in enumerate((15, 30)):
         write_run(folder / f"A2C/v{seed}", {100: [20], 200: [final]}, seed=seed, algorithm="A2C", seconds={200: 100.0})
     return folder

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import yaml
 
 from lightning_rl.errors import SettingError
 from lightning_rl.reports.groups import compared
@@ -30,7 +31,7 @@ def notes_of(*folders):
 
 
 def test_an_evaluation_is_the_mean_of_its_episodes(tmp_path):
-    run = read_run(write_run(tmp_path / "a", {100: [1, 2, 6], 200: [10, 20]}, seed=7))
+    run = read_run(write_run(tmp_path / "a", {100: [1, 2, 6], 200: [10, 20, 15]}, seed=7))
     assert (run.counts.tolist(), run.returns.tolist()) == ([100, 200], [3, 15])
     assert (run.algorithm, run.environment, run.seed, run.counter, run.source) == ("PPO", "CartPole-v1", 7, "env_steps", "evaluations")
 
@@ -191,20 +192,52 @@ def test_runs_that_have_not_begun_are_left_out_of_a_folder_but_not_if_they_are_n
         ("config.yaml", "a: [", "does not say which algorithm ran"),
         ("config.yaml", "model: PPO", "does not say which algorithm ran"),
         ("config.yaml", "model: {class_path: PPO, init_args: [1]}", "does not say which algorithm ran"),
+        ("config.yaml", "model: {class_path: PPO}\nevaluation: often", "does not say which algorithm ran"),
         ("config.yaml", "- 1", "does not say which algorithm ran"),
         ("evaluations.csv", "env_steps,seed,return\n100,1,high\n", "could not convert string to float: 'high'"),
-        ("", "frames,seed,return\n100,1,2\n", "its files begin with the column 'frames', not with env_steps or updates"),
+        ("evaluations.csv", "frames,seed,return\n100,1,2\n", "does not begin with the column env_steps or updates: it is not what a run"),
+        ("evaluations.csv", "env_steps,seed,length\n100,1,2\n", "has no column return: it is not what a run wrote"),
+        ("evaluations.csv", "\0\1\2", "does not begin with the column"),
+        ("metrics.csv", "\0\1\2\n\n\n\3", "does not begin with the column"),
+        (
+            "metrics.csv",
+            "env_steps,seed,return\n" + "x" * 200_000 + "\n",
+            "field larger than field limit (131072); it is not what a run wrote",
+        ),
         ("evaluations.csv", "env_steps,seed,return\n100,1,nan\n", "the column return holds numbers that are not finite"),
     ],
 )
 def test_a_file_that_no_run_wrote_is_named(file, text, said, tmp_path):
     folder = write_run(tmp_path / "a", {100: [1]})
-    (folder / (file or "evaluations.csv")).write_text(text)
+    (folder / file).write_text(text)
     with pytest.raises(SettingError) as error:
         find_runs([folder])
     assert str(error.value).startswith(str(folder / file)) and said in str(error.value)
 
 
+def test_an_evaluation_that_was_cut_off_is_left_out_and_named(tmp_path):
+    folder = write_run(tmp_path / "a", {100: [1, 2, 3], 200: [4, 5, 6], 300: [1]})
+    assert read_run(folder).returns.tolist() == [2, 5]
+    assert notes_of(folder)[0] == f"{folder} has 1 episode of its last evaluation, at 300, and 3 of the one before: it is left out."
+
+
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_a_run_that_continued_with_fewer_episodes_keeps_its_last_evaluation(episodes, tmp_path):
+    folder = write_run(tmp_path / "a", {100: [1, 2, 3], 200: [4]})
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "evaluation": {"episodes": episodes}}))
+    assert read_run(folder).counts.tolist() == ([100, 200] if episodes == 1 else [100])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "env_st", "env_steps,seed", "env_steps,seed,return,length,success\n", "env_steps,seed,return,length,success\n1,2"]
+)
+def test_a_file_that_was_cut_off_at_its_beginning_is_an_empty_one(text, tmp_path):
+    folder = write_run(tmp_path / "a", training={100: 3.0})
+    (folder / "evaluations.csv").write_text(text)
+    assert read_run(folder).source == "rollout/ep_rew_mean"
+
+
 def test_means_do_not_depend_on_the_order_of_rows(tmp_path):
-    folder = write_run(tmp_path / "a", {200: [4, 8], 100: [1]})
+    folder = write_run(tmp_path / "a", {200: [4, 8], 100: [1, 1]})
     np.testing.assert_array_equal(read_run(folder).returns, [1, 6])
