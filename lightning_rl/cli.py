@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from rich.console import Console
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
@@ -132,10 +131,17 @@ def quieten() -> None:
     """Notices of Lightning belong on stdout, without its advertisements; those of Weights & Biases nowhere: stderr carries only errors."""
     os.environ.setdefault("WANDB_SILENT", "true")
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
-        handler = logging.StreamHandler(sys.stdout)
+        handler = Notices(sys.stdout)
         handler.addFilter(lambda record: not record.getMessage().startswith(ADVERTISEMENTS))
         logging.getLogger(name).handlers = [handler]
         logging.getLogger(name).propagate = False
+
+
+class Notices(logging.StreamHandler):
+    """Raises what goes wrong in writing, instead of printing it with a traceback and going on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
 
 
 @contextmanager
@@ -195,7 +201,7 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
 def tell(algorithm: Algorithm, result: dict[str, float]) -> None:
     """Print statistics of episodes for a reader."""
     trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
-    Console(highlight=False, soft_wrap=True).print(
+    print(
         f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {result['episodes']} episodes "
         f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
         f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "

@@ -28,6 +28,8 @@ def compare(arguments: list[str], imports: list[str]) -> int:
     runs, empty = find_runs(options.runs)
     sections = compared(runs)
     remarks = [f"{folder} is left out: it has no returns yet." for folder in empty]
+    if options.out is not None:
+        write(options.out, sections, options.threshold, remarks)
     for section in sections:
         print(section.title, *section.notes(), sep="\n")
         for table in tables(section, options.threshold):
@@ -35,7 +37,6 @@ def compare(arguments: list[str], imports: list[str]) -> int:
         print()
     print(*remarks, sep="\n", end="\n" if remarks else "")
     if options.out is not None:
-        write(options.out, sections, options.threshold, remarks)
         print(f"report: {options.out}, picture: {options.out.with_suffix('.png')}")
     return 0
 
