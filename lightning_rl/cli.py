@@ -198,20 +198,23 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
     return 0
 
 
-def tell(algorithm: Algorithm, result: dict[str, float]) -> None:
+def tell(algorithm: Algorithm, result: dict[str, Any]) -> None:
     """Print statistics of episodes for a reader."""
     trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
-    print(
-        f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {result['episodes']} episodes "
-        f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
-        f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
-        f"mean length {result['length_mean']:.1f}, trained for {trained}"
-    )
+    if result["episodes"] == 1:
+        print(f"return {result['return_mean']:.2f} in 1 episode, length {result['length_mean']:.0f}, trained for {trained}")
+    else:
+        print(
+            f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {result['episodes']} episodes "
+            f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
+            f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
+            f"mean length {result['length_mean']:.1f}, trained for {trained}"
+        )
     for curriculum in make_curriculum(algorithm.env):
         print(f"played in the final lessons: {curriculum.finals()}")
 
 
-def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, float]:
+def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, Any]:
     """The statistics that `evaluate --json` prints."""
     num_envs = min(options.num_envs, options.episodes)
     player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
@@ -220,7 +223,7 @@ def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, f
     return statistics(algorithm, episodes, options.seed)
 
 
-def statistics(algorithm: Algorithm, episodes: list[Episode], seed: int) -> dict[str, float]:
+def statistics(algorithm: Algorithm, episodes: list[Episode], seed: int) -> dict[str, Any]:
     """Of episodes from a seed on, and how long the algorithm had learned."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
     return {**summarize(episodes), "episodes": len(episodes), **counts, "seed": seed}

@@ -81,6 +81,9 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
     runs: dict[Path, Run] = {}
     empty: list[Path] = []
     for folder in folders:
+        if folder.is_file():
+            where = folder.parent if is_run(folder.parent) else "or one of runs such as runs/PPO/CartPole-v1"
+            raise SettingError(f"{folder} is a file; name the folder of a run, {where}")
         if not folder.is_dir():
             raise SettingError(f"{folder}: there is no such folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
         found = [folder] if is_run(folder) else sorted((path.parent for path in folder.rglob("config.yaml")), key=natural)

@@ -81,13 +81,18 @@ def test_the_page_stands_alone_and_is_the_same_each_time(two_groups, capfd):
         ("PPO --out report.pdf", "ends in .html"),
         ("PPO --out folder.html", "folder.html is a folder"),
         ("PPO --threshold much", "invalid float value: 'much'"),
-        ("PPO --threshold nan", "--threshold must be >= -inf"),
+        ("PPO --threshold nan", "--threshold must be a number, got nan"),
+        ("''", "'' is no folder; name the folder of a run"),
+        ("PPO/v0/config.yaml", "PPO/v0/config.yaml is a file; name the folder of a run, PPO/v0"),
+        ("report.txt", "report.txt is a file; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1"),
+        ("PPO --out ''", "--out '' is no file; name one that ends in .html"),
         ("PPO --treshold 3", "did you mean --threshold?"),
     ],
 )
 def test_wrong_input_is_told_in_one_line(arguments, said, two_groups, capfd):
     write_run(two_groups / "begun", {})
     (two_groups / "empty").mkdir()
+    (two_groups / "report.txt").touch()
     (two_groups / "folder.html").mkdir()
     status, out, err = run(f"compare {arguments}", capfd)
     assert (status, out) == (2, "") and err.startswith("error: ") and said in err and err.count("\n") == 1
