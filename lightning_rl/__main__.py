@@ -35,11 +35,15 @@ SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "export", "imp
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program. Returns its exit status: 0, 2 for wrong input, or 1 where another process of the run is gone."""
+    """Run the program. Returns its exit status: 0, 2 for wrong input, 1 where another process of the run is gone, 141 if its reader is."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = take_flag(arguments, "--debug")
     try:
-        return run(arguments, debug)
+        try:
+            return run(arguments, debug)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # not when Python ends, which would print what fails
     except (SettingError, LostRankError) as error:
         if debug:
             raise
@@ -47,6 +51,23 @@ def main(argv: list[str] | None = None) -> int:
         return 2 if isinstance(error, SettingError) else 1
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if not output_is_lost():
+            raise
+        if isinstance(error, BrokenPipeError):  # … | head
+            return 141
+        print(one_line(f"the output could not be written: {error.strerror}"), file=sys.stderr)
+        return 2
+
+
+def output_is_lost() -> bool:
+    """Whether nothing can be printed any more; if so, what is still to be printed goes nowhere."""
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def run(arguments: list[str], debug: bool = False) -> int:

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from rich.console import Console
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
@@ -132,10 +131,17 @@ def quieten() -> None:
     """Notices of Lightning belong on stdout, without its advertisements; those of Weights & Biases nowhere: stderr carries only errors."""
     os.environ.setdefault("WANDB_SILENT", "true")
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
-        handler = logging.StreamHandler(sys.stdout)
+        handler = Notices(sys.stdout)
         handler.addFilter(lambda record: not record.getMessage().startswith(ADVERTISEMENTS))
         logging.getLogger(name).handlers = [handler]
         logging.getLogger(name).propagate = False
+
+
+class Notices(logging.StreamHandler):
+    """Raises what goes wrong in writing, instead of printing it with a traceback and going on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
 
 
 @contextmanager
@@ -192,20 +198,23 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
     return 0
 
 
-def tell(algorithm: Algorithm, result: dict[str, float]) -> None:
+def tell(algorithm: Algorithm, result: dict[str, Any]) -> None:
     """Print statistics of episodes for a reader."""
     trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
-    Console(highlight=False, soft_wrap=True).print(
-        f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {result['episodes']} episodes "
-        f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
-        f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
-        f"mean length {result['length_mean']:.1f}, trained for {trained}"
-    )
+    if result["episodes"] == 1:
+        print(f"return {result['return_mean']:.2f} in 1 episode, length {result['length_mean']:.0f}, trained for {trained}")
+    else:
+        print(
+            f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {result['episodes']} episodes "
+            f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
+            f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
+            f"mean length {result['length_mean']:.1f}, trained for {trained}"
+        )
     for curriculum in make_curriculum(algorithm.env):
         print(f"played in the final lessons: {curriculum.finals()}")
 
 
-def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, float]:
+def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, Any]:
     """The statistics that `evaluate --json` prints."""
     num_envs = min(options.num_envs, options.episodes)
     player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
@@ -214,7 +223,7 @@ def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, f
     return statistics(algorithm, episodes, options.seed)
 
 
-def statistics(algorithm: Algorithm, episodes: list[Episode], seed: int) -> dict[str, float]:
+def statistics(algorithm: Algorithm, episodes: list[Episode], seed: int) -> dict[str, Any]:
     """Of episodes from a seed on, and how long the algorithm had learned."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
     return {**summarize(episodes), "episodes": len(episodes), **counts, "seed": seed}

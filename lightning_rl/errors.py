@@ -46,12 +46,13 @@ def check_range(
     name: str, value: Any, low: float = -float("inf"), high: float = float("inf"), *, open_low: bool = False, whole: bool = False
 ) -> None:
     """Raise `SettingError` unless low <= value <= high (low < value with `open_low`), an integer with `whole`."""
-    kind = int if whole else (int, float)
+    kind, what = (int, "an integer") if whole else ((int, float), "a number")
     bounds = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if high != float("inf") else "")
+    unbounded = (low, high) == (-float("inf"), float("inf"))
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise SettingError(f"{name} must be {'an integer' if whole else 'a number'} {bounds}, got {value!r}")
+        raise SettingError(f"{name} must be {what}{'' if unbounded else f' {bounds}'}, got {value!r}")
     if not low <= value <= high or (open_low and value == low):
-        raise SettingError(f"{name} must be {bounds}, got {value!r}")
+        raise SettingError(f"{name} must be {what if unbounded else bounds}, got {value!r}")
 
 
 def check_flag(name: str, value: Any) -> None:

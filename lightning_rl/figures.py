@@ -26,19 +26,22 @@ def new_figure(width: float, height: float, needed_by: str) -> Any:
     return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
-def label(axes: Any, title: str, counter: str) -> None:
-    """Names of the axes, thousands set apart, a quiet grid, and the legend below, where it covers no curve."""
+def label(axes: Any, title: str, counter: str, returns: str = "mean return (sum of rewards)", key: str = "") -> None:
+    """Names of the axes, thousands set apart, a quiet grid, and the legend in a place of its own below, under the words of a key."""
     axes.set_title(title, loc="left")
     axes.set_xlabel(AXES[counter])
-    axes.set_ylabel("mean return (sum of rewards)")
+    axes.set_ylabel(returns)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.10g}")
     axes.grid(color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), frameon=False, borderaxespad=0)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.figure.legend(
+            handles, labels, title=key, alignment="left", loc="outside lower left", frameon=False, fontsize=9, title_fontsize=9
+        )
 
 
 def png(figure: Any) -> bytes:

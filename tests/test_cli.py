@@ -242,8 +242,17 @@ def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, cap
     assert list(result) == keys.split() and (result["episodes"], result["seed"]) == (5, 40)
     text = fit(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt {options}")
     assert text.startswith(f"return {result['return_mean']:.2f} ±") and text.count("\n") == 1
+    assert "95 % interval of the mean" in text and " over 5 episodes " in text
     drawn = json.loads(fit(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt {options} --stochastic --json"))
     assert drawn["return_mean"] != result["return_mean"]
+
+
+def test_evaluate_says_of_one_episode_what_there_is_to_say(fit, folder):
+    fit(CARTPOLE)
+    command = f"evaluate --ckpt_path {RUN}0/checkpoints/last.ckpt --episodes 1 --max_episode_steps 5"
+    assert fit(command) == "return 5.00 in 1 episode, length 5, trained for 64 environment steps\n"
+    result = json.loads(fit(f"{command} --json"))
+    assert (result["episodes"], result["return_mean"], result["ci_low"], result["ci_high"]) == (1, 5.0, None, None)
 
 
 @pytest.mark.parametrize("way", ["config", "option"])

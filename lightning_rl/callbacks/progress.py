@@ -19,6 +19,13 @@ LINE = 60.0
 """Seconds between two lines of a log file."""
 
 
+class Output(Console):
+    """Where to write; a reader that is gone ends the program as it does elsewhere."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 class EnvStepsProgressBar(ProgressBar):
     """Environment steps (or updates) done of those planned, their number per second, mean return, and time left.
 
@@ -34,7 +41,7 @@ class EnvStepsProgressBar(ProgressBar):
     @cached_property
     def console(self) -> Console:
         """Where to write."""
-        return Console(highlight=False, soft_wrap=True)
+        return Output(highlight=False, soft_wrap=True)
 
     @property
     def live(self) -> bool:

@@ -172,8 +172,11 @@ def longest_episode(env: gym.Env) -> int:
     return getattr(env.spec, "max_episode_steps", None) or MAX_EPISODE_STEPS
 
 
-def summarize(episodes: list[Episode]) -> dict[str, float]:
-    """Statistics of the returns: mean, standard deviation, range, median, interquartile mean, and a 95 % bootstrap interval of the mean."""
+def summarize(episodes: list[Episode]) -> dict[str, Any]:
+    """Statistics of the returns: mean, standard deviation, range, median, interquartile mean, and a 95 % bootstrap interval of the mean.
+
+    The interval of one episode is None and None.
+    """
     returns = np.array([episode.return_ for episode in episodes])
     ordered, quarter = np.sort(returns), len(returns) // 4
     draws = np.random.default_rng(0).choice(returns, (2_000, len(returns))).mean(1)
@@ -189,4 +192,4 @@ def summarize(episodes: list[Episode]) -> dict[str, float]:
         "ci_high": high,
         "length_mean": np.mean([episode.length for episode in episodes]),
     }
-    return {name: float(value) for name, value in statistics.items()}
+    return {name: None if len(returns) == 1 and name.startswith("ci_") else float(value) for name, value in statistics.items()}

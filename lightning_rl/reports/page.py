@@ -6,21 +6,25 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from lightning_rl.errors import SettingError
 from lightning_rl.figures import COLORS, label, new_figure, png
-from lightning_rl.reports.groups import Section
+from lightning_rl.reports.groups import Group, Section
 from lightning_rl.reports.statistics import REPS, iqm, iqm_interval
-from lightning_rl.reports.tables import tables
+from lightning_rl.reports.tables import TRAINING_RETURN, tables
 from lightning_rl.saving.atomic import SaveFailed, write_bytes
 
-ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them, rounded
-down to whole seeds, so that of three it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with
-{REPS:,} resamples, at each point by itself (Agarwal et al. 2021, rliable). A return is the mean over an evaluation's episodes. Where seeds
-were evaluated at different counts, the last value known of each stands; a curve begins and ends where all seeds of its group have values.
-The probability of improvement is how likely a run of the first group ends higher than one of the second, ties counted half. Time is that
-of training with its evaluations."""
+ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them, rounded down to
+whole seeds, so that of three it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with {REPS:,}
+resamples, at each point by itself (Agarwal et al. 2021, rliable). A return is the mean over an evaluation's episodes, or, where a section
+says so, over the last 100 of training. Where seeds were evaluated at different counts, the last value known of each stands; a curve
+begins and ends where all seeds of its group have values. The probability of improvement is how likely a run of the first group ends
+higher than one of the second, ties counted half. Time is that of training with its evaluations."""
+KEY = "line: interquartile mean of the seeds; band: its 95 % interval"
+FEW = 30
+"""Points of a curve that are marked; a line through one would not be seen."""
 STYLES = ("-", "--", ":", "-.")
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
 img { max-width: 100% } p { max-width: 45em } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
@@ -35,16 +39,28 @@ def looks(sections: list[Section]) -> dict[str, tuple[str, str]]:
 
 
 def draw(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> bytes:
-    """Learning curves as a PNG file, a panel for each section, one below the other."""
-    heights = [4.2 + 0.24 * len(section.groups) for section in sections]
+    """Learning curves as a PNG file."""
+    return png(picture(sections, lines, threshold))
+
+
+def picture(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> Any:
+    """A figure with a panel for each section, one below the other, its legend under it."""
+    names = [{group.name: legend(group) for group in section.groups} for section in sections]
+    heights = [4.4 + sum(0.1 + 0.18 * len(name.splitlines()) for name in each.values()) for each in names]
     figure = new_figure(8, sum(heights), "compare --out")
-    panels = figure.subplots(len(sections), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, section in zip(panels, sections, strict=True):
-        draw_section(axes, section, lines, threshold)
-    return png(figure)
+    panels = figure.subfigures(len(sections), squeeze=False, height_ratios=heights)[:, 0]
+    for panel, section, each in zip(panels, sections, names, strict=True):
+        draw_section(panel.subplots(), section, each, lines, threshold)
+    return figure
 
 
-def draw_section(axes: Any, section: Section, lines: dict[str, tuple[str, str]], threshold: float | None) -> None:
+def legend(group: Group) -> str:
+    """What a picture says of a group, in lines that are no wider than it."""
+    seeds = group.seeds if len(group.runs) > 1 else f"{group.seeds}, no interval"
+    return fill(f"{group.name} ({seeds})" + (f": {group.key}" if group.key else ""), 100, subsequent_indent="    ")
+
+
+def draw_section(axes: Any, section: Section, names: dict[str, str], lines: dict[str, tuple[str, str]], threshold: float | None) -> None:
     """The curves of one section: a line for each group, and a band for its interval where it has several seeds.
 
     A threshold that no run reaches is left out: it may be that of another environment, and would press the curves flat.
@@ -55,13 +71,18 @@ def draw_section(axes: Any, section: Section, lines: dict[str, tuple[str, str]],
         if not len(counts):
             continue
         interval = iqm_interval(returns)
-        seeds = group.seeds if interval is not None else f"{group.seeds}, no interval"
-        axes.plot(counts, iqm(returns), style, color=color, label=f"{group.name} ({seeds})")
+        axes.plot(
+            counts, iqm(returns), style, marker="o" if len(counts) <= FEW else None, markersize=4, color=color, label=names[group.name]
+        )
         if interval is not None:
             axes.fill_between(counts, *interval, color=color, alpha=0.16, linewidth=0)
+            if len(counts) == 1:  # which has no band
+                axes.vlines(counts, *interval, color=color, alpha=0.3, linewidth=6)
     if threshold is not None and any(run.returns.max() >= threshold for group in section.groups for run in group.runs):
         axes.axhline(threshold, color="#777777", linewidth=1, linestyle=(0, (4, 3)), label=f"threshold {threshold:,.10g}")
-    label(axes, section.title, section.counter)
+    several = any(len(group.runs) > 1 for group in section.groups)
+    meaning = TRAINING_RETURN if section.training else "mean return (sum of rewards)"
+    label(axes, section.title, section.counter, meaning, KEY if several else "")
 
 
 def html(sections: list[Section], threshold: float | None, remarks: Iterable[str]) -> Iterator[str]:
@@ -76,7 +97,7 @@ def html(sections: list[Section], threshold: float | None, remarks: Iterable[str
         picture = b64encode(draw([section], lines, threshold)).decode()
         yield f"<h2>{escape(section.title)}</h2>"
         yield f'<img src="data:image/png;base64,{picture}" alt="Learning curves on {escape(section.title)}">'
-        yield from (f"<p>{escape(note)}</p>" for group in section.groups for note in group.notes())
+        yield from (f"<p>{escape(note)}</p>" for note in section.notes())
         yield from (f"<div>\n{table.html()}\n</div>" for table in tables(section, threshold))
     yield "</body>\n</html>\n"
 

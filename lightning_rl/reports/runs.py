@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lightning_rl.figures import AXES
 EVALUATIONS, TRAINING = "evaluations", "rollout/ep_rew_mean"
 TOGETHER = {"devices", "num_nodes", "precision", "strategy"}
 """Flags of the Trainer that change what is learned; the others say where a run lies and how it is watched."""
+SCHEDULES = ("constant", "linear", "piecewise")
 UNSAID = (None, "auto", 1, "1")
 
 
@@ -33,6 +36,7 @@ class Run:
         seed: `seed_everything`; None if none was set.
         counter: what the run counts, `env_steps` or `updates`.
         source: where the returns come from: `evaluations`, or `rollout/ep_rew_mean` for a run without any.
+        cut: what there is to say of an evaluation that was left out; nothing of none.
         counts: [K], where the returns were found, ascending.
         returns: [K], the mean over an evaluation's episodes, or the training's mean.
         clock: [L, 2], counts and the seconds that had passed.
@@ -45,9 +49,15 @@ class Run:
     seed: int | None
     counter: str
     source: str
+    cut: str
     counts: np.ndarray
     returns: np.ndarray
     clock: np.ndarray
+
+    def in_training(self) -> Run:
+        """The same run by the returns of its training; `counts` is empty where it has none."""
+        returns = series(self.folder / "metrics.csv", read_rows(self.folder / "metrics.csv"), self.counter, TRAINING)
+        return replace(self, source=TRAINING, counts=returns[:, 0], returns=returns[:, 1])
 
     def seconds(self, count: float) -> float:
         """The time in the first row of `metrics.csv` at that count or after it, the last one at the end; NaN if there are none."""
@@ -71,6 +81,9 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
     runs: dict[Path, Run] = {}
     empty: list[Path] = []
     for folder in folders:
+        if folder.is_file():
+            where = folder.parent if is_run(folder.parent) else "or one of runs such as runs/PPO/CartPole-v1"
+            raise SettingError(f"{folder} is a file; name the folder of a run, {where}")
         if not folder.is_dir():
             raise SettingError(f"{folder}: there is no such folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
         found = [folder] if is_run(folder) else sorted((path.parent for path in folder.rglob("config.yaml")), key=natural)
@@ -105,13 +118,11 @@ def read_run(folder: Path) -> Run:
     model, trainer = config["model"], config.get("trainer") or {}
     settings = dict(flat(model.get("init_args") or {}))
     settings |= {f"trainer.{name}": shown(trainer[name]) for name in TOGETHER & trainer.keys() if trainer[name] not in UNSAID}
-    evaluations, metrics = (read_rows(folder / name) for name in ("evaluations.csv", "metrics.csv"))
+    evaluations, metrics = table(folder / "evaluations.csv", "return"), table(folder / "metrics.csv")
     counter = next(iter((evaluations or metrics or [{"env_steps": ""}])[0]))
-    if counter not in AXES:
-        raise SettingError(
-            f"{folder}: its files begin with the column {counter!r}, not with {' or '.join(AXES)}: they are not what a run wrote"
-        )
     returns = series(folder / "evaluations.csv", evaluations, counter, "return")
+    cut = cut_off(evaluations, counter, (config.get("evaluation") or {}).get("episodes"))
+    returns = returns[:-1] if cut else returns
     source = EVALUATIONS if len(returns) else TRAINING
     returns = returns if len(returns) else series(folder / "metrics.csv", metrics, counter, TRAINING)
     return Run(
@@ -122,6 +133,7 @@ def read_run(folder: Path) -> Run:
         seed=config.get("seed_everything"),
         counter=counter,
         source=source,
+        cut=cut and f"{folder} {cut}",
         counts=returns[:, 0],
         returns=returns[:, 1],
         clock=series(folder / "metrics.csv", metrics, counter, "time/time_elapsed"),
@@ -133,11 +145,41 @@ def read_config(file: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
         model, trainer = config["model"], config.get("trainer") or {}
-        if isinstance(model["class_path"], str) and all(isinstance(each, dict) for each in (model.get("init_args") or {}, trainer)):
+        if isinstance(model["class_path"], str) and all(
+            isinstance(each, dict) for each in (model.get("init_args") or {}, trainer, config.get("evaluation") or {})
+        ):
             return config
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
         pass
     raise SettingError(f"{file} does not say which algorithm ran: it is not what a run wrote")
+
+
+def table(file: Path, needed: str | None = None) -> list[dict[str, str]]:
+    """The rows of a CSV file; none if it does not exist or not even its first line is whole.
+
+    Raises:
+        SettingError: something else than a run wrote.
+    """
+    try:
+        rows, begin = read_rows(file), file.read_bytes()[:100].decode(errors="replace") if file.exists() else ""
+    except (OSError, csv.Error) as error:
+        raise SettingError(f"{file}: {getattr(error, 'strerror', None) or error}; it is not what a run wrote") from error
+    first = re.split(r"[,\r\n]", begin)[0]
+    if first not in AXES and (first != begin or not any(name.startswith(first) for name in AXES)):
+        raise SettingError(f"{file} does not begin with the column {' or '.join(AXES)}: it is not what a run wrote")
+    if rows and needed is not None and needed not in rows[0]:
+        raise SettingError(f"{file} has no column {needed}: it is not what a run wrote")
+    return rows
+
+
+def cut_off(evaluations: list[dict[str, str]], counter: str, wanted: Any) -> str:
+    """What is wrong with the last evaluation: a killed process left fewer episodes than of the one before, and than it `wanted`."""
+    numbers = sorted(Counter(float(row[counter]) for row in evaluations if row["return"]).items())
+    (_, before), (count, last) = numbers[-2:] if len(numbers) > 1 else [(0, 0)] * 2
+    if last >= before or last == wanted:
+        return ""
+    episodes = "1 episode" if last == 1 else f"{last} episodes"
+    return f"has {episodes} of its last evaluation, at {count:,.0f}, and {before} of the one before: it is left out."
 
 
 def series(file: Path, rows: list[dict[str, str]], counter: str, column: str) -> np.ndarray:
@@ -156,10 +198,21 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
     """Settings inside settings by their dotted names; an object is named by its class."""
     for name, value in settings.items():
         key = f"{prefix}{name}".removesuffix(".class_path")
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value.get("schedule") in SCHEDULES:
+            yield key, schedule(value)
+        elif isinstance(value, Mapping):
             yield from flat(value, prefix if name == "init_args" else f"{key}.")
         elif value is not None:
             yield key, shown(value).rpartition(".")[2] if name == "class_path" else shown(value)
+
+
+def schedule(setting: Mapping[str, Any]) -> str:
+    """In short: `linear 0.001→0`."""
+    if setting["schedule"] == "constant":
+        return shown(setting.get("value"))
+    if setting["schedule"] == "linear":
+        return f"linear {shown(setting.get('start'))}→{shown(setting.get('end', 0.0))}"
+    return "piecewise " + "→".join(f"{shown(value)}@{shown(at)}" for at, value in setting.get("points") or ())
 
 
 def shown(value: Any) -> str:

@@ -14,6 +14,7 @@ from lightning_rl.reports.groups import Section
 from lightning_rl.reports.statistics import improvement_interval, iqm, iqm_interval, probability_of_improvement
 
 NOTHING = "–"
+TRAINING_RETURN = "mean return of training, last 100 episodes"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Table:
 
 def tables(section: Section, threshold: float | None) -> Iterator[Table]:
     """All of a section."""
+    yield from keys(section)
     yield final(section)
     if threshold is not None:
         yield until(section, threshold)
@@ -48,15 +50,26 @@ def tables(section: Section, threshold: float | None) -> Iterator[Table]:
     yield folders(section)
 
 
+def keys(section: Section) -> Iterator[Table]:
+    """What the numbers of an algorithm's groups stand for. There are as many rows as there are more of, settings or groups."""
+    for algorithm in dict.fromkeys(group.algorithm for group in section.groups if group.key):
+        groups = [group for group in section.groups if group.algorithm == algorithm]
+        names = sorted({name for group in groups for name in group.settings})
+        cells = [["", *names], *([group.name, *(group.settings.get(name, NOTHING) for name in names)] for group in groups)]
+        if len(groups) <= len(names):
+            cells = [list(column) for column in zip(*cells, strict=True)]
+        yield Table(f"Groups of {algorithm}, by the settings in which they differ", cells[0], cells[1:])
+
+
 def final(section: Section) -> Table:
-    """The last evaluation of each seed."""
+    """The last return of each seed."""
     columns = ["", "seeds", AXES[section.counter], "IQM", "95 % interval", "lowest – highest", "time"]
     rows = []
     for group in section.groups:
         finals, ends = group.finals(), np.array([run.counts[-1] for run in group.runs])
         row = [group.name, str(len(finals)), span(ends), number(iqm(finals)), between(iqm_interval(finals[:, None]))]
         rows.append([*row, span(finals, number), duration(np.median([run.seconds(run.counts[-1]) for run in group.runs]))])
-    return Table("Final evaluation, mean return", columns, rows)
+    return Table(f"Final {TRAINING_RETURN}" if section.training else "Final evaluation, mean return", columns, rows)
 
 
 def until(section: Section, threshold: float) -> Table:
@@ -69,7 +82,8 @@ def until(section: Section, threshold: float) -> Table:
         row = [group.name, f"{there.sum()} of {len(there)}"]
         rows.append([*row, whole(np.median(counts)), span(counts[there]), duration(np.median(times)), span(times[there], duration)])
     columns = ["", "reached by", AXES[section.counter], "fastest – slowest", "time", "fastest – slowest"]
-    return Table(f"Until a mean return of {threshold:,.10g}, median of the seeds", columns, rows)
+    returns = "mean return of training" if section.training else "mean return"
+    return Table(f"Until a {returns} of {threshold:,.10g}, median of the seeds", columns, rows)
 
 
 def improvement(section: Section) -> Table:
@@ -79,7 +93,8 @@ def improvement(section: Section) -> Table:
         scores = one.finals(), other.finals()
         interval = between(improvement_interval(*scores), "{:.2f}".format)
         rows.append([f"{one.name} over {other.name}", f"{probability_of_improvement(*scores):.2f}", interval])
-    return Table("Probability of improvement, by the final evaluation", ["", "probability", "95 % interval"], rows)
+    by = "mean return of training" if section.training else "evaluation"
+    return Table(f"Probability of improvement, by the final {by}", ["", "probability", "95 % interval"], rows)
 
 
 def folders(section: Section) -> Table:

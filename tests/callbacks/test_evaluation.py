@@ -246,3 +246,8 @@ def test_statistics_of_returns_worked_by_hand():
     assert statistics["return_mean"] == 121 / 8 and statistics["return_median"] == 3.5
     assert statistics["iqm"] == (2 + 3 + 4 + 5) / 4 and (statistics["return_min"], statistics["return_max"]) == (0, 100)
     assert statistics["length_mean"] == 7 and 1 < statistics["ci_low"] < 121 / 8 < statistics["ci_high"] < 60
+
+
+def test_one_episode_has_no_interval():
+    statistics = summarize([Episode(0, 5.0, 7, None)])
+    assert statistics["return_mean"] == statistics["iqm"] == 5 and statistics["ci_low"] is statistics["ci_high"] is None

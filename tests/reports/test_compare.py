@@ -6,11 +6,15 @@ import base64
 import re
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 from pytorch_lightning import seed_everything
 
 from lightning_rl import PPO, EnvConfig, Trainer
+from lightning_rl.reports.groups import compared
+from lightning_rl.reports.page import looks, picture
+from lightning_rl.reports.runs import find_runs
 from tests.command_line import TINY, run
 from tests.reports.folders import write_run
 
@@ -20,7 +24,7 @@ def two_groups(folder):
     """Five seeds of PPO that end at 0, 10, 20, 90 and 1,000, two of A2C that end at 15 and 30."""
     for seed, final in enumerate((0, 90, 20, 1000, 10)):
         seconds = {100: 1.0 + seed, 200: 60.0 * (1 + seed)}
-        write_run(folder / f"PPO/v{seed}", {100: [5, 15], 200: [final]}, seed=seed, seconds=seconds)
+        write_run(folder / f"PPO/v{seed}", {100: [5, 15], 200: [final, final]}, seed=seed, seconds=seconds)
     for seed, final in enumerate((15, 30)):
         write_run(folder / f"A2C/v{seed}", {100: [20], 200: [final]}, seed=seed, algorithm="A2C", seconds={200: 100.0})
     return folder
@@ -77,13 +81,18 @@ def test_the_page_stands_alone_and_is_the_same_each_time(two_groups, capfd):
         ("PPO --out report.pdf", "ends in .html"),
         ("PPO --out folder.html", "folder.html is a folder"),
         ("PPO --threshold much", "invalid float value: 'much'"),
-        ("PPO --threshold nan", "--threshold must be >= -inf"),
+        ("PPO --threshold nan", "--threshold must be a number, got nan"),
+        ("''", "'' is no folder; name the folder of a run"),
+        ("PPO/v0/config.yaml", "PPO/v0/config.yaml is a file; name the folder of a run, PPO/v0"),
+        ("report.txt", "report.txt is a file; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1"),
+        ("PPO --out ''", "--out '' is no file; name one that ends in .html"),
         ("PPO --treshold 3", "did you mean --threshold?"),
     ],
 )
 def test_wrong_input_is_told_in_one_line(arguments, said, two_groups, capfd):
     write_run(two_groups / "begun", {})
     (two_groups / "empty").mkdir()
+    (two_groups / "report.txt").touch()
     (two_groups / "folder.html").mkdir()
     status, out, err = run(f"compare {arguments}", capfd)
     assert (status, out) == (2, "") and err.startswith("error: ") and said in err and err.count("\n") == 1
@@ -101,6 +110,99 @@ def test_a_run_that_has_no_returns_yet_is_left_out_of_its_folder_and_named(two_g
     status, out, err = run("compare PPO --out report.html", capfd)
     assert (status, err) == (0, "") and "PPO/v9 is left out: it has no returns yet." in out
     assert "PPO/v9 is left out: it has no returns yet." in (two_groups / "report.html").read_text()
+
+
+def long_named(folder):
+    """Two groups of two seeds whose settings fill a line of 200 characters."""
+    for seed in (0, 1):
+        settings = {"clip_range": linear(0.2), "learning_rate": linear(0.001), "n_epochs": 20, "gae_lambda": 0.8, "ent_coef": 0.01}
+        write_run(folder / f"a/v{seed}", {100: [1], 200: [2 + seed]}, seed=seed, **settings)
+        settings = {"clip_range": 0.2, "n_epochs": 10, "memory": {"class_path": "lightning_rl.LSTM", "init_args": {"memory_size": 64}}}
+        write_run(folder / f"b/v{seed}", {100: [1], 200: [3 + seed]}, seed=seed, **settings)
+
+
+def linear(start):
+    return {"schedule": "linear", "start": start, "end": 0.0}
+
+
+def test_groups_with_long_names_are_told_by_a_key(folder, capfd):
+    long_named(folder)
+    status, out, err = run("compare a b", capfd)
+    assert (status, err) == (0, "") and max(map(len, out.splitlines())) < 120
+    lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
+    start = lines.index(["Groups of PPO, by the settings in which they differ"])
+    assert lines[start + 1 : start + 9] == [
+        ["PPO 1", "PPO 2"],
+        ["clip_range", "linear 0.2→0", "0.2"],
+        ["ent_coef", "0.01", "–"],
+        ["gae_lambda", "0.8", "–"],
+        ["learning_rate", "linear 0.001→0", "0.0003"],
+        ["memory", "–", "LSTM"],
+        ["memory.memory_size", "–", "64"],
+        ["n_epochs", "20", "10"],
+    ]
+    assert [line[:2] for line in lines if line[0] in ("PPO 1", "PPO 1 over PPO 2")][1:] == [["PPO 1", "2"], ["PPO 1 over PPO 2", "0.12"]]
+
+
+def boxes(figure):
+    """Where each panel's curves, and all else of it, and its legend lie in the picture, from the top down."""
+    figure.draw_without_rendering()
+    for panel in figure.subfigs:
+        (axes,), (legend,) = panel.axes, panel.legends
+        yield axes.get_window_extent(), axes.get_tightbbox(), legend.get_window_extent()
+
+
+@pytest.mark.parametrize("environments", [1, 5])
+@pytest.mark.parametrize("named", ["long", "short"])
+def test_each_panel_and_each_legend_have_a_place_of_their_own(environments, named, folder):
+    for environment in range(environments):
+        for algorithm in ("PPO", "A2C"):
+            settings = {"clip_range": linear(0.2), "n_epochs": 20, "gae_lambda": 0.8} if named == "long" else {}
+            for k, given in enumerate(({}, settings)):
+                write_run(
+                    folder / f"{environment}{algorithm}{k}", {100: [1], 200: [2]}, env=f"E{environment}", algorithm=algorithm, **given
+                )
+    figure = picture(sections := compared(find_runs([folder])[0]), looks(sections), None)
+    width, top = figure.bbox.width, figure.bbox.height
+    places = list(boxes(figure))
+    assert len(places) == environments
+    for curves, panel, legend in places:
+        assert curves.height > 250 and curves.width > 700
+        assert panel.y1 <= top and legend.y1 <= panel.y0 and 0 <= legend.x0 < legend.x1 <= width
+        assert top - panel.y1 < 60  # no blank margin
+        top = legend.y0
+    assert 0 <= top < 60
+
+
+def test_a_report_of_training_says_so_wherever_it_names_returns(folder, capfd):
+    write_run(folder / "a", {100: [1]}, training={100: 3.0}, seed=1)
+    write_run(folder / "b", training={100: 7.0}, algorithm="A2C")
+    status, out, err = run("compare a b --threshold 2", capfd)
+    assert (status, err) == (0, "") and "valuation" not in out.replace("b has no evaluations.", "")
+    lines = out.splitlines()
+    assert "Final mean return of training, last 100 episodes" in lines
+    assert "Until a mean return of training of 2, median of the seeds" in lines
+    assert "Probability of improvement, by the final mean return of training" in lines
+    sections = compared(find_runs([folder])[0])
+    axes = picture(sections, looks(sections), None).subfigs[0].axes[0]
+    assert axes.get_ylabel() == "mean return of training, last 100 episodes"
+
+
+def test_a_curve_of_few_points_shows_them_and_one_of_a_single_point_is_seen(folder):
+    many = {count: [1] for count in range(1, 32)}
+    write_run(folder / "a", {100: [1]})
+    write_run(folder / "b", many, algorithm="A2C")
+    write_run(folder / "c", dict(list(many.items())[1:]), algorithm="DQN")
+    sections = compared(find_runs([folder])[0])
+    lines = picture(sections, looks(sections), None).subfigs[0].axes[0].lines
+    assert [(len(line.get_xdata()), line.get_marker()) for line in lines] == [(1, "o"), (31, "None"), (30, "o")]
+
+
+def test_the_picture_says_what_lines_and_bands_are(two_groups):
+    for runs, said in ((["PPO", "A2C"], "line: interquartile mean of the seeds; band: its 95 % interval"), (["PPO/v0"], "")):
+        sections = compared(find_runs(map(Path, runs))[0])
+        (legend,) = picture(sections, looks(sections), None).subfigs[0].legends
+        assert legend.get_title().get_text() == said
 
 
 def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import numpy as np
 import pytest
+import yaml
 
 from lightning_rl.errors import SettingError
 from lightning_rl.reports.groups import compared
@@ -18,13 +20,18 @@ def groups_of(*folders):
     return [(section.title, {group.name: len(group.runs) for group in section.groups}) for section in compared(runs)]
 
 
+def labels_of(*folders):
+    (section,) = compared(find_runs(folders)[0])
+    return {group.label: len(group.runs) for group in section.groups}
+
+
 def notes_of(*folders):
     (section,) = compared(find_runs(folders)[0])
-    return [note for group in section.groups for note in group.notes()]
+    return list(section.notes())
 
 
 def test_an_evaluation_is_the_mean_of_its_episodes(tmp_path):
-    run = read_run(write_run(tmp_path / "a", {100: [1, 2, 6], 200: [10, 20]}, seed=7))
+    run = read_run(write_run(tmp_path / "a", {100: [1, 2, 6], 200: [10, 20, 15]}, seed=7))
     assert (run.counts.tolist(), run.returns.tolist()) == ([100, 200], [3, 15])
     assert (run.algorithm, run.environment, run.seed, run.counter, run.source) == ("PPO", "CartPole-v1", 7, "env_steps", "evaluations")
 
@@ -33,7 +40,38 @@ def test_a_run_without_evaluations_is_shown_by_its_training(tmp_path):
     folder = write_run(tmp_path / "a", training={10: "", 20: 1.5, 30: 2.5})
     run = read_run(folder)
     assert (run.counts.tolist(), run.returns.tolist(), run.source) == ([20, 30], [1.5, 2.5], "rollout/ep_rew_mean")
-    assert any("without evaluations: its returns are those of training (rollout/ep_rew_mean)" in note for note in notes_of(folder))
+    assert notes_of(folder) == [
+        f"{folder} has no evaluations. All returns here are of training, with its exploration: each the mean of the last 100 episodes.",
+        "PPO has one seed: there is no interval.",
+    ]
+
+
+def test_evaluations_and_training_are_not_mixed_in_a_section(tmp_path):
+    write_run(tmp_path / "a", {100: [1], 200: [5]}, training={100: 10.0, 150: 20.0}, seed=1)
+    write_run(tmp_path / "b", training={120: 3.0, 180: 4.0}, seed=2)
+    write_run(tmp_path / "c", {100: [1]}, env="Acrobot-v1")
+    here, there = compared(find_runs([tmp_path])[0])
+    assert [run.returns.tolist() for run in here.groups[0].runs] == [[10, 20], [3, 4]]
+    assert (here.training, there.training) == (True, False) and there.groups[0].finals().tolist() == [1]
+
+
+def test_a_run_without_returns_of_training_is_left_out_where_these_are_compared(tmp_path):
+    write_run(tmp_path / "a", {100: [1]}, seed=1)
+    write_run(tmp_path / "b", training={100: 3.0}, seed=2)
+    (section,) = compared(find_runs([tmp_path])[0])
+    assert [run.folder.name for run in section.groups[0].runs] == ["b"]
+    assert f"{tmp_path / 'a'} is left out: it has no returns of training." in notes_of(tmp_path)
+
+
+def test_groups_that_ended_at_different_counts_are_named(tmp_path):
+    write_run(tmp_path / "a", {100: [1], 200: [1]})
+    write_run(tmp_path / "b", {200: [1]}, algorithm="A2C")
+    assert not any("ended" in note for note in notes_of(tmp_path))
+    write_run(tmp_path / "c", {100: [1], 3000: [1]}, algorithm="DQN")
+    assert notes_of(tmp_path)[0] == (
+        "The groups ended at different counts of environment steps: PPO at 200, A2C at 200, DQN at 3,000. "
+        "Final returns and their comparison are those at each one's end."
+    )
 
 
 def test_the_threshold_is_reached_by_the_first_return_that_is_so_high_at_the_time_of_its_row(tmp_path):
@@ -47,23 +85,47 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group_and_names_say_what_d
     for seed in (1, 2, 3):
         write_run(tmp_path / f"version_{seed}", {1: [1]}, seed=seed, trainer={"run_name": f"seed{seed}", "devices": "auto"})
     assert groups_of(tmp_path) == [("CartPole-v1", {"PPO": 3})]
+    write_run(tmp_path / "long", {1: [1]}, max_env_steps=20000.0)
+    assert groups_of(tmp_path) == [("CartPole-v1", {"PPO max_env_steps=20,000": 1, "PPO": 3})]
+    shutil.rmtree(tmp_path / "long")
     write_run(tmp_path / "fast", {1: [1]}, learning_rate=0.001)
-    write_run(
-        tmp_path / "long", {1: [1]}, max_env_steps=20000.0, memory={"class_path": "lightning_rl.LSTM", "init_args": {"memory_size": 64}}
-    )
+    write_run(tmp_path / "memory", {1: [1]}, memory={"class_path": "lightning_rl.LSTM", "init_args": {"memory_size": 64}})
     write_run(tmp_path / "two", {1: [1]}, trainer={"devices": 2})
     write_run(tmp_path / "other", {1: [1]}, algorithm="A2C", n_steps=5)
-    assert groups_of(tmp_path) == [
-        (
-            "CartPole-v1",
-            {
-                "PPO learning_rate=0.001": 1,
-                "PPO learning_rate=0.0003 max_env_steps=20,000 memory=LSTM memory.memory_size=64": 1,
-                "A2C": 1,
-                "PPO learning_rate=0.0003 trainer.devices=2": 1,
-                "PPO learning_rate=0.0003": 3,
-            },
-        )
+    assert labels_of(tmp_path) == {
+        "PPO learning_rate=0.001": 1,
+        "PPO learning_rate=0.0003 memory=LSTM memory.memory_size=64": 1,
+        "A2C": 1,
+        "PPO learning_rate=0.0003 trainer.devices=2": 1,
+        "PPO learning_rate=0.0003": 3,
+    }
+
+
+def test_schedules_are_told_in_short(tmp_path):
+    write_run(tmp_path / "a", {1: [1]}, learning_rate={"schedule": "linear", "start": 0.001})
+    write_run(tmp_path / "b", {1: [1]}, learning_rate={"schedule": "piecewise", "points": [[0, 0.1], [0.5, 0.01], [1, 0.0]]})
+    write_run(tmp_path / "c", {1: [1]}, learning_rate={"schedule": "constant", "value": 0.002}, seed=1)
+    write_run(tmp_path / "d", {1: [1]}, learning_rate=0.002, seed=2)
+    assert labels_of(tmp_path) == {
+        "PPO learning_rate=linear 0.001→0": 1,
+        "PPO learning_rate=piecewise 0.1@0→0.01@0.5→0@1": 1,
+        "PPO learning_rate=0.002": 2,
+    }
+
+
+def test_groups_whose_names_would_be_long_have_numbers_that_stand_for_the_same_settings_in_all_sections(tmp_path):
+    one, other = (
+        {"clip_range": {"schedule": "linear", "start": 0.2, "end": 0.0}, "gae_lambda": 0.8},
+        {"clip_range": 0.2, "gae_lambda": 0.95},
+    )
+    for env, first, second in (("A-v0", one, other), ("B-v0", other, one)):
+        write_run(tmp_path / f"{env}0", {1: [1]}, env=env, **first)
+        write_run(tmp_path / f"{env}1", {1: [1]}, env=env, **second)
+        write_run(tmp_path / f"{env}2", {1: [1]}, env=env, algorithm="A2C")
+    assert groups_of(tmp_path) == [("A-v0", {"PPO 1": 1, "PPO 2": 1, "A2C": 1}), ("B-v0", {"PPO 2": 1, "PPO 1": 1, "A2C": 1})]
+    assert list(labels_of(tmp_path / "A-v00", tmp_path / "A-v01")) == [
+        "PPO clip_range=linear 0.2→0 gae_lambda=0.8",
+        "PPO clip_range=0.2 gae_lambda=0.95",
     ]
 
 
@@ -130,20 +192,52 @@ def test_runs_that_have_not_begun_are_left_out_of_a_folder_but_not_if_they_are_n
         ("config.yaml", "a: [", "does not say which algorithm ran"),
         ("config.yaml", "model: PPO", "does not say which algorithm ran"),
         ("config.yaml", "model: {class_path: PPO, init_args: [1]}", "does not say which algorithm ran"),
+        ("config.yaml", "model: {class_path: PPO}\nevaluation: often", "does not say which algorithm ran"),
         ("config.yaml", "- 1", "does not say which algorithm ran"),
         ("evaluations.csv", "env_steps,seed,return\n100,1,high\n", "could not convert string to float: 'high'"),
-        ("", "frames,seed,return\n100,1,2\n", "its files begin with the column 'frames', not with env_steps or updates"),
+        ("evaluations.csv", "frames,seed,return\n100,1,2\n", "does not begin with the column env_steps or updates: it is not what a run"),
+        ("evaluations.csv", "env_steps,seed,length\n100,1,2\n", "has no column return: it is not what a run wrote"),
+        ("evaluations.csv", "\0\1\2", "does not begin with the column"),
+        ("metrics.csv", "\0\1\2\n\n\n\3", "does not begin with the column"),
+        (
+            "metrics.csv",
+            "env_steps,seed,return\n" + "x" * 200_000 + "\n",
+            "field larger than field limit (131072); it is not what a run wrote",
+        ),
         ("evaluations.csv", "env_steps,seed,return\n100,1,nan\n", "the column return holds numbers that are not finite"),
     ],
 )
 def test_a_file_that_no_run_wrote_is_named(file, text, said, tmp_path):
     folder = write_run(tmp_path / "a", {100: [1]})
-    (folder / (file or "evaluations.csv")).write_text(text)
+    (folder / file).write_text(text)
     with pytest.raises(SettingError) as error:
         find_runs([folder])
     assert str(error.value).startswith(str(folder / file)) and said in str(error.value)
 
 
+def test_an_evaluation_that_was_cut_off_is_left_out_and_named(tmp_path):
+    folder = write_run(tmp_path / "a", {100: [1, 2, 3], 200: [4, 5, 6], 300: [1]})
+    assert read_run(folder).returns.tolist() == [2, 5]
+    assert notes_of(folder)[0] == f"{folder} has 1 episode of its last evaluation, at 300, and 3 of the one before: it is left out."
+
+
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_a_run_that_continued_with_fewer_episodes_keeps_its_last_evaluation(episodes, tmp_path):
+    folder = write_run(tmp_path / "a", {100: [1, 2, 3], 200: [4]})
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "evaluation": {"episodes": episodes}}))
+    assert read_run(folder).counts.tolist() == ([100, 200] if episodes == 1 else [100])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "env_st", "env_steps,seed", "env_steps,seed,return,length,success\n", "env_steps,seed,return,length,success\n1,2"]
+)
+def test_a_file_that_was_cut_off_at_its_beginning_is_an_empty_one(text, tmp_path):
+    folder = write_run(tmp_path / "a", training={100: 3.0})
+    (folder / "evaluations.csv").write_text(text)
+    assert read_run(folder).source == "rollout/ep_rew_mean"
+
+
 def test_means_do_not_depend_on_the_order_of_rows(tmp_path):
-    folder = write_run(tmp_path / "a", {200: [4, 8], 100: [1]})
+    folder = write_run(tmp_path / "a", {200: [4, 8], 100: [1, 1]})
     np.testing.assert_array_equal(read_run(folder).returns, [1, 6])
