@@ -6,11 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 from lightning_rl.callbacks.evaluation import make_player
-from lightning_rl.cli import Parser, load_with_env, statistics, tell
+from lightning_rl.cli import Parser, tell
 from lightning_rl.cpu_threads import torch_threads
 from lightning_rl.data.episodes import longest_episode
 from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, rendering
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.judging import load_with_env, statistics
 
 
 def record(arguments: list[str], imports: list[str]) -> int:
