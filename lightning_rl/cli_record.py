@@ -13,6 +13,9 @@ from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, ren
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.judging import load_with_env, statistics
 
+FILMS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".ogg")
+"""Suffixes of moving pictures of other kinds than ours."""
+
 
 def record(arguments: list[str], imports: list[str]) -> int:
     """Play episodes with a checkpoint's policy, write a video of each, and print their statistics."""
@@ -67,7 +70,9 @@ def files_of(out: Path, episodes: int) -> list[Path]:
         raise SettingError(f"--out {out}: {out.parent} is not a folder")
     if not out.parent.is_dir():
         raise SettingError(f"--out {out}: there is no folder {out.parent}; make it first")
-    if out.suffix != ".mp4" or out.is_dir():
+    if out.suffix.lower() in FILMS and not out.is_dir():
+        raise SettingError(f"--out {out}: videos are mp4; name a file that ends in .mp4, or a folder")
+    if out.suffix.lower() != ".mp4" or out.is_dir():
         if out.exists() and not out.is_dir():
             raise SettingError(f"--out {out} is a file; name a folder, or a file that ends in .mp4")
         return [out / f"episode_{index}.mp4" for index in range(episodes)]

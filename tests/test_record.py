@@ -57,9 +57,18 @@ def test_each_episode_has_a_file_with_all_its_pictures_beside_the_checkpoints(fo
     assert out.splitlines()[-1] == judged.splitlines()[-1] and judged.startswith(f"return {mean:.2f} ± ")
 
 
-@pytest.mark.parametrize(("out", "file"), [("mine.mp4", "mine.mp4"), ("mine", "mine/episode_0.mp4"), ("there", "there/episode_0.mp4")])
+@pytest.mark.parametrize(
+    ("out", "file"),
+    [
+        ("mine.mp4", "mine.mp4"),
+        ("mine.MP4", "mine.MP4"),
+        ("mine", "mine/episode_0.mp4"),
+        ("v1.5", "v1.5/episode_0.mp4"),
+        ("there.gif", "there.gif/episode_0.mp4"),
+    ],
+)
 def test_out_is_a_file_or_a_folder(folder, capfd, checkpoint, out, file):
-    (folder / "there").mkdir()
+    (folder / "there.gif").mkdir()
     status, said, err = run(f"record --ckpt_path {checkpoint()} --out {out} --max_episode_steps 4", capfd)
     assert (status, err) == (0, "") and said.startswith(f"{file}: return 4.00, length 4, seed 20000\n")
     assert len(read(folder / file)[1]) == 5 and not (folder / "run" / "videos").exists()
@@ -77,6 +86,8 @@ def test_out_is_a_file_or_a_folder(folder, capfd, checkpoint, out, file):
         ("--ckpt_path PATH --out notes/a", "--out notes/a: notes is not a folder"),
         ("--ckpt_path PATH --out notes", "--out notes is a file; name a folder, or a file that ends in .mp4"),
         ("--ckpt_path PATH --out a.mp4 --episodes 2", "--out a.mp4 is one file for 2 episodes; name a folder"),
+        ("--ckpt_path PATH --out cp.gif", "--out cp.gif: videos are mp4; name a file that ends in .mp4, or a folder"),
+        ("--ckpt_path PATH --out cp.WebM --episodes 2", "--out cp.WebM: videos are mp4; name a file that ends in .mp4, or a folder"),
         ("--ckpt_path PATH --episode 2", "did you mean --episodes?"),
     ],
 )

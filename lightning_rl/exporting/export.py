@@ -50,6 +50,12 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
     path = ckpt_path.parent / f"{ckpt_path.stem}{FORMATS[format].suffix}" if out is None else Path(out)
     if path.is_dir() or path.suffix == ".ckpt":
         raise SettingError(f"out {path.name!r} is {'a folder' if path.is_dir() else 'a checkpoint'}; name another file")
+    implied = next((name for name, kind in FORMATS.items() if kind.suffix == path.suffix), format)
+    if implied != format:
+        way_out = f"leave the format out, or name a file that ends in {FORMATS[format].suffix}"
+        raise SettingError(f"out {path.name!r} is a name for the format {implied}, not {format}; {way_out}")
+    if not path.parent.is_dir():
+        raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
     algorithm = Algorithm.load_from_checkpoint(ckpt_path)
     with torch_threads(1):
