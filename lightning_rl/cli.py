@@ -172,7 +172,7 @@ class Parser(argparse.ArgumentParser):
 def evaluate(arguments: list[str], imports: list[str]) -> int:
     """Play episodes with a checkpoint's policy and print their statistics."""
     parser = Parser("lightning-rl evaluate", description="Play episodes with a checkpoint's policy.", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
+    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
     parser.add_argument("--episodes", type=int, default=100, help="how many to play (100)")
     parser.add_argument("--seed", type=int, default=20_000, help="of the first episode, the others count up (20000)")
     parser.add_argument("--num_envs", type=int, default=10, help="how many environments act together (10)")
@@ -206,7 +206,7 @@ def tell(algorithm: Algorithm, result: dict[str, float]) -> None:
 def collect(arguments: list[str], imports: list[str]) -> int:
     """Play episodes with a checkpoint's policy and save them as a Minari dataset."""
     parser = Parser("lightning-rl collect", description="Record a checkpoint's policy as a Minari dataset.", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
+    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
     parser.add_argument("--dataset", required=True, help="its name, such as cartpole/expert-v0; it is saved in MINARI_DATASETS_PATH")
     parser.add_argument("--episodes", type=int, default=100, help="how many to play (100)")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode, the others count up (0)")

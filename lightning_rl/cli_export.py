@@ -14,7 +14,7 @@ from lightning_rl.saving.manifest import manifest_path, read_manifest
 def export(arguments: list[str], imports: list[str]) -> int:
     """Write a checkpoint's policy as a file that needs no part of this package."""
     parser = Parser("lightning-rl export", description="A checkpoint's policy as a file of its own.", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
+    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
     parser.add_argument("--format", help=f"{', '.join(FORMATS)} (what the suffix of --out says, or onnx)")
     parser.add_argument("--out", metavar="FILE", type=Path, help="where to (beside the checkpoint)")
     options = parser.parse_args(arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from lightning_rl.algorithms.loading import best_of
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.cli import Parser, tell
 from lightning_rl.cpu_threads import torch_threads
@@ -12,6 +13,7 @@ from lightning_rl.data.episodes import longest_episode
 from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, rendering
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.judging import load_with_env, statistics
+from lightning_rl.saving.atomic import SaveFailed
 
 FILMS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".ogg")
 """Suffixes of moving pictures of other kinds than ours."""
@@ -20,7 +22,7 @@ FILMS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v", ".mp
 def record(arguments: list[str], imports: list[str]) -> int:
     """Play episodes with a checkpoint's policy, write a video of each, and print their statistics."""
     parser = Parser("lightning-rl record", description="Videos of a checkpoint's policy.", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
+    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
     parser.add_argument("--episodes", type=int, default=1, help="how many to play (1)")
     parser.add_argument("--out", type=Path, help="a folder for episode_0.mp4, …, or one file .mp4 for one episode (RUN/videos)")
     parser.add_argument("--seed", type=int, default=20_000, help="of the first episode, the others count up (20000)")
@@ -30,9 +32,10 @@ def record(arguments: list[str], imports: list[str]) -> int:
         if getattr(options, name) is not None:
             check_range(f"--{name}", getattr(options, name), 1, whole=True)
     check_range("--seed", options.seed, 0, whole=True)
-    files = files_of(beside(options.ckpt_path) if options.out is None else options.out, options.episodes)
+    ckpt_path = best_of(options.ckpt_path)
+    files = files_of(beside(ckpt_path) if options.out is None else options.out, options.episodes)
     load_ffmpeg("lightning-rl record")
-    algorithm = load_with_env(options.ckpt_path)
+    algorithm = load_with_env(ckpt_path)
     check_renders(algorithm.env, "lightning-rl record")
     names, cut = iter(files), options.max_episode_steps
     try:
@@ -46,8 +49,10 @@ def record(arguments: list[str], imports: list[str]) -> int:
         )
         with closing(player), torch_threads(1):
             episodes = player.play(algorithm.network, options.episodes, options.seed, True)
-    except OSError as error:
+    except SaveFailed as error:
         raise SettingError(str(error)) from error
+    except OSError as error:
+        raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
     for file, episode in zip(files, episodes, strict=True):
         print(f"{file}: return {episode.return_:.2f}, length {episode.length}, seed {episode.seed}")
     tell(algorithm, statistics(algorithm, episodes, options.seed))

@@ -174,6 +174,7 @@ OPTIONS = [
     ("--model TD3 --model.env.id Pendulum-v1 --model.target_policy_noise -1", "target_policy_noise must be >= 0, got -1"),
     ("--model TD3 --model.env.id Pendulum-v1 --model.target_noise_clip -1", "target_noise_clip must be >= 0, got -1"),
     # ---- environments
+    ("--model.env.id Mien-v0", "env.id 'Mien-v0' is not a registered environment (one of your own needs --import its_module)"),
     ("--model.env.id CartPol-v1", "env.id 'CartPol-v1'", "did you mean CartPole-v1?"),
     ("--model.env.id CartPole-v9", "env.id 'CartPole-v9'", "did you mean CartPole-v1?"),
     ("--model.env.id nowhere:Env-v0", "nowhere:Env-v0", "No module named 'nowhere'"),
@@ -257,8 +258,15 @@ COMMANDS = [
     ("evaluate best.ckpt", "required: --ckpt_path"),
     ("evaluate --ckpt_path", "--ckpt_path", "expected one argument"),
     ("evaluate --ckpt_path garbage.ckp", "'garbage.ckp' is not a file", "did you mean garbage.ckpt?"),
-    ("evaluate --ckpt_path .", "'.' is not a file", "checkpoints lie in RUN/checkpoints"),
-    ("export --ckpt_path .", "'.' is not a file", "checkpoints lie in RUN/checkpoints"),
+    *(
+        (f"{command} --ckpt_path .", "ckpt_path '.' has no checkpoints/best.ckpt", "name a run's folder or a checkpoint")
+        for command in ("evaluate", "export", "record", "collect --dataset mine/b-v0")
+    ),
+    *(
+        (f"{command} --ckpt_path unregistered.ckpt", "'Mien-v0' is not a registered environment", "needs --import its_module")
+        for command in ("evaluate", "record", "collect --dataset mine/b-v0")
+    ),
+    ("export --ckpt_path ppo.ckpt --out nowhere/p.onnx", "there is no folder nowhere; make it first"),
     ("evaluate --ckpt_path garbage.ckpt", "'garbage.ckpt' cannot be read", "damaged"),
     ("evaluate --ckpt_path cut.ckpt", "'cut.ckpt' cannot be read", "damaged"),
     ("evaluate --ckpt_path empty.ckpt", "'empty.ckpt' cannot be read", "damaged"),
@@ -341,6 +349,7 @@ def checkpoints(tmp_path_factory):
     torch.save({**good, "lightning_rl": good["lightning_rl"] | {"algorithm": "OurPPO"}}, folder / "ours.ckpt")
     env = good["hyper_parameters"]["env"] | {"id": "theirs:Env-v0"}
     torch.save({**good, "hyper_parameters": {**good["hyper_parameters"], "env": env}}, folder / "theirs.ckpt")
+    torch.save({**good, "hyper_parameters": {**good["hyper_parameters"], "env": env | {"id": "Mien-v0"}}}, folder / "unregistered.ckpt")
     torch.save({"state_dict": {}, "optimizer": {}}, folder / "other.ckpt")
     whole = (folder / "ppo.ckpt").read_bytes()
     (folder / "cut.ckpt").write_bytes(whole[: len(whole) // 2])

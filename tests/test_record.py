@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -97,6 +98,21 @@ def test_wrong_input_ends_in_one_line(folder, capfd, checkpoint, options, messag
     status, out, err = run(f"record {options.replace('PATH', path)}", capfd)
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err
     assert not (folder / "run" / "videos").exists()
+
+
+@pytest.mark.parametrize("way", ["mkdir", "touch"])
+def test_a_place_that_cannot_be_written_to_is_named_in_one_line(folder, capfd, checkpoint, monkeypatch, way):
+    path, real = checkpoint(), getattr(Path, way)
+
+    def refuse(self, *args, **kwargs):
+        if "films" in str(self):
+            raise PermissionError(13, "Permission denied", str(self))
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, way, refuse)
+    status, out, err = run(f"record --ckpt_path {path} --out films", capfd)
+    place = "films could not be written to" if way == "mkdir" else "films/episode_0.mp4 could not be saved"
+    assert (status, out, err) == (2, "", f"error: {place} (Permission denied)\n")
 
 
 def test_environments_without_pictures_and_without_end_are_refused(folder, capfd, checkpoint, monkeypatch):
