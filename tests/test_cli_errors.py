@@ -206,6 +206,14 @@ OPTIONS = [
     ("--trainer.torch_threads -1", "trainer.torch_threads must be >= 1, got -1"),
     ("--trainer.logger NoLogger", "trainer.logger: there is no class NoLogger", "full path"),
     ("--trainer.callbacks NoCallback", "trainer.callbacks: there is no class NoCallback", "full path"),
+    ("--trainer.logger CSVLoger", "trainer.logger: there is no class CSVLoger", "did you mean CSVLogger?"),
+    ("--trainer.logger CSVLogger", "trainer.logger.save_dir is missing: CSVLogger needs it"),
+    ("--trainer.callbacks+=Vide", "trainer.callbacks: there is no class Vide", "did you mean lightning_rl.Video?"),
+    ("--trainer.callbacks+=EarlyStoping", "trainer.callbacks: there is no class EarlyStoping", "did you mean EarlyStopping?"),
+    ("--trainer.callbacks+=lightning_rl.Vide", "trainer.callbacks: there is no class lightning_rl.Vide; did you mean lightning_rl.Video?"),
+    ("--trainer.logger pytorch_lightning.loggers.CSVLoger", "there is no class", "did you mean pytorch_lightning.loggers.CSVLogger?"),
+    ("--trainer.callbacks+=nowhere.Video", "trainer.callbacks: there is no class nowhere.Video", "No module named 'nowhere'"),
+    ("--trainer.callbacks+=lightning_rl.PPO", "trainer.callbacks: lightning_rl.PPO is not a Callback"),
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr=x", "trainer.callbacks", "EarlyStopping", "'monitr' is not accepted"),
     ("--trainer.default_root_dir garbage.ckpt", "trainer.default_root_dir 'garbage.ckpt'", "Not a directory", "name a folder"),
     # ---- checkpoints
@@ -397,6 +405,16 @@ def test_a_wrong_config_is_explained_in_one_line(text, words, folder, capfd):
 )
 def test_a_process_ends_with_one_line_and_status_2(arguments, words, checkpoints):
     is_one_line(*run_apart(arguments, checkpoints), words)
+
+
+def test_a_callback_of_this_package_is_named_in_full(checkpoints):
+    is_one_line(
+        *run_apart(FIT + "--trainer.callbacks+=Video", checkpoints),
+        (
+            "there is no class Video",
+            "did you mean lightning_rl.Video?",
+        ),
+    )
 
 
 def test_nothing_is_left_behind_by_a_wrong_setting(folder, capfd):
