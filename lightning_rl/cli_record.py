@@ -10,7 +10,7 @@ from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.cli import Parser, tell
 from lightning_rl.cpu_threads import torch_threads
 from lightning_rl.data.episodes import longest_episode
-from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, rendering
+from lightning_rl.envs.video import RecordVideo, check_renders, episode_names, load_ffmpeg, rendering
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.judging import load_with_env, statistics
 from lightning_rl.saving.atomic import SaveFailed
@@ -80,7 +80,7 @@ def files_of(out: Path, episodes: int) -> list[Path]:
     if out.suffix.lower() != ".mp4" or out.is_dir():
         if out.exists() and not out.is_dir():
             raise SettingError(f"--out {out} is a file; name a folder, or a file that ends in .mp4")
-        return [out / f"episode_{index}.mp4" for index in range(episodes)]
+        return [out / name for name in episode_names(episodes)]
     if episodes > 1:
         raise SettingError(f"--out {out} is one file for {episodes} episodes; name a folder")
     return [out]
