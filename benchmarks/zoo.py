@@ -6,7 +6,7 @@
 `run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint
 over episodes that no run has seen (`evaluate --seed 50000`), and appends a line to `benchmarks/results/<algorithm>_<config>.csv`. Lines
 that are there are not made again; a run that was interrupted continues where it stands. `table` writes what stands there between the marks
-in docs/zoo.md, beside the figures of `references.py`.
+in docs/zoo.md, beside the figures of `references.py`, and in short into README.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import math
 import statistics
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 import yaml
 from references import ATTEMPTS, REFERENCES, Reference
@@ -33,6 +33,8 @@ BEGIN, END = "<!-- zoo: begin -->", "<!-- zoo: end -->"
 COLUMNS = ("config", "seed", "return_mean", "return_std", "episodes", "env_steps", "minutes", "processes")
 COLUMNS += ("lightning_rl", "torch", "command")
 EPISODES = 100
+WRITING = Lock()
+"""Two seeds may end at once."""
 Row = dict[str, str]
 
 
@@ -56,34 +58,26 @@ def call(*arguments: object) -> str:
 
 
 def train(config: str, seed: int, folder: Path, processes: int) -> None:
-    """One run and its judgement; the minutes are those of training, evaluations included, of all its attempts."""
+    """One run and its judgement; the minutes are those of training, evaluations included."""
     home, name = folder / config, f"seed_{seed}"
-    clock = home / f"{name}.seconds"
-    before = float(clock.read_text()) if clock.exists() else 0.0
     command = ["fit", "--config", config, "--seed_everything", seed]
-    begun = time.monotonic()
-    try:
-        call(*command, "--trainer.default_root_dir", home, "--trainer.run_name", name, "--ckpt_path", "last")
-    finally:
-        seconds = before + time.monotonic() - begun
-        home.mkdir(parents=True, exist_ok=True)
-        clock.write_text(str(seconds))
+    call(*command, "--trainer.default_root_dir", home, "--trainer.run_name", name, "--ckpt_path", "last")
     (best,) = home.rglob(f"{name}/checkpoints/best.ckpt")
     last = best.with_name("last.ckpt")
     judged = json.loads(call("evaluate", "--ckpt_path", best, "--episodes", EPISODES, "--seed", 50_000, "--json").splitlines()[-1])
     steps = json.loads(call("evaluate", "--ckpt_path", last, "--episodes", 1, "--json").splitlines()[-1])["env_steps"]
     figures = {"return_mean": round(judged["return_mean"], 3), "return_std": round(judged["return_std"], 3), "episodes": EPISODES}
-    made = {"minutes": round(seconds / 60, 2), "processes": processes, "lightning_rl": version("lightning_rl"), "torch": version("torch")}
+    minutes = float(list(csv.DictReader(best.parents[1].joinpath("metrics.csv").read_text().splitlines()))[-1]["time/time_elapsed"]) / 60
+    made = {"minutes": round(minutes, 2), "processes": processes, "lightning_rl": version("lightning_rl"), "torch": version("torch")}
     line = {"config": config, "seed": seed, **figures, "env_steps": steps, **made, "command": "lightning-rl " + " ".join(map(str, command))}
     file = results_file(config)
     file.parent.mkdir(exist_ok=True)
-    new = not file.exists()
-    with file.open("a", newline="") as stream:
+    with WRITING, file.open("a", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        if new:
+        if not stream.tell():
             writer.writeheader()
         writer.writerow(line)
-    print(f"{config} seed {seed}: {judged['return_mean']:.1f} in {seconds / 60:.1f} min", flush=True)
+    print(f"{config} seed {seed}: {judged['return_mean']:.1f} in {minutes:.1f} min", flush=True)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -136,12 +130,26 @@ def line(config: str) -> str:
         return f"| {config} | *not yet measured* | | | {theirs} | {ATTEMPTS.get(config, '')} |"
     returns = [float(row["return_mean"]) for row in rows]
     spread = f" ± {statistics.stdev(returns):.1f}" if len(returns) > 1 else ""
-    steps = span([float(row["env_steps"]) for row in rows], "{:,.0f}")
-    minutes = span([float(row["minutes"]) for row in rows], "{:.1f}")
-    each = " ".join(f"{value:.0f}" if abs(value) >= 20 else f"{value:.1f}" for value in returns)
     note = "; ".join(filter(None, [verdict(config, reference), ATTEMPTS.get(config, "")]))
-    numbers = f"{mean_of(config):.1f}{spread} ({each})"
-    return f"| {config} | {numbers} | {steps} | {minutes} | {theirs} | {note} |"
+    return f"| {config} | {mean_of(config):.1f}{spread} ({each_of(rows)}) | {costs_of(rows)} | {theirs} | {note} |"
+
+
+def short_line(config: str) -> str:
+    """A row of README's table."""
+    reference, rows = REFERENCES[config], sorted(rows_of(config), key=lambda row: int(row["seed"]))
+    return f"| {config} | {each_of(rows)} | {costs_of(rows)} | {'' if reference is None else f'{reference.mean:.4g}'} |"
+
+
+def each_of(rows: list[Row]) -> str:
+    """The return of each seed."""
+    returns = [float(row["return_mean"]) for row in rows]
+    return " ".join(f"{value:.0f}" if abs(value) >= 20 else f"{value:.1f}" for value in returns)
+
+
+def costs_of(rows: list[Row]) -> str:
+    """Two columns: environment steps and minutes."""
+    steps = span([float(row["env_steps"]) for row in rows], "{:,.0f}")
+    return f"{steps} | {span([float(row['minutes']) for row in rows], '{:.1f}')}"
 
 
 def span(values: list[float], show: str) -> str:
@@ -155,14 +163,25 @@ def table() -> str:
     return "\n".join([head, "|---|---|---|---|---|---|", *map(line, REFERENCES)])
 
 
-def write_table() -> None:
-    """Put the table in its place."""
-    page = ROOT / "docs" / "zoo.md"
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"error: {page.name} has no {BEGIN} … {END}")
-    page.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
+def short_table() -> str:
+    """README's: what is measured with three seeds or more."""
+    head = "| config | return of the best checkpoint, a number a seed | environment steps | minutes | reference |"
+    return "\n".join([head, "|---|---|---|---|---|", *(short_line(config) for config in REFERENCES if len(rows_of(config)) >= 3)])
+
+
+PAGES = {"docs/zoo.md": table, "README.md": short_table}
+"""Where tables stand."""
+
+
+def write_tables() -> None:
+    """Put them in their places."""
+    for name, make in PAGES.items():
+        page = ROOT / name
+        before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not (begin and end):
+            raise SystemExit(f"error: {name} has no {BEGIN} … {END}")
+        page.write_text(f"{before}{BEGIN}\n{make()}\n{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -174,9 +193,9 @@ def main() -> None:
     runs.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="(1 2 3)")
     runs.add_argument("--processes", type=int, default=2, help="runs at once (2)")
     runs.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
-    commands.add_parser("table", help="write the table")
+    commands.add_parser("table", help="write the tables")
     options = parser.parse_args()
-    run(options) if options.command == "run" else write_table()
+    run(options) if options.command == "run" else write_tables()
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
                                        parameters, observe_parameters, step_timeout, max_restarts: --model.env.help
   --model.max_env_steps N              length of the run; of BehavioralCloning --model.max_updates N
   --evaluation.SETTING VALUE           every_n_env_steps, every_n_updates, episodes, seed, num_envs, deterministic, max_episode_steps,
-                                       stop_at, patience
+                                       stop_at, patience; none at all: --evaluation null
   --checkpoint.SETTING VALUE           every_n_env_steps, every_n_updates, keep, save_replay_buffer, monitor, mode
   --trainer.SETTING VALUE              any flag of Lightning's Trainer: accelerator, devices, strategy, precision, logger, max_time, ...
                                        all of them: lightning-rl fit --help_all

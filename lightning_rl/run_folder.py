@@ -18,15 +18,18 @@ from lightning_rl.saving.atomic import write_text
 from lightning_rl.saving.files import last_generation
 
 
-def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = None, force: bool = False) -> tuple[Path, str | Path | None]:
+def choose_run(
+    folder: Path, ckpt_path: str | Path | None, name: str | None = None, force: bool = False, saves: bool = True
+) -> tuple[Path, str | Path | None]:
     """The folder of a run and the checkpoint that it continues.
 
     `last` is the newest run below `folder` that saved one, or the run `name`, in its own folder; a new run's folder and None if there is
-    none.
+    none. A run `name` that ended before it had saved anything begins again there, if this one `saves`.
 
     Raises:
         SettingError: a new run would lie in the folder of another, and `force` does not say that it may go.
     """
+    again = ckpt_path == "last" and saves
     numbers = sorted(int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal())
     runs = [folder / f"version_{number}" for number in numbers] if name is None else [folder / name]
     if ckpt_path == "last":
@@ -37,9 +40,23 @@ def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = No
         ckpt_path = None
     if name is None:
         return folder / f"version_{numbers[-1] + 1 if numbers else 0}", ckpt_path
-    if runs[0].exists() and not force and getattr(rank_zero_only, "rank", 0) == 0:
-        raise SettingError(f"there is a run in {runs[0]}: --ckpt_path last continues it, --force begins anew and loses it")
-    return runs[0], ckpt_path
+    (run,) = runs
+    if not (again or force or is_blank(run)) and getattr(rank_zero_only, "rank", 0) == 0:
+        saved = last_generation(run / "checkpoints") is not None
+        what = ": --ckpt_path last continues it," if saved else " that saved nothing:"
+        raise SettingError(f"there is a run in {run}{what} --force begins anew and loses it")
+    return run, ckpt_path
+
+
+def is_blank(run: Path) -> bool:
+    """Whether a folder holds no more than a run leaves that was refused before it began."""
+    return all(_says_nothing(file) for file in run.rglob("*") if not file.is_dir())
+
+
+def _says_nothing(file: Path) -> bool:
+    if file.name in ("metrics.csv", "evaluations.csv"):
+        return not read_rows(file)
+    return file.name == "config.yaml" or file.name.startswith("events.out.tfevents")
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class Trainer(pl.Trainer):
     among `callbacks` replaces ours.
 
     Args:
-        evaluation: how to judge the policy; None does not.
+        evaluation: how to judge the policy; None does not, nor does Lightning's `limit_val_batches=0`.
         checkpoint: what to keep on the way; None keeps no weights.
         default_root_dir: where runs lie.
         torch_threads: CPU threads for torch; unless given, 1, or torch's own choice where a short measurement with a network of images or
@@ -92,6 +92,7 @@ class Trainer(pl.Trainer):
         **kwargs: Any,
     ) -> None:
         evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
+        evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
         checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
         for flag, instead in OURS.items():
             if kwargs.get(flag) not in (None, 1):
@@ -174,7 +175,7 @@ class Trainer(pl.Trainer):
             if ckpt_path is not None and init_from is not None:
                 raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
             folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
-            run_folder, found = choose_run(folder, ckpt_path, self.run_name, force)
+            run_folder, found = choose_run(folder, ckpt_path, self.run_name, force, bool(self.savers))
             if ckpt_path == "last" and found is None:
                 self.say(f"no last.ckpt below {folder / (self.run_name or '')}: starting afresh")
             ckpt_path = found
@@ -239,7 +240,8 @@ class Trainer(pl.Trainer):
             saver.folder = run / "checkpoints"
         for evaluator in self.evaluators if not self.fast_dev_run else []:
             evaluator.file = run / "evaluations.csv"
-        if self.fast_dev_run or not (self.default_loggers or self.given_loggers):
+        logs = self.default_loggers or self.given_loggers
+        if self.fast_dev_run or not (logs or self.savers or self.evaluators):
             return
         settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
         try:
@@ -247,12 +249,14 @@ class Trainer(pl.Trainer):
         except OSError as error:
             root = self.default_root_dir
             raise SettingError(f"trainer.default_root_dir {root!r}: {error.strerror}; name a folder to write to") from error
+        kept = count if run in Path(str(ckpt_path)).parents else -1  # and nothing of a run that saved nothing
+        cut_back_evaluations(run, kept)
+        if not logs:
+            return
         metrics = CSVLogger(run, partial(getattr, model, "count"), model.counter)
         board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
         self.loggers = [metrics, *board, *self.given_loggers]
-        if run in Path(str(ckpt_path)).parents:
-            metrics.cut_back(count)
-            cut_back_evaluations(run, count)
+        metrics.cut_back(kept)
         for logger in self.loggers:
             introduce(logger, self.config, model.counter)
 

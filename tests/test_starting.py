@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import torch
 from lightning_rl import PPO, Trainer, evaluate, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.errors import SettingError
+from lightning_rl.saving.files import last_generation
 from tests.command_line import TINY, run
 from tests.fitting import tiny
 
@@ -114,6 +116,44 @@ def test_a_named_run_is_not_overwritten_unless_forced_and_can_be_continued(folde
     assert metrics.read_text().startswith(before.rstrip()[: len(before) // 2])
     assert run(f"{named} --force --model.max_env_steps 32", capfd)[::2] == (0, "")
     assert len(metrics.read_text().splitlines()) < len(before.splitlines())
+
+
+def test_a_named_run_that_was_killed_before_it_saved_begins_again_with_last(folder, capfd):
+    named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
+    assert run(named, capfd)[::2] == (0, "")
+    home = folder / "runs/PPO/CartPole-v1/mine"
+    rows = (home / "metrics.csv").read_text()
+    shutil.rmtree(home / "checkpoints")
+    status, _, err = run(named, capfd)
+    assert (status, err.count("\n")) == (2, 1) and "mine that saved nothing: --force begins anew and loses it" in err
+    assert run(f"{named} --ckpt_path last --trainer.enable_checkpointing false", capfd)[0] == 2  # which could not be continued either
+    assert (home / "metrics.csv").read_text() == rows
+    assert run(f"{named} --ckpt_path last", capfd)[::2] == (0, "")
+    assert len((home / "metrics.csv").read_text().splitlines()) == len(rows.splitlines()) and last_generation(home / "checkpoints")
+
+
+def test_a_name_is_free_for_the_corrected_command_after_a_refused_one(folder, capfd):
+    named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
+    refused = f"{named} --evaluation null --trainer.callbacks+=lightning_rl.PlotCurve"
+    assert run(refused, capfd)[0] == 2
+    assert run(named, capfd)[::2] == (0, "")
+
+
+def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints(folder, capfd):
+    status, out, _ = run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.logger false --trainer.max_steps 1", capfd)
+    (line,) = (line for line in out.splitlines() if line.startswith("continue it: lightning-rl "))
+    assert status == 0
+    status, out, err = run(line.removeprefix("continue it: lightning-rl ") + " --trainer.max_steps -1", capfd)
+    assert (status, err) == (0, "") and "64/64 steps" in out, out + err
+    assert not (folder / "runs/PPO/CartPole-v1/version_0/metrics.csv").exists()
+
+
+@pytest.mark.parametrize("flag", ["--evaluation null", "--trainer.limit_val_batches 0"])
+def test_evaluations_are_switched_off_in_our_way_and_in_lightnings(flag, folder, capfd):
+    assert run(f"fit {TINY} --model.env.id CartPole-v1", capfd)[0] == 0
+    assert run(f"fit {TINY} --model.env.id CartPole-v1 {flag}", capfd)[::2] == (0, "")
+    runs = folder / "runs/PPO/CartPole-v1"
+    assert [(runs / name / "evaluations.csv").exists() for name in ("version_0", "version_1")] == [True, False]
 
 
 def test_a_folder_that_is_no_run_is_never_removed(tmp_path):

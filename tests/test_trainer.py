@@ -162,7 +162,7 @@ def test_what_is_switched_off_leaves_no_files(arguments, fit, folder, capsys):
 @pytest.mark.parametrize(
     "arguments, missing",
     [
-        ({"logger": False}, {"metrics.csv", "config.yaml"}),
+        ({"logger": False}, {"metrics.csv"}),
         ({"enable_checkpointing": False}, {"checkpoints/best.ckpt", "checkpoints/last.ckpt"}),
         ({"checkpoint": None}, {"checkpoints/best.ckpt", "checkpoints/last.ckpt"}),
         ({"evaluation": None}, {"evaluations.csv", "checkpoints/best.ckpt"}),

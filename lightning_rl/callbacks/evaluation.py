@@ -85,6 +85,8 @@ class RolloutEvaluator(pl.Callback):
         every_n_updates: int | None = None,
     ) -> None:
         for name in ("every_n_env_steps", "every_n_updates", "episodes", "num_envs", "max_episode_steps"):
+            if locals()[name] == 0 and not isinstance(locals()[name], bool):
+                raise SettingError(f"evaluation.{name} must be at least 1, got 0; a run without evaluations has evaluation null")
             if locals()[name] is not None or name in ("episodes", "num_envs"):
                 check_range(f"evaluation.{name}", locals()[name], 1, whole=True)
         check_range("evaluation.seed", seed, 0, whole=True)

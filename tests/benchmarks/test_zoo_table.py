@@ -1,4 +1,4 @@
-"""What the table of docs/zoo.md says of results and of what others report."""
+"""What the tables of docs/zoo.md and README.md say of results and of what others report."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def measured(zoo, monkeypatch, tmp_path):
     return measured
 
 
-def test_the_table_of_the_page_is_what_the_script_makes(zoo):
-    page = (ROOT / "docs" / "zoo.md").read_text("utf-8")
-    assert page.partition(zoo.BEGIN)[2].partition(zoo.END)[0].strip() == zoo.table(), "python benchmarks/zoo.py table"
+@pytest.mark.parametrize("name", ["docs/zoo.md", "README.md"])
+def test_the_table_of_a_page_is_what_the_script_makes(name, zoo):
+    page = (ROOT / name).read_text("utf-8")
+    assert page.partition(zoo.BEGIN)[2].partition(zoo.END)[0].strip() == zoo.PAGES[name](), "python benchmarks/zoo.py table"
 
 
 def test_the_error_of_one_run_is_that_of_the_mean_over_its_episodes(zoo):
