@@ -12,20 +12,37 @@ rules out actions, and the memory of a recurrent policy, which is zeros where an
 import argparse
 import importlib
 import json
+import os
+import sys
 
 import gymnasium as gym
 import numpy as np
 import onnxruntime
 
 
+class WrongInput(Exception):
+    """What a user did wrong, in one line."""
+
+
 class Policy:
     """An exported policy for one environment."""
 
     def __init__(self, path):
-        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        with open(f"{path}.json") as file:
-            self.description = json.load(file)
-        self.inputs, self.outputs = self.description["inputs"], self.description["outputs"]
+        self.path = path
+        if not os.path.isfile(path):
+            raise WrongInput(f"there is no file {path}")
+        if not os.path.isfile(f"{path}.json"):
+            raise WrongInput(f"there is no {path}.json, which lightning-rl export writes beside a policy")
+        try:
+            with open(f"{path}.json", encoding="utf-8") as file:
+                self.description = json.load(file)
+            self.inputs, self.outputs = [[dict(port) for port in self.description[side]] for side in ("inputs", "outputs")]
+        except (ValueError, KeyError, TypeError) as error:
+            raise WrongInput(f"{path}.json does not describe a policy ({type(error).__name__}: {error})") from error
+        try:
+            self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's have no common kind
+            raise WrongInput(f"{path} is not a model of ONNX ({error})") from error
 
     def reset(self):
         """Forget: an episode begins."""
@@ -95,6 +112,50 @@ def play(policy, env, seed):
     return total
 
 
+def make(policy, env_id):
+    """The environment of an id, or the one that a policy was trained in, without wrappers."""
+    kwargs = {} if env_id else policy.description.get("environment_kwargs", {})
+    env_id = env_id or policy.description.get("environment")
+    if env_id is None:
+        raise WrongInput(f"{policy.path} names no environment; add --env ID")
+    try:
+        return gym.make(env_id, **kwargs)
+    except gym.error.NamespaceNotFound as error:
+        raise WrongInput(f"{env_id} is not a registered environment; add --import PACKAGE, the one that registers it") from error
+    except gym.error.UnregisteredEnv as error:
+        raise WrongInput(f"{env_id} is not a registered environment ({error}); one of your own: add --import MODULE") from error
+    except Exception as error:  # the constructor of an environment may raise anything
+        raise WrongInput(f"{env_id} cannot be built ({type(error).__name__}: {error})") from error
+
+
+def check_fits(policy, env):
+    """Refuse an environment whose observations or actions have other shapes than those of the policy."""
+    obs = env.observation_space.sample()
+    obs = {key: child for key, child in obs.items() if key != "action_mask"} if isinstance(obs, dict) else obs
+    for what, sample, ports in [("observation", obs, policy.inputs), ("action", env.action_space.sample(), policy.outputs)]:
+        given, taken = [np.shape(leaf) for leaf in leaves(sample)], [tuple(port["shape"][1:]) for port in ports if port["role"] == what]
+        if sorted(given) != sorted(taken):
+            raise WrongInput(f"{env.spec.id} has other {what}s than this policy: of shape {given}, not {taken}")
+
+
+def run(options):
+    """Play the episodes that were asked for."""
+    if options.episodes < 1:
+        raise WrongInput(f"--episodes must be at least 1, got {options.episodes}")
+    if options.module:
+        sys.path.insert(0, os.getcwd())
+        try:
+            importlib.import_module(options.module)
+        except Exception as error:  # the module of a user may raise anything
+            raise WrongInput(f"--import {options.module}: {error}") from error
+    policy = Policy(options.policy)
+    env = make(policy, options.env)
+    check_fits(policy, env)
+    for episode in range(options.episodes):
+        print(f"episode {episode}: return {play(policy, env, options.seed + episode):g}")
+    env.close()
+
+
 def main():
     parser = argparse.ArgumentParser(description="Play episodes with an exported policy.")
     parser.add_argument("policy", help="a file of `lightning-rl export --format onnx`, with its .json beside it")
@@ -102,15 +163,13 @@ def main():
     parser.add_argument("--import", dest="module", help="a module to import first, one that registers the environment")
     parser.add_argument("--episodes", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    if options.module:
-        importlib.import_module(options.module)
-    policy = Policy(options.policy)
-    env = gym.make(options.env) if options.env else gym.make(policy.description["environment"], **policy.description["environment_kwargs"])
-    for episode in range(options.episodes):
-        print(f"episode {episode}: return {play(policy, env, options.seed + episode):g}")
-    env.close()
+    try:
+        run(parser.parse_args())
+    except WrongInput as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -47,6 +47,7 @@ EXPORTS = {
     "SaveCheckpoints": "lightning_rl.callbacks.checkpoints",
     "Policy": "lightning_rl.algorithms.policy",
     "load_policy": "lightning_rl.algorithms.policy",
+    "evaluate": "lightning_rl.judging",
     "export_policy": "lightning_rl.exporting.export",
     "SettingError": "lightning_rl.errors",
 }

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from argparse import ArgumentError, Namespace
+from argparse import ArgumentError
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from lightning_rl import judging
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.curriculum import make_curriculum
@@ -23,12 +24,12 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.cli_messages import explain, explain_flag
 from lightning_rl.cli_settings import read_arguments
 from lightning_rl.cpu_threads import torch_threads
-from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.recorder import RecordEpisodes
 from lightning_rl.demonstrations.saving import save_demonstrations
 from lightning_rl.demonstrations.store import dataset_id, new_folder
 from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.judging import load_with_env
 from lightning_rl.saving.files import SaveFailed
 from lightning_rl.trainer import Trainer
 
@@ -177,7 +178,7 @@ class Parser(argparse.ArgumentParser):
 def evaluate(arguments: list[str], imports: list[str]) -> int:
     """Play episodes with a checkpoint's policy and print their statistics."""
     parser = Parser("lightning-rl evaluate", description="Play episodes with a checkpoint's policy.", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
+    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
     parser.add_argument("--episodes", type=int, default=100, help="how many to play (100)")
     parser.add_argument("--seed", type=int, default=20_000, help="of the first episode, the others count up (20000)")
     parser.add_argument("--num_envs", type=int, default=10, help="how many environments act together (10)")
@@ -185,12 +186,9 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
     parser.add_argument("--max_episode_steps", type=int, help="longest episode (the environment's own limit, or 10000)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    for name in ("episodes", "num_envs", "max_episode_steps"):
-        if getattr(options, name) is not None:
-            check_range(f"--{name}", getattr(options, name), 1, whole=True)
-    check_range("--seed", options.seed, 0, whole=True)
     algorithm = load_with_env(options.ckpt_path)
-    result = evaluate_checkpoint(algorithm, options)
+    named = {name: getattr(options, name) for name in ("episodes", "seed", "num_envs", "max_episode_steps")}
+    result = judging.evaluate(algorithm, deterministic=not options.stochastic, **named)
     if options.json:
         print(json.dumps(result))
     else:
@@ -214,33 +212,10 @@ def tell(algorithm: Algorithm, result: dict[str, Any]) -> None:
         print(f"played in the final lessons: {curriculum.finals()}")
 
 
-def evaluate_checkpoint(algorithm: Algorithm, options: Namespace) -> dict[str, Any]:
-    """The statistics that `evaluate --json` prints."""
-    num_envs = min(options.num_envs, options.episodes)
-    player = make_player(algorithm.env, num_envs, options.max_episode_steps, algorithm.spaces.masked)
-    with closing(player), torch_threads(1):
-        episodes = player.play(algorithm.network, options.episodes, options.seed, not options.stochastic)
-    return statistics(algorithm, episodes, options.seed)
-
-
-def statistics(algorithm: Algorithm, episodes: list[Episode], seed: int) -> dict[str, Any]:
-    """Of episodes from a seed on, and how long the algorithm had learned."""
-    counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
-    return {**summarize(episodes), "episodes": len(episodes), **counts, "seed": seed}
-
-
-def load_with_env(path: Path) -> Algorithm:
-    """The algorithm of a checkpoint that says what environment it was trained in."""
-    algorithm = Algorithm.load_from_checkpoint(path)
-    if algorithm.env is None:
-        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; play it from Python")
-    return algorithm
-
-
 def collect(arguments: list[str], imports: list[str]) -> int:
     """Play episodes with a checkpoint's policy and save them as a Minari dataset."""
     parser = Parser("lightning-rl collect", description="Record a checkpoint's policy as a Minari dataset.", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, such as RUN/checkpoints/best.ckpt")
+    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
     parser.add_argument("--dataset", required=True, help="its name, such as cartpole/expert-v0; it is saved in MINARI_DATASETS_PATH")
     parser.add_argument("--episodes", type=int, default=100, help="how many to play (100)")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode, the others count up (0)")

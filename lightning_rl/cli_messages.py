@@ -9,11 +9,17 @@ from pydoc import locate
 from textwrap import shorten
 from typing import Any
 
+import pytorch_lightning as pl
+from pytorch_lightning.loggers.logger import Logger
+
+import lightning_rl
 from lightning_rl.algorithms.settings import settings_of
-from lightning_rl.errors import closest
+from lightning_rl.errors import closest, closest_of
 
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "dict": "a mapping", "list": "a list"}
 WORDS |= {"Iterable": "a list", "null": "", "NoneType": ""}
+FLAGS: dict[str, tuple[Any, type]] = {"callbacks": (pl.callbacks, pl.Callback), "logger": (pl.loggers, Logger)}
+"""The Trainer's flags that are objects of Lightning's: where its own classes are, and of what kind they must be."""
 
 
 def explain(message: str) -> str:
@@ -38,7 +44,17 @@ def explain(message: str) -> str:
         return f"{key}: there are several classes {several[1]}; give the full path of one: {several[2].replace(', ', ' or ')}"
     unknown = re.search(r"import path string: (\S+)", message)
     if unknown:
-        return f"{key}: there is no class {unknown[1]}; give its full path, such as my_module.MyClass"
+        known = classes_for(key)
+        close = closest_of(unknown[1], known)
+        meant = f"; did you mean {known[close]}?" if close else ""
+        return f"{key}: there is no class {unknown[1]} (one of your own needs its full path, such as my_module.MyClass){meant}"
+    absent = re.search(r"class_path '(.+)':\s+(?:module '(.+)' has no attribute|(No module named .+))", message)
+    if absent:
+        classes = [f"{absent[2]}.{name}" for name in dir(locate(absent[2])) if name[0].isupper()] if absent[2] else []
+        return f"{key}: there is no class {absent[1]}{closest(absent[1], classes) or (f': {absent[3]}' if absent[3] else '')}"
+    other = re.search(r"Import path does not correspond to a subclass of (\w+)", message)
+    if other:
+        return f"{key}: {value} is not a {other[1]}"
     expected = re.findall(r"Expected (?:an? )?(.+?)(?:\. Got value|\.?$)", message, re.M)
     choices = [choice for text in expected if "Literal" in text for choice in map(str, literal_eval(text.partition("Literal")[2]))]
     kinds = [f"one of {', '.join(dict.fromkeys(choices))}"] if choices else []
@@ -46,6 +62,16 @@ def explain(message: str) -> str:
     if key and kinds:
         return f"{key} must be {shorten(' or '.join(dict.fromkeys(kinds)), 120, placeholder=' …')}, got {value}{closest(value, choices)}"
     return f"{key}: {' '.join(message.split())}"
+
+
+def classes_for(key: str) -> dict[str, str]:
+    """The classes of Lightning and of this package that a flag takes, by their names, and what to write for them."""
+    flag = key.rpartition(".")[2]
+    if flag not in FLAGS:
+        return {}
+    module, base = FLAGS[flag]
+    ours = [name for name in lightning_rl.__all__ if isinstance(cls := getattr(lightning_rl, name), type) and issubclass(cls, base)]
+    return {**{name: name for name in module.__all__ if name != base.__name__}, **{name: f"lightning_rl.{name}" for name in ours}}
 
 
 def _word(text: str) -> str:

@@ -31,9 +31,15 @@ class Interrupted(Exception):
 
 def closest(name: str, names: Iterable[str]) -> str:
     """`; did you mean X?` for the closest of `names`, or one that starts like it; nothing when there is none."""
+    found = closest_of(name, names)
+    return f"; did you mean {found}?" if found else ""
+
+
+def closest_of(name: str, names: Iterable[str]) -> str | None:
+    """The closest of `names`, or one that starts like it; None when there is none."""
     names = sorted(set(names))
     close = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and each.startswith(name)]
-    return f"; did you mean {close[0]}?" if close else ""
+    return close[0] if close else None
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

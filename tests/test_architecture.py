@@ -19,7 +19,7 @@ FLOORS = (
     {"rewards", "demonstrations", "actors"},
     {"callbacks"},
     {"algorithms"},
-    {"run_folder", "launching", "reports", "exporting"},
+    {"run_folder", "launching", "reports", "exporting", "judging"},
     {"trainer"},
     {"cli"},
 )

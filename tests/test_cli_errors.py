@@ -181,6 +181,7 @@ OPTIONS = [
     ("--model TD3 --model.env.id Pendulum-v1 --model.target_policy_noise -1", "target_policy_noise must be >= 0, got -1"),
     ("--model TD3 --model.env.id Pendulum-v1 --model.target_noise_clip -1", "target_noise_clip must be >= 0, got -1"),
     # ---- environments
+    ("--model.env.id Mien-v0", "env.id 'Mien-v0' is not a registered environment (one of your own needs --import its_module)"),
     ("--model.env.id CartPol-v1", "env.id 'CartPol-v1'", "did you mean CartPole-v1?"),
     ("--model.env.id CartPole-v9", "env.id 'CartPole-v9'", "did you mean CartPole-v1?"),
     ("--model.env.id nowhere:Env-v0", "nowhere:Env-v0", "No module named 'nowhere'"),
@@ -212,6 +213,14 @@ OPTIONS = [
     ("--trainer.torch_threads -1", "trainer.torch_threads must be >= 1, got -1"),
     ("--trainer.logger NoLogger", "trainer.logger: there is no class NoLogger", "full path"),
     ("--trainer.callbacks NoCallback", "trainer.callbacks: there is no class NoCallback", "full path"),
+    ("--trainer.logger CSVLoger", "trainer.logger: there is no class CSVLoger", "did you mean CSVLogger?"),
+    ("--trainer.logger CSVLogger", "trainer.logger.save_dir is missing: CSVLogger needs it"),
+    ("--trainer.callbacks+=Vide", "trainer.callbacks: there is no class Vide", "did you mean lightning_rl.Video?"),
+    ("--trainer.callbacks+=EarlyStoping", "trainer.callbacks: there is no class EarlyStoping", "did you mean EarlyStopping?"),
+    ("--trainer.callbacks+=lightning_rl.Vide", "trainer.callbacks: there is no class lightning_rl.Vide; did you mean lightning_rl.Video?"),
+    ("--trainer.logger pytorch_lightning.loggers.CSVLoger", "there is no class", "did you mean pytorch_lightning.loggers.CSVLogger?"),
+    ("--trainer.callbacks+=nowhere.Video", "trainer.callbacks: there is no class nowhere.Video", "No module named 'nowhere'"),
+    ("--trainer.callbacks+=lightning_rl.PPO", "trainer.callbacks: lightning_rl.PPO is not a Callback"),
     ("--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr=x", "trainer.callbacks", "EarlyStopping", "'monitr' is not accepted"),
     ("--trainer.default_root_dir garbage.ckpt", "trainer.default_root_dir 'garbage.ckpt'", "Not a directory", "name a folder"),
     # ---- checkpoints
@@ -264,19 +273,26 @@ COMMANDS = [
     ("evaluate best.ckpt", "required: --ckpt_path"),
     ("evaluate --ckpt_path", "--ckpt_path", "expected one argument"),
     ("evaluate --ckpt_path garbage.ckp", "'garbage.ckp' is not a file", "did you mean garbage.ckpt?"),
-    ("evaluate --ckpt_path .", "'.' is not a file", "checkpoints lie in RUN/checkpoints"),
-    ("export --ckpt_path .", "'.' is not a file", "checkpoints lie in RUN/checkpoints"),
+    *(
+        (f"{command} --ckpt_path .", "ckpt_path '.' has no checkpoints/best.ckpt", "name a run's folder or a checkpoint")
+        for command in ("evaluate", "export", "record", "collect --dataset mine/b-v0")
+    ),
+    *(
+        (f"{command} --ckpt_path unregistered.ckpt", "'Mien-v0' is not a registered environment", "needs --import its_module")
+        for command in ("evaluate", "record", "collect --dataset mine/b-v0")
+    ),
+    ("export --ckpt_path ppo.ckpt --out nowhere/p.onnx", "there is no folder nowhere; make it first"),
     ("evaluate --ckpt_path garbage.ckpt", "'garbage.ckpt' cannot be read", "damaged"),
     ("evaluate --ckpt_path cut.ckpt", "'cut.ckpt' cannot be read", "damaged"),
     ("evaluate --ckpt_path empty.ckpt", "'empty.ckpt' cannot be read", "damaged"),
     ("evaluate --ckpt_path other.ckpt", "'other.ckpt' is not a checkpoint of lightning_rl"),
     ("evaluate --ckpt_path theirs.ckpt", "'theirs.ckpt' names the module 'theirs'", "--import theirs"),
     ("evaluate --ckpt_path ours.ckpt", "no algorithm 'OurPPO'", "--import its_module"),
-    ("evaluate --ckpt_path ppo.ckpt --episodes 0", "--episodes must be >= 1, got 0"),
+    ("evaluate --ckpt_path ppo.ckpt --episodes 0", "episodes must be >= 1, got 0"),
     ("evaluate --ckpt_path ppo.ckpt --episodes many", "--episodes", "invalid int value: 'many'"),
-    ("evaluate --ckpt_path ppo.ckpt --seed -1", "--seed must be >= 0, got -1"),
-    ("evaluate --ckpt_path ppo.ckpt --num_envs 0", "--num_envs must be >= 1, got 0"),
-    ("evaluate --ckpt_path ppo.ckpt --max_episode_steps 0", "--max_episode_steps must be >= 1, got 0"),
+    ("evaluate --ckpt_path ppo.ckpt --seed -1", "seed must be >= 0, got -1"),
+    ("evaluate --ckpt_path ppo.ckpt --num_envs 0", "num_envs must be >= 1, got 0"),
+    ("evaluate --ckpt_path ppo.ckpt --max_episode_steps 0", "max_episode_steps must be >= 1, got 0"),
     ("evaluate --ckpt_path ppo.ckpt --episode 3", "--episode", "did you mean --episodes?"),
     ("evaluate --ckpt_path ppo.ckpt more", "unrecognized arguments: more", "--episodes"),
 ]
@@ -348,6 +364,7 @@ def checkpoints(tmp_path_factory):
     torch.save({**good, "lightning_rl": good["lightning_rl"] | {"algorithm": "OurPPO"}}, folder / "ours.ckpt")
     env = good["hyper_parameters"]["env"] | {"id": "theirs:Env-v0"}
     torch.save({**good, "hyper_parameters": {**good["hyper_parameters"], "env": env}}, folder / "theirs.ckpt")
+    torch.save({**good, "hyper_parameters": {**good["hyper_parameters"], "env": env | {"id": "Mien-v0"}}}, folder / "unregistered.ckpt")
     torch.save({"state_dict": {}, "optimizer": {}}, folder / "other.ckpt")
     whole = (folder / "ppo.ckpt").read_bytes()
     (folder / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
@@ -395,6 +412,16 @@ def test_a_wrong_config_is_explained_in_one_line(text, words, folder, capfd):
 )
 def test_a_process_ends_with_one_line_and_status_2(arguments, words, checkpoints):
     is_one_line(*run_apart(arguments, checkpoints), words)
+
+
+def test_a_callback_of_this_package_is_named_in_full(checkpoints):
+    is_one_line(
+        *run_apart(FIT + "--trainer.callbacks+=Video", checkpoints),
+        (
+            "there is no class Video",
+            "did you mean lightning_rl.Video?",
+        ),
+    )
 
 
 def test_nothing_is_left_behind_by_a_wrong_setting(folder, capfd):

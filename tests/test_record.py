@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -57,9 +58,18 @@ def test_each_episode_has_a_file_with_all_its_pictures_beside_the_checkpoints(fo
     assert out.splitlines()[-1] == judged.splitlines()[-1] and judged.startswith(f"return {mean:.2f} ± ")
 
 
-@pytest.mark.parametrize(("out", "file"), [("mine.mp4", "mine.mp4"), ("mine", "mine/episode_0.mp4"), ("there", "there/episode_0.mp4")])
+@pytest.mark.parametrize(
+    ("out", "file"),
+    [
+        ("mine.mp4", "mine.mp4"),
+        ("mine.MP4", "mine.MP4"),
+        ("mine", "mine/episode_0.mp4"),
+        ("v1.5", "v1.5/episode_0.mp4"),
+        ("there.gif", "there.gif/episode_0.mp4"),
+    ],
+)
 def test_out_is_a_file_or_a_folder(folder, capfd, checkpoint, out, file):
-    (folder / "there").mkdir()
+    (folder / "there.gif").mkdir()
     status, said, err = run(f"record --ckpt_path {checkpoint()} --out {out} --max_episode_steps 4", capfd)
     assert (status, err) == (0, "") and said.startswith(f"{file}: return 4.00, length 4, seed 20000\n")
     assert len(read(folder / file)[1]) == 5 and not (folder / "run" / "videos").exists()
@@ -77,6 +87,8 @@ def test_out_is_a_file_or_a_folder(folder, capfd, checkpoint, out, file):
         ("--ckpt_path PATH --out notes/a", "--out notes/a: notes is not a folder"),
         ("--ckpt_path PATH --out notes", "--out notes is a file; name a folder, or a file that ends in .mp4"),
         ("--ckpt_path PATH --out a.mp4 --episodes 2", "--out a.mp4 is one file for 2 episodes; name a folder"),
+        ("--ckpt_path PATH --out cp.gif", "--out cp.gif: videos are mp4; name a file that ends in .mp4, or a folder"),
+        ("--ckpt_path PATH --out cp.WebM --episodes 2", "--out cp.WebM: videos are mp4; name a file that ends in .mp4, or a folder"),
         ("--ckpt_path PATH --episode 2", "did you mean --episodes?"),
     ],
 )
@@ -86,6 +98,21 @@ def test_wrong_input_ends_in_one_line(folder, capfd, checkpoint, options, messag
     status, out, err = run(f"record {options.replace('PATH', path)}", capfd)
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err
     assert not (folder / "run" / "videos").exists()
+
+
+@pytest.mark.parametrize("way", ["mkdir", "touch"])
+def test_a_place_that_cannot_be_written_to_is_named_in_one_line(folder, capfd, checkpoint, monkeypatch, way):
+    path, real = checkpoint(), getattr(Path, way)
+
+    def refuse(self, *args, **kwargs):
+        if "films" in str(self):
+            raise PermissionError(13, "Permission denied", str(self))
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, way, refuse)
+    status, out, err = run(f"record --ckpt_path {path} --out films", capfd)
+    place = "films could not be written to" if way == "mkdir" else "films/episode_0.mp4 could not be saved"
+    assert (status, out, err) == (2, "", f"error: {place} (Permission denied)\n")
 
 
 def test_environments_without_pictures_and_without_end_are_refused(folder, capfd, checkpoint, monkeypatch):

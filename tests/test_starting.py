@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from lightning_rl import PPO, Trainer
+from lightning_rl import PPO, Trainer, evaluate, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.errors import SettingError
 from lightning_rl.saving.files import last_generation
@@ -44,6 +45,25 @@ def test_a_run_begins_with_the_weights_of_another_and_counts_from_zero(tmp_path,
     assert other != run_folder and model.env_steps == 96 and model.updates == 24
     theirs = weights_of(run_folder / "checkpoints" / "last.ckpt")
     assert [name for name, value in model.state_dict().items() if not torch.equal(value, theirs[name])] == []
+
+
+def test_the_best_checkpoint_of_a_runs_folder_is_meant_by_the_folder(folder, capfd, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
+    assert run(f"fit --model.env.id CartPole-v1 {TINY} --evaluation.every_n_env_steps 32", capfd)[0] == 0
+    place = "runs/PPO/CartPole-v1/version_0"
+    best = f"{place}/checkpoints/best.ckpt"
+    short = "--episodes 2 --num_envs 1 --max_episode_steps 9"
+    judged = [run(f"evaluate --ckpt_path {path} {short} --json", capfd)[1] for path in (best, place, f"{place}/checkpoints")]
+    assert judged[0].startswith("{") and judged == judged[:1] * 3
+    assert json.loads(judged[0]) == evaluate(place, 2, num_envs=1, max_episode_steps=9)
+    assert (
+        run(f"record --ckpt_path {place} --max_episode_steps 3", capfd)[0] == 0 and (folder / place / "videos" / "episode_0.mp4").is_file()
+    )
+    assert run(f"export --ckpt_path {place} --format safetensors", capfd)[0] == 0
+    assert (folder / best).with_suffix(".safetensors").is_file()
+    assert run(f"collect --ckpt_path {place} --dataset mine/b-v0 --episodes 1", capfd)[0] == 0
+    policies = [load_policy(path).network.state_dict() for path in (best, place)]
+    assert all(torch.equal(value, policies[1][name]) for name, value in policies[0].items())
 
 
 def test_statistics_that_are_frozen_are_those_of_the_run_a_run_begins_with(tmp_path):

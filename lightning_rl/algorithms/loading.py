@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from lightning_rl import ALGORITHMS
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.saving.content import check_content, check_names, check_weights
-from lightning_rl.saving.files import previous_path, read_verified, shown
+from lightning_rl.saving.files import last_generation, previous_path, read_verified, shown
 from lightning_rl.saving.runs import check_optimizers, check_run
 from lightning_rl.spaces import Spaces, allocate, from_plain
 
@@ -26,7 +26,7 @@ def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", 
     """An algorithm from a checkpoint alone: no configuration, no environment is built.
 
     Args:
-        path: a `.ckpt` file.
+        path: a `.ckpt` file, or a run's folder: its `checkpoints/best.ckpt`.
         wanted: what the file must hold, this class or a subclass.
         base: the base of all algorithms.
         map_location: the device to load to.
@@ -35,6 +35,7 @@ def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", 
     Raises:
         SettingError: no such file, not one of our checkpoints, or one that names a module which was not imported.
     """
+    path = best_of(path)
     checkpoint = read_checkpoint(path, map_location)
     name, stored = checkpoint["lightning_rl"]["algorithm"], checkpoint["hyper_parameters"]
     cls: Any = algorithm_class(name, base)
@@ -74,6 +75,24 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", say: Callable[[
     checkpoint = read_verified(path, map_location, say)
     check_content(checkpoint, path)
     return checkpoint
+
+
+def best_of(path: str | Path) -> Path:
+    """The best checkpoint of a run's folder; another path as it is."""
+    path = Path(path)
+    return checkpoint_of(path, "ckpt_path", "best.ckpt") if path.is_dir() else path
+
+
+def checkpoint_of(source: Path, option: str, name: str) -> Path:
+    """The checkpoint of that name of a run's folder, or the one that `source` is."""
+    if source.is_file():
+        return source
+    if not source.is_dir():
+        raise SettingError(f"{option} {shown(source)} is neither a run's folder nor a checkpoint")
+    found = last_generation(source / "checkpoints", name) or last_generation(source, name)
+    if found is None:
+        raise SettingError(f"{option} {shown(source)} has no checkpoints/{name}; name a run's folder or a checkpoint")
+    return found
 
 
 def check_fits(algorithm: Any, path: str | Path) -> int:

@@ -76,7 +76,7 @@ class Policy:
 
 
 def load_policy(path: str | Path, map_location: Any = "cpu") -> Policy:
-    """The policy of a checkpoint, ready to act.
+    """The policy of a checkpoint, or of a run's folder (its `checkpoints/best.ckpt`), ready to act.
 
     Raises:
         SettingError: see `Algorithm.load_from_checkpoint`.

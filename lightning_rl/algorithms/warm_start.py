@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_rl.algorithms.loading import read_checkpoint
+from lightning_rl.algorithms.loading import checkpoint_of, read_checkpoint
 from lightning_rl.errors import SettingError
-from lightning_rl.saving.files import last_generation
 
 
 def take_weights(algorithm: Any, source: str | Path) -> list[str]:
@@ -27,7 +26,7 @@ def take_weights(algorithm: Any, source: str | Path) -> list[str]:
     Raises:
         SettingError: there is no checkpoint, or no layer of it fits.
     """
-    path = checkpoint_of(Path(source))
+    path = checkpoint_of(Path(source), "init_from", "last.ckpt")
     theirs, ours = read_checkpoint(path)["state_dict"], algorithm.state_dict()
     layers: dict[str, list[str]] = defaultdict(list)
     for name in ours:
@@ -52,15 +51,3 @@ def misfit(theirs: Tensor | None, ours: Tensor) -> str | None:
     if theirs.shape != ours.shape:
         return f"{list(theirs.shape)} in the checkpoint, {list(ours.shape)} here"
     return None if not theirs.is_floating_point() or bool(torch.isfinite(theirs).all()) else "it is not finite in the checkpoint"
-
-
-def checkpoint_of(source: Path) -> Path:
-    """The checkpoint of a run's folder, or the one that is named."""
-    if source.is_file():
-        return source
-    if not source.is_dir():
-        raise SettingError(f"init_from {str(source)!r} is neither a run's folder nor a checkpoint")
-    found = last_generation(source / "checkpoints") or last_generation(source)
-    if found is None:
-        raise SettingError(f"init_from {str(source)!r} has no checkpoints/last.ckpt; name a run's folder or a checkpoint")
-    return found

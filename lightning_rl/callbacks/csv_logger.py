@@ -15,7 +15,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from lightning_rl.saving.atomic import write_text
 
 
-class CSVLogger(Logger):
+class MetricsLogger(Logger):
     """Writes `metrics.csv`: what the run counts first, a row flushed as it is written. A new metric adds a column to the whole file.
 
     Args:
@@ -72,6 +72,10 @@ class CSVLogger(Logger):
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         write_rows(self.file, self.columns, rows)
+
+
+CSVLogger = MetricsLogger
+"""Its name beside Lightning's, which the command line means."""
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:

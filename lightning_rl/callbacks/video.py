@@ -17,7 +17,7 @@ from lightning_rl.callbacks.disk import going_on
 from lightning_rl.callbacks.evaluation import RolloutEvaluator, check_can_be_built
 from lightning_rl.callbacks.preemption import stop_asked
 from lightning_rl.data.episodes import longest_episode
-from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, rendering
+from lightning_rl.envs.video import RecordVideo, check_renders, episode_names, load_ffmpeg, padded, rendering
 from lightning_rl.errors import Interrupted, SettingError, check_range
 
 PREVIEW = "fps=10,scale=w='min(320,iw)':h=-1,split[a][b];[a]palettegen[colours];[b][colours]paletteuse"
@@ -27,10 +27,10 @@ PREVIEW = "fps=10,scale=w='min(320,iw)':h=-1,split[a][b];[a]palettegen[colours];
 class Video(pl.Callback):
     """Records episodes at every k-th evaluation into the run's `videos/`, and hands them to the loggers.
 
-    Files are named for what the run counts: `env_steps_20000_episode_0.mp4`. Actions are the most likely ones. W&B gets the files as
-    `eval/video`, TensorBoard the first of them as an animated picture. Learning is the same with and without it: it has an environment of
-    its own, and the global random generators keep their state. Needs the extra `video`, and an environment that renders `rgb_array`; a
-    function that builds one must say so itself.
+    Files are named for what the run counts: `env_steps_020000_episode_0.mp4`, with zeros in front, so that they sort. Actions are the most
+    likely ones. W&B gets the files as `eval/video`, TensorBoard the first of them as an animated picture. Learning is the same with and
+    without it: it has an environment of its own, and the global random generators keep their state. Needs the extra `video`, and an
+    environment that renders `rgb_array`; a function that builds one must say so itself.
 
     Args:
         every_n_evaluations: k; 1 is each of them.
@@ -62,7 +62,8 @@ class Video(pl.Callback):
         due = self.evaluations % self.every_n_evaluations == 0
         if due and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = Path(trainer.log_dir or trainer.default_root_dir) / "videos"
-            files = [folder / f"{pl_module.counter}_{pl_module.count}_episode_{index}.mp4" for index in range(self.episodes)]
+            count = padded(pl_module.count, pl_module.length)
+            files = [folder / f"{pl_module.counter}_{count}_{name}" for name in episode_names(self.episodes)]
             try:
                 with going_on(pl_module, "a video"):
                     self.record(trainer, pl_module, files)

@@ -25,6 +25,9 @@ from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import tree_index
 
+OWN = " (one of your own needs --import its_module)"
+"""What is said of an id that nobody registered."""
+
 
 def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.Env:
     """One environment, wrapped as its settings say, or what a function builds; a method `action_masks` is heard (see `masks.py`).
@@ -164,7 +167,7 @@ def _guarded(config: EnvConfig, build: Callable[[], Any]) -> Any:
         return build()
     except gym.error.UnregisteredEnv as error:
         name = config.id.rpartition(":")[2]
-        raise SettingError(f"env.id {config.id!r} is not a registered environment{nearest(name, gym.registry)}") from error
+        raise SettingError(f"env.id {config.id!r} is not a registered environment{OWN}{nearest(name, gym.registry)}") from error
     except (ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
         for package, extra in EXTRAS.items():
             if package.lower() in str(error).lower():

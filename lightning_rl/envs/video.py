@@ -146,6 +146,16 @@ class VideoFile:
         temporary(self.path).unlink(missing_ok=True)
 
 
+def episode_names(episodes: int) -> list[str]:
+    """Of the files of so many episodes, in their order when sorted."""
+    return [f"episode_{padded(index, episodes - 1)}.mp4" for index in range(episodes)]
+
+
+def padded(number: int, last: int) -> str:
+    """A number with zeros in front, as many digits as the last one has."""
+    return f"{number:0{len(str(last))}d}"
+
+
 def load_ffmpeg(needed_by: str) -> Any:
     """The package `imageio_ffmpeg`.
 

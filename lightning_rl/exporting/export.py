@@ -13,7 +13,7 @@ from textwrap import shorten
 from typing import Any
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.loading import stored_name
+from lightning_rl.algorithms.loading import best_of, stored_name
 from lightning_rl.algorithms.policy import Policy
 from lightning_rl.cpu_threads import torch_threads
 from lightning_rl.envs.config import EnvConfig
@@ -36,7 +36,7 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
     it takes its own; otherwise nothing is left of it, and what lay there before stays.
 
     Args:
-        ckpt_path: a `.ckpt` file.
+        ckpt_path: a `.ckpt` file, or a run's folder: its `checkpoints/best.ckpt`.
         out: the file; beside the checkpoint unless given.
         format: `onnx`, `torch` (a program of `torch.export`) or `safetensors` (weights alone); what the suffix of `out` says unless given.
 
@@ -44,12 +44,18 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
         SettingError: no such format, a package is missing, the checkpoint cannot be loaded, the policy cannot be traced, what was written
             differs from the policy, or the file cannot be saved.
     """
-    ckpt_path = Path(ckpt_path)
+    ckpt_path = best_of(ckpt_path)
     format = format or _format_of(out)
     check_choice("format", format, FORMATS)
     path = ckpt_path.parent / f"{ckpt_path.stem}{FORMATS[format].suffix}" if out is None else Path(out)
     if path.is_dir() or path.suffix == ".ckpt":
         raise SettingError(f"out {path.name!r} is {'a folder' if path.is_dir() else 'a checkpoint'}; name another file")
+    implied = next((name for name, kind in FORMATS.items() if kind.suffix == path.suffix), format)
+    if implied != format:
+        way_out = f"leave the format out, or name a file that ends in {FORMATS[format].suffix}"
+        raise SettingError(f"out {path.name!r} is a name for the format {implied}, not {format}; {way_out}")
+    if not path.parent.is_dir():
+        raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
     algorithm = Algorithm.load_from_checkpoint(ckpt_path)
     with torch_threads(1):

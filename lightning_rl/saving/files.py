@@ -98,9 +98,9 @@ def read_verified(path: str | Path, map_location: Any = None, say: Callable[[str
     raise first
 
 
-def last_generation(folder: str | Path) -> Path | None:
-    """The checkpoint to continue from in a folder: `last.ckpt`, or the one before where it is missing."""
-    path = Path(folder) / "last.ckpt"
+def last_generation(folder: str | Path, name: str = "last.ckpt") -> Path | None:
+    """The checkpoint to continue from in a folder: `last.ckpt` (or another name), or the one before where it is missing."""
+    path = Path(folder) / name
     return next((each for each in (path, previous_path(path)) if each.is_file()), None)
 
 

@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-from lightning_rl.callbacks.csv_logger import CSVLogger, read_rows
+from lightning_rl.callbacks.csv_logger import MetricsLogger, read_rows
 from lightning_rl.run_folder import cut_back_evaluations, write_config
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_logged(tmp_path):
-    logger = CSVLogger(tmp_path)
+    logger = MetricsLogger(tmp_path)
     logger.log_metrics({"a": 1.5}, step=10)
     assert (tmp_path / "metrics.csv").read_text().split() == ["env_steps,a", "10,1.5"]
     logger.log_metrics({"a": 2.5}, step=20)
@@ -20,7 +20,7 @@ def test_a_row_is_on_disk_as_soon_as_it_is_logged(tmp_path):
 
 
 def test_a_new_metric_adds_a_column_and_keeps_the_rows(tmp_path):
-    logger = CSVLogger(tmp_path)
+    logger = MetricsLogger(tmp_path)
     logger.log_metrics({"a": 1.0}, step=10)
     logger.log_metrics({"b": 2.0, "env_steps": 20}, step=20)
     logger.log_metrics({"a": 3.0, "b": 4.0}, step=30)
@@ -29,13 +29,13 @@ def test_a_new_metric_adds_a_column_and_keeps_the_rows(tmp_path):
 
 
 def test_a_second_logger_goes_on_in_the_same_file(tmp_path):
-    CSVLogger(tmp_path).log_metrics({"a": 1.0, "b": 2.0}, step=10)
-    CSVLogger(tmp_path).log_metrics({"b": 3.0}, step=20)
+    MetricsLogger(tmp_path).log_metrics({"a": 1.0, "b": 2.0}, step=10)
+    MetricsLogger(tmp_path).log_metrics({"b": 3.0}, step=20)
     assert read_rows(tmp_path / "metrics.csv")[1] == {"env_steps": "20", "a": "", "b": "3.0"}
 
 
 def test_rows_beyond_a_checkpoint_are_cut(tmp_path):
-    logger = CSVLogger(tmp_path)
+    logger = MetricsLogger(tmp_path)
     for step in (10, 20, 30):
         logger.log_metrics({"a": step / 10}, step=step)
     logger.cut_back(20)
@@ -50,7 +50,7 @@ def test_what_a_kill_left_of_a_row_is_no_row(tmp_path, torn):
     file = tmp_path / "metrics.csv"
     file.write_text("env_steps,a,b\r\n16,1,2\r\n32,3,4\r\n" + torn, newline="")
     assert [row["env_steps"] for row in read_rows(file)] == ["16", "32"]
-    logger = CSVLogger(tmp_path)
+    logger = MetricsLogger(tmp_path)
     logger.cut_back(48)
     logger.log_metrics({"a": 5, "b": 6}, step=48)
     assert file.read_text().splitlines() == ["env_steps,a,b", "16,1,2", "32,3,4", "48,5,6"]
@@ -61,12 +61,12 @@ def test_what_a_kill_left_of_a_row_is_no_row(tmp_path, torn):
 
 def test_a_header_without_an_end_is_none(tmp_path):
     (tmp_path / "metrics.csv").write_text("env_st")
-    CSVLogger(tmp_path).log_metrics({"a": 1.0}, step=10)
+    MetricsLogger(tmp_path).log_metrics({"a": 1.0}, step=10)
     assert (tmp_path / "metrics.csv").read_text().split() == ["env_steps,a", "10,1.0"]
 
 
 def test_a_full_disk_takes_neither_rows_nor_the_configuration(tmp_path, monkeypatch):
-    logger = CSVLogger(tmp_path)
+    logger = MetricsLogger(tmp_path)
     logger.log_metrics({"a": 1.0}, step=10)
     write_config(tmp_path, {"seed": 1})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -84,5 +84,5 @@ def test_a_full_disk_takes_neither_rows_nor_the_configuration(tmp_path, monkeypa
 
 def test_a_file_that_is_not_there_has_no_rows(tmp_path):
     assert read_rows(tmp_path / "metrics.csv") == []
-    CSVLogger(tmp_path).cut_back(10)
+    MetricsLogger(tmp_path).cut_back(10)
     assert list(tmp_path.iterdir()) == []

@@ -19,9 +19,9 @@ from tests.videos import read
 RUN = "runs/PPO/CartPole-v1/version_0"
 
 
-def trained(*callbacks, **arguments):
+def trained(*callbacks, max_env_steps=96, **arguments):
     """Six iterations of 16 environment steps, an evaluation each other."""
-    model = tiny(PPO, "CartPole-v1")
+    model = tiny(PPO, "CartPole-v1", max_env_steps=max_env_steps)
     evaluation = {"episodes": 1, "every_n_env_steps": 32, "max_episode_steps": 20}
     trainer = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=evaluation, callbacks=list(callbacks), **arguments)
     trainer.fit(model)
@@ -44,6 +44,15 @@ def test_a_run_learns_the_same_with_and_without_videos_of_each_kth_evaluation(fo
     events = EventAccumulator(str(other.run_folder)).Reload()
     (image,) = events.Images("eval/video")
     assert (image.step, image.width, image.height, image.encoded_image_string[:6]) == (64, 320, 213, b"GIF89a")
+
+
+def test_names_of_videos_sort_in_the_order_in_which_they_were_made(folder):
+    video = lrl.Video(episodes=11, max_episode_steps=1)
+    made = []
+    video.record = lambda trainer, algorithm, files: made.extend(file.name for file in files)
+    trained(video, logger=False, max_env_steps=112)
+    assert made[0] == "env_steps_032_episode_00.mp4" and made[-1] == "env_steps_112_episode_10.mp4"
+    assert len(made) == 44 and made == sorted(made)
 
 
 def test_a_run_that_continues_goes_on_counting_evaluations():

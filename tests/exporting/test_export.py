@@ -234,12 +234,18 @@ def test_tensors_become_the_environments_actions_as_arrays_do(space, action_dist
 def test_the_suffix_says_the_format_and_wrong_ones_are_refused(saved, tmp_path):
     checkpoint = saved()
     assert described(export_policy(checkpoint, tmp_path / "b.safetensors"))["format"] == "safetensors"
+    assert described(export_policy(checkpoint, tmp_path / "policy.bin", "safetensors"))["format"] == "safetensors"
     wrong = {
         r"does not tell its format; give one, or a suffix \.onnx, \.pt2, \.safetensors": {"out": tmp_path / "policy"},
         "format must be one of onnx, torch, safetensors, got 'onxx'; did you mean onnx": {"format": "onxx"},
         "is a checkpoint; name another file": {"out": checkpoint, "format": "torch"},
         "is a folder; name another file": {"out": tmp_path, "format": "torch"},
-        "could not be saved": {"out": tmp_path / "nowhere" / "policy.safetensors"},
+        "out 'p.pt2' is a name for the format torch, not onnx; leave the format out, or name a file that ends in .onnx": {
+            "out": tmp_path / "p.pt2",
+            "format": "onnx",
+        },
+        "out 'p.onnx' is a name for the format onnx, not torch": {"out": tmp_path / "p.onnx", "format": "torch"},
+        "there is no folder .*nowhere; make it first": {"out": tmp_path / "nowhere" / "policy.safetensors"},
     }
     before = checkpoint.read_bytes()
     for words, arguments in wrong.items():
@@ -289,13 +295,21 @@ def test_ports_of_the_same_name_get_numbers():
     assert unique(["action", "a.b", "a.b", "action", "a.b"]) == ["action", "a.b", "a.b_2", "action_2", "a.b_3"]
 
 
-def test_the_command_says_what_it_found(saved, capfd):
-    checkpoint = saved(SAC, "ScriptedBox-v0")
+@pytest.mark.parametrize(
+    "algorithm, env_id, found",
+    [
+        (SAC, "ScriptedBox-v0", "numbers differ by at most 0"),
+        (PPO, "Scripted-v0", "choices are the same"),
+        (PPO, "Choosy-v0", "numbers differ by at most 0, choices are the same"),
+    ],
+)
+def test_the_command_says_what_it_found_of_what_there_is(algorithm, env_id, found, saved, capfd):
+    checkpoint = saved(algorithm, env_id, RICH if env_id == "Choosy-v0" else None)
     status, stdout, stderr = run(f"export --ckpt_path {checkpoint} --format safetensors --import tests.environments", capfd)
     assert (status, stderr) == (0, "")
     assert stdout.splitlines()[-2:] == [
         f"{checkpoint.with_suffix('.safetensors')}, described in a.safetensors.json",
-        "compared with the policy at 1,000 observations: numbers differ by at most 0, choices are the same",
+        f"compared with the policy at 1,000 observations: {found}",
     ]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import gymnasium as gym
+import pytest
 
 import lightning_rl
 from lightning_rl import LSTM, PPO, export_policy, load_policy
@@ -63,3 +65,62 @@ def test_a_mask_in_the_info_counts_more_than_one_in_the_observation_as_in_traini
     import run_onnx
 
     assert run_onnx.split_mask(None, {"action_mask": [1, 0], "where": 3}, {"action_mask": [0, 1]}) == ({"where": 3}, [0, 1])
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """A policy of CartPole, and files beside it that are none."""
+    (tmp_path / "garbage.onnx").write_text("no model")
+    (tmp_path / "garbage.onnx.json").write_text("{}")
+    (tmp_path / "other.onnx.json").write_text('{"inputs": 3}')
+    path = export_policy(save(tiny(PPO, "CartPole-v1", max_env_steps=16), tmp_path / "a.ckpt"))
+    for name in ("alone.onnx", "other.onnx"):
+        (tmp_path / name).write_bytes(path.read_bytes())
+    for name, env_id in {"theirs": "somewhere/Env-v0", "mine": "Mine-v0", "nameless": None}.items():
+        (tmp_path / f"{name}.onnx").write_bytes(path.read_bytes())
+        description = json.loads((tmp_path / "a.onnx.json").read_text()) | {"environment": env_id}
+        (tmp_path / f"{name}.onnx.json").write_text(json.dumps(description))
+    return path
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ("gone.onnx", "there is no file gone.onnx"),
+        (".", "there is no file ."),
+        ("alone.onnx", "there is no alone.onnx.json, which lightning-rl export writes beside a policy"),
+        ("a.ckpt", "there is no a.ckpt.json, which lightning-rl export writes beside a policy"),
+        ("garbage.onnx", "garbage.onnx.json does not describe a policy"),
+        ("other.onnx", "other.onnx.json does not describe a policy"),
+        ("a.onnx.json", "there is no a.onnx.json.json"),
+        ("a.onnx --env CartPol-v1", "CartPol-v1 is not a registered environment (Environment `CartPol` doesn't exist. Did you mean"),
+        ("a.onnx --env Pendulum-v1", "Pendulum-v1 has other observations than this policy: of shape [(3,)], not [(4,)]"),
+        ("theirs.onnx --env Blackjack-v1", "Blackjack-v1 has other observations than this policy"),
+        ("a.onnx --env nowhere:Env-v0", "Env-v0 cannot be built"),
+        ("a.onnx --import nowhere", "--import nowhere: No module named 'nowhere'"),
+        ("theirs.onnx", "somewhere/Env-v0 is not a registered environment; add --import PACKAGE"),
+        ("mine.onnx", "Mine-v0 is not a registered environment"),
+        ("nameless.onnx", "nameless.onnx names no environment; add --env ID"),
+        ("a.onnx --episodes 0", "--episodes must be at least 1, got 0"),
+    ],
+)
+def test_wrong_input_of_the_example_ends_in_one_line_and_status_2(arguments, words, policy, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.chdir(policy.parent)
+    monkeypatch.setattr(sys, "argv", ["run_onnx.py", *arguments.split()])
+    import run_onnx
+
+    assert run_onnx.main() == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and words in err and err.count("\n") == 1
+
+
+def test_a_file_that_is_no_model_is_named(policy, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setattr(sys, "argv", ["run_onnx.py", str(policy)])
+    import run_onnx
+
+    policy.write_text("no model")
+    assert run_onnx.main() == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {policy} is not a model of ONNX") and err.count("\n") == 1
