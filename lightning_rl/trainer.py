@@ -22,7 +22,7 @@ from lightning_rl.algorithms.loading import check_fits
 from lightning_rl.algorithms.settings import plain
 from lightning_rl.algorithms.warm_start import take_weights
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
-from lightning_rl.callbacks.csv_logger import CSVLogger
+from lightning_rl.callbacks.csv_logger import MetricsLogger
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
@@ -253,7 +253,7 @@ class Trainer(pl.Trainer):
         cut_back_evaluations(run, kept)
         if not logs:
             return
-        metrics = CSVLogger(run, partial(getattr, model, "count"), model.counter)
+        metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter)
         board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
         self.loggers = [metrics, *board, *self.given_loggers]
         metrics.cut_back(kept)

@@ -74,10 +74,6 @@ class MetricsLogger(Logger):
         write_rows(self.file, self.columns, rows)
 
 
-CSVLogger = MetricsLogger
-"""Its name beside Lightning's, which the command line means."""
-
-
 def read_rows(file: Path) -> list[dict[str, str]]:
     """The rows of a CSV file; none if it does not exist. What a kill or a full disk left of a row is none."""
     columns, *rows = _lines(file) or [[]]
