@@ -139,10 +139,12 @@ def quieten() -> None:
 
 
 class Notices(logging.StreamHandler):
-    """Raises what goes wrong in writing, instead of printing it with a traceback and going on."""
+    """Raises what the system says of an output that is closed or full, instead of printing it with a traceback and going on."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        raise
+        if isinstance(sys.exception(), OSError):
+            raise
+        super().handleError(record)
 
 
 @contextmanager

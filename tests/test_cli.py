@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import logging
 import math
 import struct
 import time
@@ -12,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from lightning_rl.cli import Notices
 from tests.command_line import MODULE, TINY, run, run_apart
 
 RUN = "runs/PPO/CartPole-v1/version_"
@@ -370,3 +373,17 @@ def test_off_is_a_word_in_a_config(folder, capfd):
 def test_settings_inside_settings_are_explained(option, said, folder, capfd):
     status, out, err = run(f"fit {option}", capfd)
     assert (status, err) == (0, "") and said in out
+
+
+def test_notices_to_an_output_of_before_are_dropped_and_those_to_a_closed_pipe_are_not(monkeypatch):
+    class Pipe(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # nor are they told on stderr
+    before = io.StringIO()
+    before.close()
+    notice = logging.makeLogRecord({"msg": "restoring"})
+    Notices(before).handle(notice)
+    with pytest.raises(BrokenPipeError):
+        Notices(Pipe()).handle(notice)
