@@ -56,7 +56,7 @@ def is_blank(run: Path) -> bool:
 def _says_nothing(file: Path) -> bool:
     if file.name in ("metrics.csv", "evaluations.csv"):
         return not read_rows(file)
-    return file.name == "config.yaml" or file.name.startswith("events.out.tfevents")
+    return file.name in ("config.yaml", "hparams.yaml") or file.name.startswith("events.out.tfevents")
 
 
 @contextmanager

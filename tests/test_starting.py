@@ -139,6 +139,12 @@ def test_a_name_is_free_for_the_corrected_command_after_a_refused_one(folder, ca
     assert run(named, capfd)[::2] == (0, "")
 
 
+def test_a_name_is_free_after_a_run_whose_demonstrations_were_not_found(folder, capfd):
+    cloning = "fit --config bc/cartpole --model.dataset nobody/nothing-v0 --trainer.accelerator cpu --trainer.run_name mine"
+    errors = [run(cloning, capfd)[2] for _ in range(2)]
+    assert errors[0] == errors[1] and "nobody/nothing-v0" in errors[0], errors
+
+
 def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints(folder, capfd):
     status, out, _ = run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.logger false --trainer.max_steps 1", capfd)
     (line,) = (line for line in out.splitlines() if line.startswith("continue it: lightning-rl "))
