@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -336,7 +337,11 @@ def test_every_packaged_config_names_its_kind_in_a_comment_and_parses(folder, ca
 def test_weights_and_biases_keeps_settings_and_metrics_over_environment_steps(fit, folder, monkeypatch):
     import wandb
 
+    monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    (folder / "elsewhere").mkdir()
+    with contextlib.chdir(folder / "elsewhere"):  # where its service is started, for all runs of this process
+        wandb.init(dir=".").finish()
     fit(CARTPOLE + "--config logger/wandb")
     wandb.finish()
     (file,) = (folder / "runs/wandb").glob("offline-run-*/run-*.wandb")
