@@ -35,7 +35,8 @@ class Case:
         peers: who is measured beside us.
         goals: what the ratios shall be.
         vectorization: of ours, and of the bare loop, which knows `sync` and `native`; peers use what they use by default.
-        ours: settings that only we have.
+        ours: settings that only we have; among them `log_interval`, a hundredth of the run that such a task is usually given, where a
+            hundredth of this short one would be logged far more often.
         normalize: observations and rewards by running statistics.
     """
 
@@ -107,6 +108,7 @@ CASES = {
         settings={"n_steps": 5, "learning_rate": 7e-4},
         peers=("sb3",),
         goals=(Goal("sb3", 2.0), MEMORY),
+        ours={"log_interval": 5_000},
     ),
     "ppo_cheetah1": Case(
         **PPO_CHEETAH,
@@ -139,9 +141,15 @@ CASES = {
         },
         peers=("sb3", "cleanrl_style", "tianshou", "bare_dqn"),
         goals=(Goal("sb3", 2.2), Goal("cleanrl_style", 1.5), Goal("bare_dqn", 0.85), MEMORY),
+        ours={"log_interval": 1_000},
     ),
     "sac_pendulum": Case(**SAC, env="Pendulum-v1", settings={"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 256}),
-    "sac_cheetah": Case(**SAC, env="HalfCheetah-v5", settings={"learning_rate": 3e-4, "learning_starts": 100, "batch_size": 256}),
+    "sac_cheetah": Case(
+        **SAC,
+        env="HalfCheetah-v5",
+        settings={"learning_rate": 3e-4, "learning_starts": 100, "batch_size": 256},
+        ours={"log_interval": 10_000},
+    ),
     "ppo_pong": Case(
         algorithm="PPO",
         env="ALE/Pong-v5",
@@ -156,4 +164,4 @@ CASES = {
 }
 COMPILED = {"ppo_cartpole": (Goal("sb3", 2.8), Goal("skrl", 2.8)), "a2c_cartpole": (), "ppo_cheetah1": (), "dqn_cartpole": ()}
 """Cases that ours learns with `compile: true` too, and what is asked of that; the peers learn as ever."""
-CASES |= {f"{name}_compile": replace(CASES[name], ours={"compile": True}, goals=goals) for name, goals in COMPILED.items()}
+CASES |= {f"{name}_compile": replace(CASES[name], ours={**CASES[name].ours, "compile": True}, goals=goals) for name, goals in COMPILED.items()}

@@ -19,7 +19,7 @@ from lightning_rl.saving.segments import SegmentStore, size_of
 
 SAVED_UNASKED = 4e9
 """Bytes of a replay buffer that are saved without being asked for."""
-SECONDS = 1.0
+SECONDS = 5.0
 """Between saves whose distance nobody asked for: a run of seconds would spend a tenth of them on saving."""
 
 
@@ -28,7 +28,7 @@ class CheckpointConfig:
     """What to keep on the way, beside `best.ckpt` and `last.ckpt`.
 
     Args:
-        every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run, and at least a second unless copies are kept.
+        every_n_env_steps: environment steps between saves of `last.ckpt`; 2 % of the run, and at least five seconds unless copies are kept.
         keep: how many numbered copies to keep, the newest; -1 keeps all.
         save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
         every_n_updates: the same as `every_n_env_steps` for runs that count updates.
@@ -98,7 +98,7 @@ class SaveCheckpoints(Checkpoint):
     """Saves `last.ckpt` every `every_n_env_steps` environment steps (or updates) and at the end, and numbered copies on request.
 
     Args:
-        every_n_env_steps: environment steps between saves; 2 % of the run, and at least a second unless copies are kept, unless given.
+        every_n_env_steps: environment steps between saves; 2 % of the run, and at least five seconds unless copies are kept, unless given.
         keep: how many copies `env_steps=<n>.ckpt` to keep beside `last.ckpt`, the newest, without a replay buffer; -1 keeps all.
         folder: where to save; `checkpoints` of the run's folder unless given.
         save_replay_buffer: whether `last.ckpt` holds the replay buffer; up to 4 GB unless given.
