@@ -164,4 +164,6 @@ CASES = {
 }
 COMPILED = {"ppo_cartpole": (Goal("sb3", 2.8), Goal("skrl", 2.8)), "a2c_cartpole": (), "ppo_cheetah1": (), "dqn_cartpole": ()}
 """Cases that ours learns with `compile: true` too, and what is asked of that; the peers learn as ever."""
-CASES |= {f"{name}_compile": replace(CASES[name], ours={**CASES[name].ours, "compile": True}, goals=goals) for name, goals in COMPILED.items()}
+CASES |= {
+    f"{name}_compile": replace(CASES[name], ours={**CASES[name].ours, "compile": True}, goals=goals) for name, goals in COMPILED.items()
+}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rl.__main__ import main
+from tests.apart import Apart
 
 TINY = (
     "--model PPO --model.env.num_envs 2 --model.n_steps 16 --model.batch_size 32 --model.n_epochs 1 --model.net_arch [8] "
@@ -74,7 +75,14 @@ def run(arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, st
     return status, *capfd.readouterr()
 
 
-def run_apart(arguments: str, folder: Path, program: tuple[str, ...] = ("-m", "lightning_rl")) -> tuple[int, str, str]:
+def run_apart(arguments: str, folder: Path) -> tuple[int, str, str]:
     """The same in a process of its own, in a folder."""
+    program = Apart(f"-m lightning_rl {arguments}", folder)
+    out, err = program.communicate()
+    return program.wait(), out, err
+
+
+def run_python(program: tuple[str, ...], arguments: str, folder: Path) -> tuple[int, str, str]:
+    """The same as Python starts it, with these arguments before those of the program."""
     done = subprocess.run([sys.executable, *program, *shlex.split(arguments)], cwd=folder, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import subprocess
-import sys
-from pathlib import Path
-from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -17,6 +13,7 @@ import lightning_rl as lrl
 from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3
 from lightning_rl.errors import NotFiniteError
 from lightning_rl.finite import all_finite, first_bad
+from tests.apart import ROOT, Apart
 from tests.fitting import ALL, TINY, Rows, fit, weights
 from tests.poisoned import two
 
@@ -304,12 +301,9 @@ def test_all_ranks_decide_alike(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    env = {"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    command = [sys.executable, "ranks.py"]
-    ranks = [
-        subprocess.Popen(command, cwd=tmp_path, env=env | {"LOCAL_RANK": str(rank)}, stdout=PIPE, stderr=PIPE, text=True) for rank in (0, 1)
-    ]
+    ranks = [Apart("ranks.py", tmp_path, env | {"LOCAL_RANK": str(rank)}) for rank in (0, 1)]
     said = []
     for rank in ranks:
         out, err = rank.communicate(timeout=120)

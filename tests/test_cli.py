@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from lightning_rl.cli import Notices
-from tests.command_line import MODULE, TINY, run, run_apart
+from tests.command_line import MODULE, TINY, run, run_apart, run_python
 
 RUN = "runs/PPO/CartPole-v1/version_"
 CARTPOLE = "fit --model.env.id CartPole-v1 " + TINY
@@ -292,15 +292,15 @@ def test_a_run_continues_from_a_checkpoint_by_its_path_and_from_the_last(fit, fo
 def test_version_and_list_start_without_torch(tmp_path):
     check = "assert not {'torch', 'pytorch_lightning'} & set(sys.modules)"
     program = f"import sys; from lightning_rl.__main__ import main; main(sys.argv[1:]); {check}"
-    status, out, err = run_apart("--version", tmp_path, ("-c", program))
+    status, out, err = run_python(("-c", program), "--version", tmp_path)
     assert (status, out, err) == (0, "lightning_rl 0.1.0\n", "")
-    status, out, err = run_apart("list", tmp_path, ("-c", program))
+    status, out, err = run_python(("-c", program), "list", tmp_path)
     assert (status, err) == (0, "")
     assert "PPO                  Proximal Policy Optimization" in out and "ppo/cartpole" in out and "logger/wandb" in out
 
 
 def test_the_module_runs_as_the_program_does(tmp_path):
-    status, out, err = run_apart("fit --model.env.id CartPole-v1 " + TINY, tmp_path)
+    status, out, err = run_python(("-m", "lightning_rl"), "fit --model.env.id CartPole-v1 " + TINY, tmp_path)
     assert (status, err) == (0, "") and f"run: {RUN}0" in out
     result = run_apart(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt --episodes 2", tmp_path)
     assert result[0] == 0 and result[1].startswith("return ") and result[2] == ""

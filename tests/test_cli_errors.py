@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 
 from lightning_rl.__main__ import main
 from lightning_rl.cli_messages import explain_flag
+from tests.apart import Apart
 from tests.command_line import MODULE, TINY, run, run_apart
 from tests.fitting import fit as fit_plain
 from tests.fitting import tiny
@@ -445,27 +447,37 @@ def test_a_message_that_speaks_of_a_bare_value_gets_the_flag_in_front():
     assert explain_flag("strategy='ddx' is invalid; choices: auto, ddp", {**given, "strategy": "ddx"}).startswith("trainer.strategy 'ddx'")
 
 
-def piped(arguments, folder, ending):
-    """Exit status and stderr of the program whose output a shell sends elsewhere."""
-    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m lightning_rl {arguments} {ending}"
-    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stderr
-
-
 TINY_FIT = f"fit --model.env.id CartPole-v1 {TINY}"
+
+
+def written_to(stdout, arguments, folder):
+    """Exit status and stderr of the program whose output goes to a descriptor."""
+    program = Apart(f"-m lightning_rl {arguments}", folder, stdout=stdout)
+    return program.wait(), program.communicate()[1]
+
+
+def test_a_shell_sees_the_status_of_a_broken_pipe(folder):
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m lightning_rl list | true"
+    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("arguments", ["list", "fit --help", TINY_FIT, "compare a --out report.html"])
 def test_a_reader_that_goes_away_ends_the_program_quietly(arguments, folder):
     write_run(folder / "a", {100: [1]})
-    assert piped(arguments, folder, "| true") == (141, "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert written_to(writer, arguments, folder) == (141, "")
     assert (folder / "report.html").is_file() == ("--out" in arguments)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("arguments", ["list", TINY_FIT])
 def test_output_that_cannot_be_written_is_one_line(arguments, folder):
-    assert piped(arguments, folder, "> /dev/full") == (2, "error: the output could not be written: No space left on device\n")
+    assert written_to(os.open("/dev/full", os.O_WRONLY), arguments, folder) == (
+        2,
+        "error: the output could not be written: No space left on device\n",
+    )
 
 
 def test_an_error_of_the_system_that_is_not_the_outputs_is_raised(monkeypatch):

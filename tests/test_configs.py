@@ -13,7 +13,10 @@ from lightning_rl.cli_configs import Loader
 from tests.command_line import run
 from tests.experts import played
 
-SLOW = ("dqn/pong", "impala/pong", "ppo/lunarlander", "ppo/lunarlander_finetuned", "ppo/pong")
+SLOW = (
+    *("dqn/pong", "impala/pong", "ppo/bipedalwalker", "ppo/breakout", "ppo/lunarlander", "ppo/lunarlander_finetuned"),
+    *("ppo/lunarlander_wind", "ppo/minatar_breakout", "ppo/pong"),
+)
 """Seconds for an iteration."""
 
 

@@ -22,7 +22,7 @@ import lightning_rl
 from lightning_rl import RecordEpisodes, SettingError
 from lightning_rl.cli_configs import Loader
 from lightning_rl.spaces import Spaces
-from tests.command_line import run, run_apart
+from tests.command_line import run, run_apart, run_python
 from tests.experts import balance, played
 
 ROOT = Path(__file__).parent.parent
@@ -146,10 +146,10 @@ class Reader:
         """Run a program, in a process of its own where it starts others, and return what it said."""
         name, *arguments = words
         if name == "python":
-            return self.check(words, run_apart("", self.folder, tuple(arguments)))
+            return self.check(words, run_python(tuple(arguments), "", self.folder))
         if name == "torchrun":
             launcher, arguments = ("-m", "torch.distributed.run", *arguments[:3]), arguments[3:]
-            return self.check(words, run_apart(self.quick(arguments), self.folder, launcher))
+            return self.check(words, run_python(launcher, self.quick(arguments), self.folder))
         if arguments[0] == "collect":
             shutil.rmtree(self.folder / "datasets" / arguments[arguments.index("--dataset") + 1], ignore_errors=True)
         apart = {"--trainer.devices", "configs/trainer/ray.yaml"} & {*arguments}

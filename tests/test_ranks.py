@@ -24,10 +24,9 @@ import torch
 
 from lightning_rl import EvolutionStrategies
 from lightning_rl.callbacks.csv_logger import read_rows
+from tests.apart import ROOT, Apart
 from tests.fitting import fit, tiny
 from tests.two_ranks import ALONE, CARTPOLE_JOBS, CASES, SendAt, build, first_update, learned, trainer
-
-ROOT = Path(__file__).parent.parent
 
 
 def free_port():
@@ -41,11 +40,10 @@ def address():
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
 
 
-def two_processes(folder, *command):
+def two_processes(folder, command):
     """Begin the two ranks of a run by hand."""
     env = os.environ | address() | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    ranks = [env | {"LOCAL_RANK": str(rank)} for rank in (0, 1)]
-    return [subprocess.Popen([sys.executable, *command], cwd=folder, env=each, stdout=PIPE, stderr=PIPE, text=True) for each in ranks]
+    return [Apart(command, folder, env | {"LOCAL_RANK": str(rank)}) for rank in (0, 1)]
 
 
 def test_two_ranks_learn_together_stop_together_and_go_on(tmp_path, capsys):
@@ -53,7 +51,7 @@ def test_two_ranks_learn_together_stop_together_and_go_on(tmp_path, capsys):
         model = build(case)
         with pytest.raises(SystemExit):
             trainer(tmp_path / case / "alone", model, 1, SendAt(7)).fit(model)
-    ranks = two_processes(tmp_path, "-m", "tests.two_ranks", str(tmp_path))
+    ranks = two_processes(tmp_path, f"-m tests.two_ranks {tmp_path}")
     said = [rank.communicate(timeout=300) for rank in ranks]
     wrong = {}
     for case in CASES:

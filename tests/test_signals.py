@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -14,17 +12,16 @@ import pytest
 
 from lightning_rl import load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
+from tests.apart import Apart
+from tests.command_line import run_apart
 
-COMMAND = [sys.executable, "-m", "lightning_rl"]
 FIT = "fit --model PPO --model.env.id CartPole-v1 --model.env.num_envs 2 --model.n_steps 64 --model.batch_size 64 --model.log_interval 128"
 STATUS = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
 
 
 def start(folder, options):
     """A run in a process of its own, after its first row of metrics."""
-    process = subprocess.Popen(
-        [*COMMAND, *shlex.split(f"{FIT} {options}")], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = Apart(f"-m lightning_rl {FIT} {options}", folder)
     until = time.monotonic() + 180
     while not any(read_rows(file) for file in folder.rglob("metrics.csv")):
         if process.poll() is not None or time.monotonic() > until:
@@ -57,11 +54,10 @@ def test_a_signal_ends_a_run_within_an_iteration_saves_it_and_says_how_to_go_on(
     assert [worker for worker in workers if os.path.exists(f"/proc/{worker}")] == []
     if number != signal.SIGTERM:
         return
-    arguments = shlex.split(said.partition("continue: lightning-rl ")[2])
-    more = [f"--model.max_env_steps={last_row + 128}", "--trainer.enable_progress_bar=false"]
-    again = subprocess.run([*COMMAND, *arguments, *more], cwd=folder, capture_output=True, text=True)
-    assert (again.returncode, again.stderr) == (0, "")
-    assert "new episodes" not in again.stdout
+    command = said.partition("continue: lightning-rl ")[2]
+    more = f"--model.max_env_steps={last_row + 128} --trainer.enable_progress_bar=false"
+    status, out, err = run_apart(f"{command} {more}", folder)
+    assert (status, err) == (0, "") and "new episodes" not in out
     assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == last_row + 128
 
 
@@ -76,8 +72,8 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_that_continues_ma
     (run,) = folder.glob("runs/PPO/CartPole-v1/version_*")
     assert "stopped by SIGTERM at 1,024 environment steps" in out and not (run / "evaluations.csv").exists()
     command = f"{FIT} --model.max_env_steps 1152 {evaluation} --evaluation.max_episode_steps 1 --ckpt_path last"
-    again = subprocess.run([*COMMAND, *shlex.split(command)], cwd=folder, capture_output=True, text=True)
-    assert (again.returncode, again.stderr) == (0, "")
+    status, _, err = run_apart(command, folder)
+    assert (status, err) == (0, "")
     assert [int(row["env_steps"]) for row in read_rows(run / "evaluations.csv")] == [1024] * 3000 + [1152] * 3000
 
 

@@ -20,12 +20,13 @@ GAMMA = 0.9
 
 
 class Learner(NamedTuple):
-    """An algorithm with settings to learn fast, and the actions it can take."""
+    """An algorithm with settings to learn fast, and the actions it can take; of a variant two probes are fast, and the others slow."""
 
     algorithm: type
     settings: dict[str, Any]
     actions: tuple[str, ...]
     replays: bool = True
+    variant: bool = True
 
 
 ON_POLICY = {"learning_rate": 0.01, "n_steps": 8}
@@ -41,14 +42,14 @@ SOFT = REPLAY | {"tau": 0.1, "ent_coef": 1e-4}
 DEEP = REPLAY | {"target_update_interval": 10, "exploration_final_eps": 0.2}
 NOISY = DEEP | {"noisy": True, "exploration_initial_eps": 0.0, "exploration_final_eps": 0.0, "gradient_steps": 2}
 LEARNERS = {
-    "PPO": Learner(PPO, ON_POLICY | {"batch_size": 32, "n_epochs": 4}, ("discrete", "box"), False),
-    "A2C": Learner(A2C, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), False),
+    "PPO": Learner(PPO, ON_POLICY | {"batch_size": 32, "n_epochs": 4}, ("discrete", "box"), False, False),
+    "A2C": Learner(A2C, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), False, False),
     "IMPALA": Learner(IMPALA, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), False),
-    "SAC": Learner(SAC, SOFT, ("discrete",)),
+    "SAC": Learner(SAC, SOFT, ("discrete",), variant=False),
     "SAC of continuous actions": Learner(SAC, SOFT | {"gradient_steps": 2}, ("box", "hybrid")),
     "SAC with a value network": Learner(SAC, SOFT | {"value_network": True}, ("discrete", "box")),
-    "TD3": Learner(TD3, REPLAY | {"tau": 0.2}, ("box",)),
-    "DQN": Learner(DQN, DEEP, ("discrete",)),
+    "TD3": Learner(TD3, REPLAY | {"tau": 0.2}, ("box",), variant=False),
+    "DQN": Learner(DQN, DEEP, ("discrete",), variant=False),
     "double": Learner(DQN, DEEP | {"double": True}, ("discrete",)),
     "dueling": Learner(DQN, DEEP | {"dueling": True}, ("discrete",)),
     "n-step": Learner(DQN, DEEP | {"n_steps": 3}, ("discrete",)),
@@ -88,6 +89,8 @@ PROBES = {
     # the second of two steps ends: 1 + γ · 1, and 1
     "no value beyond a termination": Probe(Endless, [0, 0.5], [1.9, 1], kwargs={"ending": "termination", "period": 2, "clock": True}),
 }
+OF_ALL = ("an action for each observation", "the value beyond a time limit")
+"""Probes that every variant answers in the fast tests too."""
 BEST = {"discrete": [0, 1], "box": [-0.5, 0.5], "hybrid": [0, 1, -0.5, 0.5]}
 
 
@@ -107,14 +110,16 @@ def learned_values(model: Any, obs: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "name, learner, action",
     [
-        pytest.param(name, learner, action, id=f"{learner}-{action}-{name}")
+        pytest.param(
+            *(name, learner, action), id=f"{learner}-{action}-{name}", marks=[pytest.mark.slow] * (row.variant and name not in OF_ALL)
+        )
         for learner, row in LEARNERS.items()
         for action in row.actions
         for name in PROBES
     ],
 )
 def test_what_a_probe_teaches(name, learner, action):
-    algorithm, settings, _, replays = LEARNERS[learner]
+    algorithm, settings, _, replays, _ = LEARNERS[learner]
     probe = PROBES[name]
     settings = {"gamma": GAMMA, "max_env_steps": probe.env_steps[replays], "net_arch": [16]} | settings
     env = {"num_envs": 4, "kwargs": {"action": action, **probe.kwargs}}
