@@ -68,7 +68,7 @@ def spoil_gradients(model, value, first=1, last=10**6):
 # ---------------------------------------------------------------- raise
 
 
-@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("value", [VALUES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VALUES[1:])])
 @pytest.mark.parametrize("door", AT)
 @pytest.mark.parametrize("algorithm", ALL)
 def test_what_an_environment_says_stops_the_run_in_the_same_step(algorithm, door, value):

@@ -14,10 +14,12 @@ from tests.command_line import run
 from tests.experts import played
 
 SLOW = (
-    *("dqn/pong", "impala/pong", "ppo/bipedalwalker", "ppo/breakout", "ppo/lunarlander", "ppo/lunarlander_finetuned"),
-    *("ppo/lunarlander_wind", "ppo/minatar_breakout", "ppo/pong"),
+    *("dqn/pong", "es/halfcheetah", "impala/pong", "ppo/ant", "ppo/bipedalwalker", "ppo/breakout", "ppo/hopper"),
+    *("ppo/inverted_double_pendulum", "ppo/lunarlander", "ppo/lunarlander_continuous", "ppo/lunarlander_finetuned"),
+    *("ppo/lunarlander_wind", "ppo/minatar_breakout", "ppo/minigrid_doorkey_rnd", "ppo/minigrid_memory", "ppo/pong"),
+    *("ppo/swimmer", "ppo/walker2d"),
 )
-"""Seconds for an iteration."""
+"""A second or more for an iteration."""
 
 
 def configs():

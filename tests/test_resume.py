@@ -67,7 +67,7 @@ CASES = [
     ),
     pytest.param(A2C, {"id": "CartPole-v1", "vectorization": "native"}, {}, id="A2C CartPole native"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"normalize_obs": "running"}, id="SAC Pendulum"),
-    pytest.param(SAC, {"id": "Ant-v5", "vectorization": "async"}, {"n_steps": 3}, id="SAC Ant async"),
+    pytest.param(SAC, {"id": "Ant-v5", "vectorization": "async"}, {"n_steps": 3}, id="SAC Ant async", marks=pytest.mark.slow),
     pytest.param(SAC, {"id": "CartPole-v1"}, {"value_network": True, "replay": {"optimize_memory_usage": True}}, id="SAC CartPole"),
     pytest.param(DQN, {"id": "CartPole-v1"}, {"double": True, "dueling": True}, id="DQN CartPole"),
     pytest.param(
@@ -92,6 +92,7 @@ CASES = [
         {"id": "Pendulum-v1", "max_episode_steps": 30, "num_envs": 1},
         {"actors": {"num_actors": 2, "ordered": True}, "normalize_obs": "running"},
         id="IMPALA ordered processes",
+        marks=pytest.mark.slow,
     ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": GRU(8, 3), "batch_size": 9, "share_encoder": False}, id="PPO two memories"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": LSTM(8, 4), "n_steps": 2}, id="SAC Pendulum LSTM"),

@@ -17,7 +17,7 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.data.episode_statistics import EpisodeStatistics
 from lightning_rl.data.minibatch import make_batch, minibatches
 from lightning_rl.distributions import Categorical
-from lightning_rl.envs.stepping import make_stepper
+from lightning_rl.envs.stepping import STEPPERS, make_stepper
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.policy import PolicyNetwork
@@ -68,7 +68,7 @@ class ScriptedActorCritic(ActorCritic):
 
 
 def collector(envs: list[Callable[[], gym.Env]], network: nn.Module, n_steps: int, mode: str = "SAME_STEP") -> Collector:
-    stepper = make_stepper(SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False))
+    stepper = STEPPERS[AutoresetMode[mode]](SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False))
     return Collector(stepper, SPACES, network, n_steps, seed=0)
 
 

@@ -17,7 +17,7 @@ from lightning_rl.data.replay import ReplayBuffer
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.distributions import Categorical
-from lightning_rl.envs.stepping import make_stepper
+from lightning_rl.envs.stepping import STEPPERS
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.memory import NoMemory
@@ -73,7 +73,7 @@ class Run:
                 return super().step(action)
 
         envs = [lambda i=i: Diarist(period=period, first_episode=100 * i) for i in range(num_envs)]
-        stepper = make_stepper(SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False))
+        stepper = STEPPERS[AutoresetMode[mode]](SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False))
         self.collector = Collector(stepper, Spaces(kind.observation_space, kind.action_space), network or Always(), length, 0, False)
         standard = {"buffer_size": 1000, "batch_size": 4, "learning_starts": 0, "train_freq": 1, "gradient_steps": 1}
         self.settings = ReplaySettings(**{**standard, "steps_per_iteration": length, "n_steps": 1, "warmup": "random", **settings})

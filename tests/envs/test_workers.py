@@ -184,6 +184,7 @@ def test_a_worker_that_dies_between_two_steps_is_saved_in_its_new_episode():
     other.close()
 
 
+@pytest.mark.slow
 def test_a_hundred_failures_in_one_run_are_survived():
     stepper = faulty(max_restarts=1000)
     stepper.reset(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,13 +68,21 @@ def test_a_mask_in_the_info_counts_more_than_one_in_the_observation_as_in_traini
     assert run_onnx.split_mask(None, {"action_mask": [1, 0], "where": 3}, {"action_mask": [0, 1]}) == ({"where": 3}, [0, 1])
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A policy of CartPole."""
+    folder = tmp_path_factory.mktemp("exported")
+    return export_policy(save(tiny(PPO, "CartPole-v1", max_env_steps=16), folder / "a.ckpt"))
+
+
 @pytest.fixture
-def policy(tmp_path):
-    """A policy of CartPole, and files beside it that are none."""
+def policy(exported, tmp_path):
+    """The same, and files beside it that are none."""
+    shutil.copytree(exported.parent, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / exported.name
     (tmp_path / "garbage.onnx").write_text("no model")
     (tmp_path / "garbage.onnx.json").write_text("{}")
     (tmp_path / "other.onnx.json").write_text('{"inputs": 3}')
-    path = export_policy(save(tiny(PPO, "CartPole-v1", max_env_steps=16), tmp_path / "a.ckpt"))
     for name in ("alone.onnx", "other.onnx"):
         (tmp_path / name).write_bytes(path.read_bytes())
     for name, env_id in {"theirs": "somewhere/Env-v0", "mine": "Mine-v0", "nameless": None}.items():

@@ -15,6 +15,7 @@ import torch
 from lightning_rl import PPO, CheckpointConfig, SettingError, Trainer
 from lightning_rl.saving.atomic import SaveFailed, remove_leftovers
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation, read_verified
+from tests.apart import ROOT, Apart
 from tests.fitting import fit, tiny
 
 
@@ -55,9 +56,10 @@ def test_the_manifest_says_size_hash_versions_and_processor(tmp_path):
 
 
 def test_after_a_kill_at_any_moment_a_whole_checkpoint_is_found(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "tests.saving.kills", tmp_path], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    program = Apart(f"-m tests.saving.kills {tmp_path}", ROOT)
+    out, err = program.communicate()
+    assert program.wait() == 0, err
+    lines = out.splitlines()
     assert sum("killed" in line for line in lines) >= 60 and not any(line.startswith("said") for line in lines)
     moved = [line for line in lines if line.startswith("event") and "killed" in line]
     assert any(int(line.split()[-1]) > int(line.split()[-3]) for line in moved)  # some were killed after the save counted
