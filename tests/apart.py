@@ -1,7 +1,7 @@
 """Programs in processes of their own, without the seconds that each would take to import torch and Lightning.
 
 One process imports them and waits, and each program begins in a copy of it, as `python -m module …` or `python script.py …` begins; from
-then on it is an ordinary process, with an end like any other. What Python does before, `subprocess` tests.
+then on it is an ordinary process, with an end like any other. What Python does before, `subprocess` tests. For Linux.
 """
 
 from __future__ import annotations
@@ -60,10 +60,8 @@ class Apart:
     def communicate(self, timeout: float = 300.0) -> tuple[str, str]:
         """What it wrote to stdout and stderr, when it has ended."""
         self.wait(timeout)
-        out, err = (
-            os.pread(each, 1 << 24, 0).decode() if kept else "" for each, kept in zip(self.streams, (self.keeps, True), strict=True)
-        )
-        return out, err
+        out, err = self.streams
+        return read(out) if self.keeps else "", read(err)
 
     def __del__(self) -> None:
         for each in self.streams:
