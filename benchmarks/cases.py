@@ -35,8 +35,8 @@ class Case:
         peers: who is measured beside us.
         goals: what the ratios shall be.
         vectorization: of ours, and of the bare loop, which knows `sync` and `native`; peers use what they use by default.
-        ours: settings that only we have; among them `log_interval`, a hundredth of the run that such a task is usually given, where a
-            hundredth of this short one would be logged far more often.
+        ours: settings that only we have. `log_interval`, where given, is that of a run of a usual length: a hundredth of this short one
+            would log far more often.
         normalize: observations and rewards by running statistics.
     """
 
@@ -148,7 +148,7 @@ CASES = {
         **SAC,
         env="HalfCheetah-v5",
         settings={"learning_rate": 3e-4, "learning_starts": 100, "batch_size": 256},
-        ours={"log_interval": 10_000},
+        ours={"log_interval": 1_000},
     ),
     "ppo_pong": Case(
         algorithm="PPO",

@@ -315,8 +315,8 @@ def introduce(logger: Any, config: dict[str, Any], counter: str) -> None:
     """Weights & Biases draws over what the run counts, as the others do, and knows all settings of the run."""
     if isinstance(logger, WandbLogger):
         importlib.import_module("wandb").setup()  # reads WANDB_SILENT before Lightning's first call warns
-        place = logger._wandb_init  # its service stays where it was started, and loses a run whose folder is relative to another place
-        place["dir"] = place["dir"] and os.path.abspath(place["dir"])
+        init = logger._wandb_init  # its service looks for a relative folder where it was started, and the run is lost
+        init["dir"] = init["dir"] and os.path.abspath(init["dir"])
         logger.experiment.define_metric(counter)
         logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
         logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})

@@ -75,9 +75,9 @@ def run(arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, st
     return status, *capfd.readouterr()
 
 
-def run_apart(arguments: str, folder: Path) -> tuple[int, str, str]:
-    """The same in a process of its own, in a folder."""
-    program = Apart(f"-m lightning_rl {arguments}", folder)
+def run_apart(arguments: str, folder: Path, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """The same in a process of its own, in a folder; environment variables as in `Apart`."""
+    program = Apart(f"-m lightning_rl {arguments}", folder, env)
     out, err = program.communicate()
     return program.wait(), out, err
 

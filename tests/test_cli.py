@@ -341,7 +341,7 @@ def test_weights_and_biases_keeps_settings_and_metrics_over_environment_steps(fi
     monkeypatch.setenv("WANDB_MODE", "offline")
     (folder / "elsewhere").mkdir()
     with contextlib.chdir(folder / "elsewhere"):  # where its service is started, for all runs of this process
-        wandb.init(dir=".").finish()
+        wandb.init(dir=folder / "elsewhere").finish()
     fit(CARTPOLE + "--config logger/wandb")
     wandb.finish()
     (file,) = (folder / "runs/wandb").glob("offline-run-*/run-*.wandb")

@@ -39,6 +39,10 @@ def datasets(settings):
             yield value
 
 
+def test_configs_that_are_called_slow_are_there():
+    assert all((config_folder() / f"{name}.yaml").is_file() for name in SLOW)
+
+
 @pytest.mark.parametrize("name", configs())
 def test_a_packaged_config_trains_for_an_iteration(name, folder, monkeypatch, capfd):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))

@@ -51,7 +51,7 @@ def test_two_ranks_learn_together_stop_together_and_go_on(tmp_path, capsys):
         model = build(case)
         with pytest.raises(SystemExit):
             trainer(tmp_path / case / "alone", model, 1, SendAt(7)).fit(model)
-    ranks = two_processes(tmp_path, f"-m tests.two_ranks {tmp_path}")
+    ranks = two_processes(tmp_path, f"-m tests.two_ranks {shlex.quote(str(tmp_path))}")
     said = [rank.communicate(timeout=300) for rank in ranks]
     wrong = {}
     for case in CASES:

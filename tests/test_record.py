@@ -13,8 +13,7 @@ import pytest
 
 from lightning_rl import PPO, load_policy
 from lightning_rl.data import episodes
-from tests.apart import Apart
-from tests.command_line import run
+from tests.command_line import run, run_apart
 from tests.fitting import fit, tiny
 from tests.videos import read
 
@@ -139,7 +138,5 @@ def test_without_ffmpeg_the_extra_is_named(folder, capfd, checkpoint, monkeypatc
 
 def test_a_machine_without_a_display_records_without_a_word_on_stderr(folder, checkpoint):
     env = {name: value for name, value in os.environ.items() if name not in ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY")}
-    program = Apart(f"-m lightning_rl record --ckpt_path {checkpoint()} --out a.mp4 --max_episode_steps 2", folder, env)
-    out, err = program.communicate()
-    status = program.wait()
+    status, out, err = run_apart(f"record --ckpt_path {checkpoint()} --out a.mp4 --max_episode_steps 2", folder, env)
     assert (status, err) == (0, "") and out.startswith("a.mp4: return 2.00, length 2, seed 20000\n")

@@ -25,7 +25,7 @@ def start(folder, options):
     until = time.monotonic() + 180
     while not any(read_rows(file) for file in folder.rglob("metrics.csv")):
         if process.poll() is not None or time.monotonic() > until:
-            process.kill()  # else its output would be awaited for ever
+            process.kill()  # else its end would be awaited for minutes
             raise AssertionError(process.communicate())
         time.sleep(0.05)
     return process

@@ -44,7 +44,7 @@ def test_a_run_lies_in_a_folder_of_its_own(fit, folder):
     assert trainer.run_folder.resolve() == run and trainer.log_dir == "runs/PPO/CartPole-v1/version_0"
     left = {name for name in files(run) if "tfevents" not in name and name != "hparams.yaml"}
     saved = {"best.ckpt", "best.ckpt.json", "last.ckpt", "last.ckpt.json"}
-    before = {f"checkpoints/{name}.previous.ckpt{end}" for name in ("best", "last") for end in ("", ".json")}  # if it took a second
+    before = {f"checkpoints/{name}.previous.ckpt{end}" for name in ("best", "last") for end in ("", ".json")}  # if it took long
     assert left - before == {
         *("config.yaml", "metrics.csv", "evaluations.csv"),
         *(f"checkpoints/{name}" for name in saved),

@@ -20,7 +20,7 @@ from lightning_rl.saving.segments import SegmentStore, size_of
 SAVED_UNASKED = 4e9
 """Bytes of a replay buffer that are saved without being asked for."""
 SECONDS = 5.0
-"""Between saves whose distance nobody asked for: a run of seconds would spend a tenth of them on saving."""
+"""Between saves whose distance nobody asked for: one of SAC takes 19 ms, which once a second would be 3 % of a short run."""
 
 
 @dataclass(frozen=True)

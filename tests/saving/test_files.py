@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import threading
@@ -56,7 +57,7 @@ def test_the_manifest_says_size_hash_versions_and_processor(tmp_path):
 
 
 def test_after_a_kill_at_any_moment_a_whole_checkpoint_is_found(tmp_path):
-    program = Apart(f"-m tests.saving.kills {tmp_path}", ROOT)
+    program = Apart(f"-m tests.saving.kills {shlex.quote(str(tmp_path))}", ROOT)
     out, err = program.communicate()
     assert program.wait() == 0, err
     lines = out.splitlines()
