@@ -57,6 +57,11 @@ def call(*arguments: object) -> str:
     return result.stdout
 
 
+def minutes_of(metrics: Path) -> float:
+    """What a run took, as its last row says; an evaluation has a row of its own, which does not, where nothing else is logged."""
+    return max(float(row["time/time_elapsed"] or 0) for row in csv.DictReader(metrics.read_text().splitlines())) / 60
+
+
 def train(config: str, seed: int, folder: Path, processes: int) -> None:
     """One run and its judgement; the minutes are those of training, evaluations included."""
     home, name = folder / config, f"seed_{seed}"
@@ -67,7 +72,7 @@ def train(config: str, seed: int, folder: Path, processes: int) -> None:
     judged = json.loads(call("evaluate", "--ckpt_path", best, "--episodes", EPISODES, "--seed", 50_000, "--json").splitlines()[-1])
     steps = json.loads(call("evaluate", "--ckpt_path", last, "--episodes", 1, "--json").splitlines()[-1])["env_steps"]
     figures = {"return_mean": round(judged["return_mean"], 3), "return_std": round(judged["return_std"], 3), "episodes": EPISODES}
-    minutes = float(list(csv.DictReader(best.parents[1].joinpath("metrics.csv").read_text().splitlines()))[-1]["time/time_elapsed"]) / 60
+    minutes = minutes_of(best.parents[1] / "metrics.csv")
     made = {"minutes": round(minutes, 2), "processes": processes, "lightning_rl": version("lightning_rl"), "torch": version("torch")}
     line = {"config": config, "seed": seed, **figures, "env_steps": steps, **made, "command": "lightning-rl " + " ".join(map(str, command))}
     file = results_file(config)

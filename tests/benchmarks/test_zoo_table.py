@@ -62,3 +62,9 @@ def test_seeds_of_different_lengths_are_all_told(zoo, measured):
     assert zoo.line("es/cartpole").split(" | ")[1:4] == ["500.0 ± 0.0 (500 500)", "520,932 to 542,794", "1.0"]
     measured("es/cartpole", (500, 10_000))
     assert zoo.line("es/cartpole").split(" | ")[1:4] == ["500.0 (500)", "10,000", "1.0"]
+
+
+def test_the_minutes_are_those_of_the_last_row_that_says_them(zoo, tmp_path):
+    file = tmp_path / "metrics.csv"
+    file.write_text("env_steps,time/time_elapsed,eval/mean_reward\n100,90.0,\n200,180.0,\n250,,3.0\n")
+    assert zoo.minutes_of(file) == 3.0
