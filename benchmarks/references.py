@@ -49,7 +49,7 @@ REFERENCES: dict[str, Reference | None] = {
     "a2c/acrobot": zoo(-83.353, 17.213, 1778, "500,000"),
     "ppo/mountaincar": zoo(-110.423, 19.473, 1358, "1,000,000"),
     "ppo/mountaincar_rnd": zoo(-110.423, 19.473, 1358, "1,000,000"),
-    "sac/mountaincar_continuous": zoo(94.679, 1.134, 1443, "50,000", ", with gSDE"),
+    "es/mountaincar_continuous": zoo(96.672, 0.784, 621, "500,000", ", ARS"),
     "ppo/pendulum": zoo(-172.225, 104.159, 750, "100,000"),
     "a2c/pendulum": zoo(-162.965, 103.210, 750, "1,000,000"),
     "sac/pendulum": zoo(-156.995, 88.714, 750, "20,000"),
