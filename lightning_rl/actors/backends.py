@@ -15,6 +15,7 @@ from lightning_rl.actors.ray_workers import RayWorkers
 from lightning_rl.actors.threads import InThreads
 from lightning_rl.actors.workers import Build, InTurn, Workers
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.packages import prepare_package
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class WithRegistration:
 
     def __call__(self, index: int, restarts: int, network: nn.Module) -> Any:
         if self.spec is not None:
+            prepare_package(self.spec.id)  # which may register it there, too
             gym.registry.setdefault(self.spec.id, self.spec)
         return self.build(index, restarts, network)
 

@@ -18,6 +18,7 @@ import torch
 from lightning_rl import IMPALA, PPO, SAC, EnvConfig, SettingError
 from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.processes import _open
+from tests.command_line import run_python
 from tests.fitting import Rows, fit, tiny
 
 LESSONS = [
@@ -141,6 +142,22 @@ def test_a_run_continues_with_a_thread_or_without_whatever_it_began_with(algorit
     said = "0 actors, not 1" if threaded else "those of actors"
     assert f"environments start new episodes: the checkpoint holds {said}" in capsys.readouterr().out
     assert again.env_steps == 96 and torch.isfinite(next(again.network.parameters())).all()
+
+
+ALONE = """
+from gymnasium.envs.registration import EnvSpec
+from lightning_rl.actors.backends import WithRegistration
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import make_env
+
+spec = EnvSpec("ALE/Pong-v5", entry_point="ale_py.env:AtariEnv")
+WithRegistration(lambda *_: make_env(EnvConfig("ALE/Pong-v5")).close(), spec)(0, 0, None)
+"""
+"""What the process of an actor does before it acts."""
+
+
+def test_an_actor_says_nothing_of_environments_that_a_package_registers_there_too(tmp_path):
+    assert run_python(("-c", ALONE), "", tmp_path) == (0, "", "")
 
 
 def test_actors_know_an_environment_that_a_script_registered():
