@@ -63,7 +63,7 @@ class DQN(Algorithm):
         value_transform: learn h(return): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
         adam_eps: ε of Adam.
 
-    Metrics: `train/loss`, `train/q_value` (of the actions taken, transformed), `rollout/exploration_rate`, and of the memory `replay/size`,
+    Metrics: `train/loss`, `train/q_value` (the expected return of the actions taken, summed over reward streams), `rollout/exploration_rate`, and of the memory `replay/size`,
     `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of its own environment newer
     than a drawn one, in the last batch).
     """
@@ -135,7 +135,7 @@ class DQN(Algorithm):
         self.exploration = piecewise([[0, exploration_initial_eps], [exploration_fraction, exploration_final_eps]])
         self.double_q, self.adam_eps = double, adam_eps
         self.transform = make_value_transform(value_transform)
-        returns = make_return_head(distribution, n_atoms, v_min, v_max, n_quantiles)
+        returns = make_return_head(distribution, n_atoms, v_min, v_max, n_quantiles, self.transform)
         self.network = QNetwork(
             self.spaces, returns, dueling=dueling, noisy=noisy, streams=len(self.reward_signals), **self.network_settings
         )
@@ -178,7 +178,7 @@ class DQN(Algorithm):
         loss, error = returns.loss(z, target, probs)  # [B, S]
         self.learned(batch, lambda: error.mean(-1))
         taken = z.detach()  # a function that is kept must not keep the graph
-        self.record(q_value=lambda: batch.mean(returns.mean(taken)))
+        self.record(q_value=lambda: batch.mean(returns.mean(taken).sum(-1)))
         return self.finite("loss", mean(loss, batch.weight))
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_epsilon_greedy
@@ -14,7 +12,7 @@ from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import NoisyLinear
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.policy import Perceptron, PolicyNetwork
-from lightning_rl.networks.return_heads import ScalarReturn
+from lightning_rl.networks.return_heads import ReturnHead, ScalarReturn
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
 
@@ -44,7 +42,7 @@ class QNetwork(PolicyNetwork):
     def __init__(
         self,
         spaces: Spaces,
-        returns: Any = None,
+        returns: ReturnHead | None = None,
         *,
         dueling: bool = False,
         noisy: bool = False,

@@ -1,6 +1,7 @@
 """What a Q-network knows of an action's return: its mean, a histogram, or its quantiles.
 
-Each reads Z numbers z `[..., Z]` as atoms, values with probabilities, and has a loss between z and the atoms of a target.
+Each reads Z numbers z `[..., Z]` as atoms, values of h(return) with probabilities, and has a loss between z and the atoms of a target.
+h is a value transform; means are of returns, so that those of several reward streams add up.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses import q_learning as losses
+from lightning_rl.value_transforms import Identity, ValueTransform
+
+IDENTITY = Identity()
 
 
 class ScalarReturn(nn.Module):
@@ -17,9 +21,13 @@ class ScalarReturn(nn.Module):
 
     atoms = 1
 
+    def __init__(self, transform: ValueTransform = IDENTITY) -> None:
+        super().__init__()
+        self.transform = transform
+
     def mean(self, z: Tensor) -> Tensor:
-        """The expected return `[...]`."""
-        return z.squeeze(-1)
+        """Estimate the expected return `[...]`: h⁻¹(z)."""
+        return self.transform.inverse(z).squeeze(-1)
 
     def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Values and probabilities of the atoms, `[..., Z]` each."""
@@ -35,8 +43,9 @@ class CategoricalReturn(nn.Module):
 
     support: Tensor
 
-    def __init__(self, atoms: int = 51, v_min: float = -10.0, v_max: float = 10.0) -> None:
+    def __init__(self, atoms: int = 51, v_min: float = -10.0, v_max: float = 10.0, transform: ValueTransform = IDENTITY) -> None:
         super().__init__()
+        self.transform = transform
         check_range("n_atoms", atoms, 2, whole=True)
         if not v_min < v_max:
             raise SettingError(f"v_min {v_min} must be below v_max {v_max}")
@@ -44,8 +53,8 @@ class CategoricalReturn(nn.Module):
         self.register_buffer("support", torch.linspace(v_min, v_max, atoms), persistent=False)
 
     def mean(self, z: Tensor) -> Tensor:
-        """The expected return `[...]`."""
-        return (z.softmax(-1) * self.support).sum(-1)
+        """Estimate the expected return `[...]`: Σ p h⁻¹(atom)."""
+        return (z.softmax(-1) * self.transform.inverse(self.support)).sum(-1)
 
     def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Values and probabilities of the atoms, `[..., Z]` each."""
@@ -62,15 +71,16 @@ class QuantileReturn(nn.Module):
 
     fraction: Tensor
 
-    def __init__(self, atoms: int = 50) -> None:
+    def __init__(self, atoms: int = 50, transform: ValueTransform = IDENTITY) -> None:
         super().__init__()
+        self.transform = transform
         check_range("n_quantiles", atoms, 1, whole=True)
         self.atoms = atoms
         self.register_buffer("fraction", (torch.arange(atoms) + 0.5) / atoms, persistent=False)
 
     def mean(self, z: Tensor) -> Tensor:
-        """The expected return `[...]`."""
-        return z.mean(-1)
+        """Estimate the expected return `[...]`: the mean of h⁻¹(quantile)."""
+        return self.transform.inverse(z).mean(-1)
 
     def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Values and probabilities of the atoms, `[..., Z]` each."""
@@ -82,11 +92,14 @@ class QuantileReturn(nn.Module):
         return loss, loss.detach()
 
 
+ReturnHead = ScalarReturn | CategoricalReturn | QuantileReturn
+
+
 def make_return_head(
-    distribution: str, n_atoms: int, v_min: float, v_max: float, n_quantiles: int
-) -> ScalarReturn | CategoricalReturn | QuantileReturn:
-    """What a setting of DQN knows of a return: `none`, `c51` or `quantiles`."""
+    distribution: str, n_atoms: int, v_min: float, v_max: float, n_quantiles: int, transform: ValueTransform = IDENTITY
+) -> ReturnHead:
+    """Build the head for a setting of DQN: `none`, `c51` or `quantiles`, of returns transformed by h."""
     check_choice("distribution", distribution, ("none", "c51", "quantiles"))
     if distribution == "none":
-        return ScalarReturn()
-    return CategoricalReturn(n_atoms, v_min, v_max) if distribution == "c51" else QuantileReturn(n_quantiles)
+        return ScalarReturn(transform)
+    return CategoricalReturn(n_atoms, v_min, v_max, transform) if distribution == "c51" else QuantileReturn(n_quantiles, transform)

@@ -23,6 +23,8 @@ from lightning_rl.networks.critic import Critic
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.networks.return_heads import CategoricalReturn
 from lightning_rl.rewards.extrinsic import Extrinsic
+from lightning_rl.types import Transition
+from lightning_rl.value_transforms import SymLog
 from tests.fitting import OFF_POLICY, Rows, fit, tiny, weights
 
 every_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
@@ -166,6 +168,26 @@ def test_losses_and_means_are_not_rounded_where_networks_compute_in_bfloat16(nam
     with torch.autocast("cpu", torch.bfloat16):
         rounded = compute()
     torch.testing.assert_close(rounded, compute())
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_dqn_adds_the_returns_of_its_streams_after_inverting_the_value_transform(double):
+    # true returns (100, 0) and (40, 40): the first action is better by 20, though symlog values would add up to less
+    streams = {"extrinsic": {"gamma": 0.5}, "rnd": {"gamma": 0.5}}
+    model = tiny(DQN, net_arch=[], value_transform="symlog", double=double, reward_signals=streams)
+    model.learned, model.record, model.noise = (lambda *_: None), (lambda **_: None), None
+    values = SymLog()(torch.tensor([[100.0, 0.0], [40.0, 40.0], [0.0, 0.0]]))
+    for network in (model.network, model.target):
+        layer = network.head[-1]
+        nn.init.zeros_(layer.weight)
+        with torch.no_grad():
+            layer.bias.copy_(values.flatten())
+    obs = torch.zeros(1, *model.spaces.observation.shape)
+    model.network.distribution.epsilon = 0.0
+    assert model.network.eval().sample(obs)[0].item() == 0
+    batch = Transition(obs, torch.tensor([0]), torch.zeros(1, 2), torch.full((1, 2), 0.5), obs, torch.ones(1), np.arange(1))
+    # h(0.5 · 100) is 0.683 below h(100), the second stream is 0 either way: the mean of ½ · 0.683² and 0
+    assert model.loss(batch).item() == pytest.approx(0.25 * math.log(101 / 51) ** 2, rel=1e-4)
 
 
 @every_algorithm

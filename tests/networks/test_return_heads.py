@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from lightning_rl.errors import SettingError
+from lightning_rl.losses.q_learning import project
 from lightning_rl.networks.return_heads import CategoricalReturn, QuantileReturn, ScalarReturn, make_return_head
+from lightning_rl.value_transforms import SymLog
 
 HEADS = {"scalar": ScalarReturn(), "histogram": CategoricalReturn(5, -2.0, 2.0), "quantiles": QuantileReturn(4)}
 
@@ -98,3 +100,25 @@ def test_heads_are_made_of_settings():
 def test_settings_that_make_no_head_are_refused_in_one_line(settings, message):
     with pytest.raises(SettingError, match=message):
         make_return_head(*settings)
+
+
+@pytest.mark.parametrize("head", ["none", "c51", "quantiles"])
+def test_returns_of_several_streams_add_up_after_the_value_transform_is_inverted(head):
+    # true returns (100, 0) and (40, 40): 100 > 80, though symlog 101 + 0 = 4.6 < 2 · symlog 41 = 7.4
+    symlog = SymLog()
+    atoms = {"none": 1, "c51": 301, "quantiles": 3}[head]
+    returns = make_return_head(head, atoms, -5.0, 5.0, atoms, symlog)
+    values = symlog(torch.tensor([[100.0, 0.0], [40.0, 40.0]]))  # [n, S]
+    if head == "c51":
+        z = project(values.unsqueeze(-1), torch.ones(2, 2, 1), returns.support).clamp(min=1e-30).log()
+    else:
+        z = values.unsqueeze(-1).expand(2, 2, atoms)
+    torch.testing.assert_close(returns.mean(z), torch.tensor([[100.0, 0.0], [40.0, 40.0]]), rtol=1e-3, atol=1e-3)
+    assert returns.mean(z).sum(-1).argmax() == 0
+
+
+def test_the_mean_of_atoms_is_of_their_returns_not_of_their_transforms():
+    symlog = SymLog()
+    z = symlog(torch.tensor([0.0, 10.0]))
+    assert QuantileReturn(2, symlog).mean(z).item() == pytest.approx(5.0)
+    assert CategoricalReturn(2, 0.0, symlog(10.0), symlog).mean(torch.zeros(2)).item() == pytest.approx(5.0)
