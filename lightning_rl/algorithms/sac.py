@@ -51,9 +51,9 @@ class SAC(Algorithm):
         target_update_interval: updates between moves of the target critics.
         n_critics: how many critics; the least of their values counts.
         ent_coef: temperature α, a number, or `auto` (or `auto_0.1`, with a first value) to learn it.
-        target_entropy: what a learned temperature aims at: `auto`, a number, or {continuous: …, discrete: …}. For continuous actions it is
-            that of the environment's action, log (high − low) / 2 more for each dimension than the usual figure for [-1, 1].
-        target_entropy_multiplier: `auto` for continuous actions is this times minus their number of dimensions, taken in [-1, 1].
+        target_entropy: what a learned temperature aims at: `auto`, a number, or {continuous: …, discrete: …}. The entropy of continuous
+            actions is counted in [-1, 1], whatever the bounds of the Box.
+        target_entropy_multiplier: `auto` for continuous actions is this times minus their number of dimensions.
         target_entropy_scale: `auto` for choices is this times log n, summed over the branches. Where actions are masked, the target for
             choices shrinks with the greatest entropy that the legal ones can have.
         value_network: learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8).
@@ -196,7 +196,7 @@ class SAC(Algorithm):
         return self.finite("actor_loss", loss)
 
     def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
-        """J(α) = E[−α (log π(a|s) + H̄)] (1812.05905, eq. 18)."""
+        """J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α for α as in the authors' code)."""
         target = self.actions.attainable(self.target_entropy, batch.action_mask)
         loss = mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target), batch.weight)
         self.record(ent_coef_loss=loss)

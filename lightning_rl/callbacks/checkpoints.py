@@ -45,7 +45,7 @@ class CheckpointConfig:
 
 
 class BestModel(Checkpoint):
-    """Saves `best.ckpt` after each evaluation that beats all before it; a tie does not.
+    """Save `best.ckpt` after each evaluation that is at least as good as all before it: of equal ones the newest, which has learned longest.
 
     Args:
         folder: where to save; `checkpoints` of the run's folder unless given.
@@ -78,7 +78,7 @@ class BestModel(Checkpoint):
         if self.monitor not in metrics:
             raise SettingError(f"checkpoint.monitor {self.monitor!r} is not what evaluations find{nearest(self.monitor, metrics)}")
         score = metrics[self.monitor] if self.mode == "max" else -metrics[self.monitor]
-        if score > self.best:
+        if score >= self.best:
             self.best = score
             pl_module.saves_run = False
             try:

@@ -98,9 +98,10 @@ class DiagonalGaussian(Continuous):
 
 
 class TanhGaussian(DiagonalGaussian):
-    """Box, squashed: a = low + (tanh u + 1) / 2 · (high − low) with u Gaussian. The action kept is u, its density is that of a.
+    """Box, squashed: tanh u in [-1, 1] with u Gaussian, stretched to the bounds. The action kept is u, its density is that of tanh u.
 
-    log π(a) = log N(u) − log (high − low) / 2 − 2 (log 2 − u − softplus(−2u)) per dimension (Haarnoja et al. 2018, app. C).
+    log π(a) = log N(u) − 2 (log 2 − u − softplus(−2u)) per dimension (Haarnoja et al. 2018, app. C): counted in [-1, 1], whatever the
+    bounds of the Box, so that rescaling an environment's actions changes no entropy.
     """
 
     nodes: Tensor
@@ -118,7 +119,7 @@ class TanhGaussian(DiagonalGaussian):
         # H(a) = H(u) + E[log |da/du|]; the expectation by Gauss-Hermite quadrature
         u = x.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.nodes
         stretch = (log_tanh_derivative(u) * self.node_weights).sum(-1)
-        return log_prob - log_tanh_derivative(action) - self.bounds.log_half_range, entropy + stretch + self.bounds.log_half_range
+        return log_prob - log_tanh_derivative(action), entropy + stretch
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return torch.empty_like(x).uniform_(-INSIDE, INSIDE, generator=generator).atanh()
@@ -136,17 +137,14 @@ class TanhGaussian(DiagonalGaussian):
 class SquashedGaussian(Continuous):
     """Box, squashed as `TanhGaussian`, with mean and log σ both from x, and tanh u kept as the action: what critics judge.
 
-    The density is that of the environment's action (Haarnoja et al. 2018, app. C). log σ is cut to [-20, 2].
+    log σ is cut to [-20, 2].
     """
-
-    constant: Tensor
 
     def __init__(self, space: Box) -> None:
         super().__init__()
         self.bounds = Bounds(space, "SAC")
         self.num_parts = math.prod(space.shape)
         self.num_inputs = 2 * self.num_parts
-        self.register_buffer("constant", self.bounds.log_half_range + 0.5 * math.log(2 * math.pi) + 2 * math.log(2), persistent=False)
 
     def rsample(self, x: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         """A reparameterized action in [-1, 1] and its log-probability, `[..., D]` each."""
@@ -157,8 +155,8 @@ class SquashedGaussian(Continuous):
         return u.tanh(), self._log_prob(noise, log_std, u)
 
     def _log_prob(self, noise: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
-        # log N(u) − log (1 − tanh² u) − log (half range), the constants together
-        return 2 * (u + functional.softplus(-2 * u)) - 0.5 * noise.square() - log_std - self.constant
+        # log N(u) − log (1 − tanh² u), the constants together
+        return 2 * (u + functional.softplus(-2 * u)) - 0.5 * noise.square() - log_std - LOG_PROB_CONSTANT
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return self.rsample(x, generator)[0]
@@ -226,24 +224,19 @@ class NoisyAction(Continuous):
         return self.bounds.unscale(action)
 
 
-class Bounds(nn.Module):
+class Bounds:
     """Between [-1, 1] and the bounds of a Box.
 
     Raises:
         SettingError: a Box without bounds, or with a dimension that cannot move; the message says who needs them and what to use instead.
     """
 
-    log_half_range: Tensor
-
     def __init__(self, space: Box, needed_by: str, instead: str = "PPO") -> None:
-        super().__init__()
         if not space.is_bounded():
             raise SettingError(f"{needed_by} needs a bounded Box, got {short(space)}; use {instead}")
         for place in np.argwhere(space.low >= space.high).tolist():
             raise SettingError(f"{needed_by} needs a Box with low < high, got {space.low[*place]:g} for both at {place}")
         self.shape, self.low, self.high = space.shape, space.low, space.high
-        half_range = torch.as_tensor((space.high - space.low) / 2, dtype=torch.float32).flatten()
-        self.register_buffer("log_half_range", half_range.log(), persistent=False)
 
     def scale(self, unit: Any) -> Any:
         """Actions `[N, D]` in [-1, 1] as the environment's `[N, *shape]`, arrays or tensors alike."""
@@ -257,6 +250,7 @@ class Bounds(nn.Module):
 
 
 LOG_STD_RANGE = (-20.0, 2.0)
+LOG_PROB_CONSTANT = 0.5 * math.log(2 * math.pi) + 2 * math.log(2)
 INSIDE = 1 - 1e-6
 """The largest tanh that is taken back."""
 

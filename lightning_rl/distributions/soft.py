@@ -18,7 +18,7 @@ class SoftSample(NamedTuple):
 
     action: `[B, A]`, a reparameterized draw of all continuous dimensions in [-1, 1]; None where there are none.
     probs: `[B, M]`, the probabilities of all choices, branch after branch.
-    entropy: `[B, K]`, for each kind of action: −log π of the continuous draw, the exact entropy of the choices.
+    entropy: `[B, K]`, for each kind of action: −log π of the continuous draw in [-1, 1], the exact entropy of the choices.
     log_prob: `[B, A]`, of the draw, dimension by dimension; None where there is none.
     """
 
@@ -102,10 +102,8 @@ class SoftActions(nn.Module):
         return torch.cat(choices, -1) + self.start if choices else self.start.expand(len(parts[0][2]), 1)
 
     def target_entropy(self, multiplier: float, scale: float) -> dict[str, float]:
-        """For each kind: multiplier · −dim(A) on the scale of [-1, 1] (Haarnoja et al. 2018b), and scale · Σ log n (Christodoulou 2019)."""
-        boxes = [leaf for leaf, box in zip(self.distribution.leaves(), self.boxes, strict=True) if box]
-        half_range = sum(float(leaf.bounds.log_half_range.sum()) for leaf in boxes)
-        targets = {"continuous": -multiplier * self.num_actions + half_range, "discrete": scale * sum(map(math.log, self.sizes))}
+        """Return for each kind: multiplier · −dim(A) (Haarnoja et al. 2018b), and scale · Σ log n (Christodoulou 2019)."""
+        targets = {"continuous": -multiplier * self.num_actions, "discrete": scale * sum(map(math.log, self.sizes))}
         return {kind: targets[kind] for kind in self.kinds}
 
     def attainable(self, target: Tensor, mask: Tree) -> Tensor:

@@ -108,18 +108,11 @@ def as_ddpg(config: Config, given: Given, num_envs: int) -> None:
         config.set(f"model.{name}", value)
 
 
-def target_entropy(config: Config, given: Given, num_envs: int) -> None:
-    """SAC's, which is of the environment's own actions here, and of actions in [-1, 1] there."""
-    target = given.take("target_entropy", "auto")
-    if target != "auto":
-        config.set("model.target_entropy", target, "add log((high - low) / 2) for each dimension of an action that is not in [-1, 1]")
-
-
 STEPS: dict[str, list[Callable[[Config, Given, int], None]]] = {
     "ppo": [minibatches],
     "a2c": [],
     "dqn": [often],
-    "sac": [often, target_entropy],
+    "sac": [often],
     "td3": [often, noise],
     "ddpg": [often, noise, as_ddpg],
 }

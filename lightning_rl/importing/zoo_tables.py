@@ -27,7 +27,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "ppo": _COMMON | _ON_POLICY | {"n_epochs": "model.n_epochs", "target_kl": "model.target_kl"},
     "a2c": _COMMON | _ON_POLICY | {"use_rms_prop": "model.use_rms_prop", "rms_prop_eps": "model.rms_prop_eps"},
     "dqn": _COMMON | _OFF_POLICY | {name: f"model.{name}" for name in _EXPLORATION},
-    "sac": _COMMON | _OFF_POLICY | {name: f"model.{name}" for name in ("ent_coef", "target_update_interval")},
+    "sac": _COMMON | _OFF_POLICY | {name: f"model.{name}" for name in ("ent_coef", "target_entropy", "target_update_interval")},
     "td3": _COMMON | _OFF_POLICY | {name: f"model.{name}" for name in ("policy_delay", "target_policy_noise", "target_noise_clip")},
     "ddpg": _COMMON | _OFF_POLICY,
 }
@@ -44,7 +44,7 @@ OTHERS: dict[str, set[str]] = {
     "ppo": {"batch_size"},
     "a2c": set(),
     "dqn": OFTEN | {"target_update_interval"},
-    "sac": OFTEN | {"target_entropy", "noise_type", "noise_std"},
+    "sac": OFTEN | {"noise_type", "noise_std"},
     "td3": OFTEN | {"noise_type", "noise_std"},
     "ddpg": OFTEN | {"noise_type", "noise_std"},
 }

@@ -67,15 +67,19 @@ def test_continuous_golden_numbers():
 
 
 @pytest.mark.parametrize(
-    ("alpha", "entropy", "target", "loss"),
-    [(0.2, 1.5, -2.0, 0.7), (0.1, 0.56233514, 0.138629, 0.042371), (1.0, 1.02965301, 1.07664004, -0.04698703)],
+    ("alpha", "entropy", "target", "loss", "gradient"),
+    [
+        (0.2, 1.5, -2.0, -5.6330327, 3.5),
+        (0.1, 0.56233514, 0.138629, -0.9756195, 0.42370614),
+        (1.0, 1.02965301, 1.07664004, 0.0, -0.04698703),
+    ],
 )
-def test_temperature_loss_and_its_gradient_golden_numbers(alpha, entropy, target, loss):
+def test_temperature_loss_and_its_gradient_golden_numbers(alpha, entropy, target, loss, gradient):
     log_alpha = torch.tensor([math.log(alpha)], requires_grad=True)
     found = losses.temperature_loss(log_alpha, torch.tensor([[entropy]]), torch.tensor([target]))
     assert found.item() == pytest.approx(loss, abs=1e-6)
-    # d α (H − H̄) / d log α is the loss itself
-    assert torch.autograd.grad(found.sum(), log_alpha)[0].item() == pytest.approx(loss, abs=1e-6)
+    # d log α (H − H̄) / d log α = H − H̄, however small α is
+    assert torch.autograd.grad(found.sum(), log_alpha)[0].item() == pytest.approx(gradient, abs=1e-6)
 
 
 @pytest.mark.parametrize(("entropy", "rises"), [(0.5, True), (0.7, False)])
@@ -96,10 +100,10 @@ def test_each_kind_of_action_has_its_own_temperature_and_target():
     log_alpha = torch.tensor([0.2, 0.5]).log().requires_grad_()
     entropy, target = torch.tensor([[1.5, 0.3], [-2.5, 0.9]]), torch.tensor([-2.0, 0.6])
     loss = losses.temperature_loss(log_alpha, entropy, target)
-    # 0.2 · 3.5 − 0.5 · 0.3 and −0.2 · 0.5 + 0.5 · 0.3
-    assert loss.tolist() == pytest.approx([0.55, 0.05])
+    # 3.5 log 0.2 − 0.3 log 0.5 and −0.5 log 0.2 + 0.3 log 0.5
+    assert loss.tolist() == pytest.approx([-5.4250885, 0.5967748])
     loss.sum().backward()
-    assert log_alpha.grad.tolist() == pytest.approx([0.2 * 3.0, 0.0], abs=1e-7)
+    assert log_alpha.grad.tolist() == pytest.approx([3.5 - 0.5, -0.3 + 0.3], abs=1e-6)
     value = losses.soft_value(torch.tensor([[1.0], [2.0]]), entropy, alphas(0.2, 0.5))
     assert value.flatten().tolist() == pytest.approx([1 + 0.3 + 0.15, 2 - 0.5 + 0.45])
 
@@ -191,7 +195,7 @@ def test_sac_puts_the_discrete_golden_numbers_together():
     assert loss.item() == pytest.approx((1 + 1.79493565**2) / 2)  # ½ of both critics, the mean of both rows
     model.critic.load_state_dict(model.target.state_dict())
     assert model.actor_loss(batch, batch.obs, policy).item() == pytest.approx(-0.80296530)
-    model.temperature.log_alpha.data.zero_()
+    model.temperature.log_alpha.data.fill_(1.0)
     assert model.temperature_loss(batch, policy).item() == pytest.approx(-0.04698703, abs=1e-7)
 
 
@@ -207,4 +211,4 @@ def test_sac_with_a_value_network_puts_the_golden_numbers_of_ml_agents_together(
     model.critic.layers[-1].bias.data.copy_(TWO_TWINS.flatten(1).unsqueeze(1))
     assert model.value_loss(batch, batch.obs, policy).item() == pytest.approx(1.556234**2 / 2, abs=1e-6)
     assert model.actor_loss(batch, batch.obs, policy).item() == pytest.approx(-1.556234, abs=1e-6)
-    assert model.temperature_loss(batch, policy).item() == pytest.approx(0.042371, abs=1e-6)
+    assert model.temperature_loss(batch, policy).item() == pytest.approx(0.42371 * math.log(0.1), abs=1e-5)
