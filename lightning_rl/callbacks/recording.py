@@ -18,7 +18,7 @@ from lightning_rl.errors import SettingError
 class RecordDemonstrations(pl.Callback):
     """Saves the episodes of the best evaluation of the run as a Minari dataset, so that at its end it holds the best there were.
 
-    It is replaced whenever an evaluation beats all before it, as `best.ckpt` is. `evaluation.episodes` says how many episodes there are.
+    It is replaced whenever an evaluation is at least as good as all before it, as `best.ckpt` is. `evaluation.episodes` says how many episodes there are.
 
     Args:
         dataset: its id, such as `cartpole/expert-v0`; Minari's folder is `MINARI_DATASETS_PATH`.
@@ -52,7 +52,7 @@ class RecordDemonstrations(pl.Callback):
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one."""
         recorders, self.recorders = self.recorders, []
-        if metrics[self.monitor] > self.best:
+        if metrics[self.monitor] >= self.best:
             self.best = metrics[self.monitor]
             for recorder in recorders:  # on rank 0 alone
                 recorder.cut()

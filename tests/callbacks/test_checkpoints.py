@@ -32,29 +32,31 @@ class Watch(pl.Callback):
         self.best.append(stored(self.folder / "best.ckpt"))
 
 
-def test_best_is_saved_after_each_evaluation_that_beats_all_before_and_not_after_a_tie(tmp_path):
+def test_best_is_saved_after_each_evaluation_that_is_as_good_as_all_before_and_the_newest_of_equals_is_kept(tmp_path):
     watch = Watch(tmp_path)
-    fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([1, 3, 2, 3, 4]), BestModel(tmp_path), watch])
-    assert [env_steps for env_steps, _ in watch.best] == [16, 32, 32, 32, 80]
+    fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([1, 3, 2, 3, 1]), BestModel(tmp_path), watch])
+    assert [env_steps for env_steps, _ in watch.best] == [16, 32, 32, 64, 64]
     for env_steps, kept in watch.best:
         assert torch.equal(kept, watch.weights[env_steps])
     different = torch.stack(list(watch.weights.values())).unique(dim=0)
     assert len(different) == 5  # the weights moved, so that the right ones can be told from the others
 
 
-def test_a_run_that_continues_keeps_a_better_model_from_before(tmp_path):
+def test_a_run_that_continues_keeps_a_better_model_from_before_and_replaces_an_equal_one(tmp_path):
     callbacks = [Scores([1, 3, 2]), BestModel(tmp_path)]
     fit(tiny(PPO, max_env_steps=48), enable_checkpointing=True, callbacks=callbacks).save_checkpoint(tmp_path / "a.ckpt")
-    fit(tiny(PPO, max_env_steps=96), tmp_path / "a.ckpt", enable_checkpointing=True, callbacks=[Scores([3, 2, 1]), BestModel(tmp_path)])
+    fit(tiny(PPO, max_env_steps=96), tmp_path / "a.ckpt", enable_checkpointing=True, callbacks=[Scores([2, 2, 1]), BestModel(tmp_path)])
     assert stored(tmp_path / "best.ckpt")[0] == 32
+    fit(tiny(PPO, max_env_steps=96), tmp_path / "a.ckpt", enable_checkpointing=True, callbacks=[Scores([2, 3, 1]), BestModel(tmp_path)])
+    assert stored(tmp_path / "best.ckpt")[0] == 80
     fit(tiny(PPO, max_env_steps=96), tmp_path / "a.ckpt", enable_checkpointing=True, callbacks=[Scores([3, 4, 1]), BestModel(tmp_path)])
     assert stored(tmp_path / "best.ckpt")[0] == 80
 
 
 def test_best_is_what_one_says_it_is(tmp_path):
     watch, lowest = Watch(tmp_path), BestModel(tmp_path, mode="min")
-    fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([3, 1, 2, 1, 0]), lowest, watch])
-    assert [env_steps for env_steps, _ in watch.best] == [16, 32, 32, 32, 80]
+    fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([3, 1, 2, 1, 2]), lowest, watch])
+    assert [env_steps for env_steps, _ in watch.best] == [16, 32, 32, 64, 64]
     assert [BestModel(monitor=name).mode for name in ("val/loss", "val/accuracy")] == ["min", "max"]
     highest = BestModel(tmp_path)
     highest.setup(None, None, "fit")

@@ -75,8 +75,8 @@ class Ignored(Paid):
 
 def test_the_dataset_holds_the_episodes_of_the_best_evaluation(datasets, paying):
     _, seen = paying(1, 2, 5, 6, 3, 4, 6, 5, 7, 7)
-    first, better, best = [(0, 1), (1, 2)], [(2, 5), (3, 6)], [(8, 7), (9, 7)]
-    assert seen == [first, better, better, better, best]  # a tie does not replace
+    first, better, equal, best = [(0, 1), (1, 2)], [(2, 5), (3, 6)], [(6, 6), (7, 5)], [(8, 7), (9, 7)]
+    assert seen == [first, better, better, equal, best]  # of equal ones the newest, as best.ckpt
 
 
 def test_a_run_that_continues_keeps_a_better_one_from_before(datasets, paying, tmp_path):
