@@ -6,7 +6,7 @@ Each is registered, so that `tests.environments:Scripted-v0` builds it by its id
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -65,6 +65,20 @@ class ScriptedBox(Scripted):
     """The same with two continuous actions."""
 
     action_space = Box(-1, 1, (2,), np.float32)
+
+
+class Reported(gym.Wrapper):
+    """Reports a success only when it happens: in the episodes whose seed is in `seeds`."""
+
+    seeds: ClassVar[set[int]] = set()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        self.seed = seed
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Step:
+        *rest, info = super().step(action)
+        return *rest, {"is_success": True} if info and self.seed in self.seeds else {}
 
 
 class Image(Scripted):

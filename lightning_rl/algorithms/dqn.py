@@ -63,9 +63,9 @@ class DQN(Algorithm):
         value_transform: learn h(return): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
         adam_eps: ε of Adam.
 
-    Metrics: `train/loss`, `train/q_value` (the expected return of the actions taken, summed over reward streams), `rollout/exploration_rate`, and of the memory `replay/size`,
-    `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of its own environment newer
-    than a drawn one, in the last batch).
+    Metrics: `train/loss`, `train/q_value` (the expected return of the actions taken, summed over reward streams),
+    `rollout/exploration_rate`, and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean`
+    (transitions of its own environment newer than a drawn one, in the last batch).
     """
 
     without = ("behavioral_cloning",)

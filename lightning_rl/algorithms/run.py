@@ -230,6 +230,7 @@ class Run(pl.LightningModule):
         self.guard.end_iteration()
         self._tell_notices()
         if self.log_rows.is_due(self.count) or self.finished:
+            collector.statistics.share_reports()
             metrics = together({**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics(), **self.log_rows.means()})
             metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
             for callback in self._callbacks_with("run_metrics"):

@@ -45,7 +45,7 @@ class CheckpointConfig:
 
 
 class BestModel(Checkpoint):
-    """Save `best.ckpt` after each evaluation that is at least as good as all before it: of equal ones the newest, which has learned longest.
+    """Save `best.ckpt` after each evaluation that is at least as good as all before it; of equal ones the newest has learned longest.
 
     Args:
         folder: where to save; `checkpoints` of the run's folder unless given.

@@ -20,6 +20,8 @@ from lightning_rl.ranks import of_all_ranks
 
 SMOOTHING = 0.25
 """The share of what a smoothed measure was before an episode."""
+PATIENCE = 100
+"""Episodes without a reported success before a run with `measure: success` warns."""
 
 
 class Curriculum(pl.Callback):
@@ -42,6 +44,8 @@ class Curriculum(pl.Callback):
         self.lessons = dict.fromkeys(self.parameters, 0)
         self.smoothed = dict.fromkeys(self.parameters, 0.0)
         self.windows = {name: deque[float](maxlen=self.window(name)) for name in self.parameters}
+        self.unreported: int | None = 0
+        """Episodes that were measured by success before the first that reported it; None from then on."""
 
     def criteria(self, name: str) -> CompletionCriteria | None:
         """When the current lesson of a parameter is learned; None in its last one."""
@@ -97,9 +101,23 @@ class Curriculum(pl.Callback):
         for name, lesson in self.lessons.items():
             criteria = self.criteria(name)
             if criteria is not None and episode.lessons.get(name) == lesson:
-                self.windows[name].append(measured(name, criteria, episode))
+                self.windows[name].append(measured(criteria, episode))
                 judged[name] = criteria
+        if any(criteria.measure == "success" for criteria in judged.values()):
+            self.count_unreported(algorithm, episode)
         return self.advance(algorithm, judged, progress)
+
+    def count_unreported(self, algorithm: Any, episode: Finished) -> None:
+        """Warn once if no episode reports its success: the environment may do so only when it happens, or never."""
+        if episode.success is not None:
+            self.unreported = None
+        elif self.unreported is not None:
+            self.unreported += 1
+            if self.unreported == PATIENCE:
+                algorithm.say(
+                    f"env.parameters: none of the first {PATIENCE} episodes reported is_success in its last info: measure success counts "
+                    "them as failures; use reward or progress if none ever does"
+                )
 
     def advance(self, algorithm: Any, judged: Mapping[str, CompletionCriteria], progress: float) -> bool:
         """Begin the next lesson of each of these parameters whose own is learned. Whether one is to begin at once."""
@@ -140,9 +158,10 @@ class Curriculum(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         windows = {name: list(window) for name, window in self.windows.items()}
-        return {"lessons": dict(self.lessons), "smoothed": dict(self.smoothed), "windows": windows}
+        return {"lessons": dict(self.lessons), "smoothed": dict(self.smoothed), "windows": windows, "unreported": self.unreported}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.unreported = state_dict.get("unreported", 0)
         for name in self.parameters.keys() & state_dict["lessons"].keys():
             self.lessons[name] = min(state_dict["lessons"][name], len(self.parameters[name].lessons) - 1)
             self.smoothed[name] = state_dict["smoothed"][name]
@@ -178,19 +197,9 @@ def mean(window: Sequence[float]) -> float:
     return sum(window) / len(window) if window else math.nan
 
 
-def measured(name: str, criteria: CompletionCriteria, episode: Finished) -> float:
-    """What an episode says to a lesson's measure.
-
-    Raises:
-        SettingError: the environment does not say whether it was a success.
-    """
-    if criteria.measure != "success":
-        return episode.return_
-    if episode.success is None:
-        raise SettingError(
-            f"env.parameters.{name}: measure success needs is_success in the environment's last info; use reward or progress"
-        )
-    return episode.success
+def measured(criteria: CompletionCriteria, episode: Finished) -> float:
+    """Return what an episode adds to a lesson's window: its return, or its success, 0 if it did not report one."""
+    return (episode.success or 0.0) if criteria.measure == "success" else episode.return_
 
 
 def with_lessons(curriculum: Curriculum, env: gym.Env) -> gym.Env:

@@ -99,6 +99,8 @@ class RolloutEvaluator(pl.Callback):
         self.variants: dict[str, Callable[[gym.Env], gym.Env]] = {}
         """What is to be judged beside the environment as it is: a name each, and what goes around the environment."""
         self.evaluated_at, self.continues = 0, False
+        self.reports_success = False
+        """Whether any episode of the run, played here or learned from, has reported its success."""
 
     def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
         """An evaluator of a rank's share of the episodes; None where it has none.
@@ -160,6 +162,10 @@ class RolloutEvaluator(pl.Callback):
             return
         self.evaluated_at = algorithm.count
         episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
+        algorithm.collector.statistics.share_reports()
+        self.reports_success |= algorithm.collector.statistics.reports_success or any(each.success is not None for each in episodes)
+        if self.reports_success:  # an episode that does not report it is a failure
+            episodes = [episode._replace(success=episode.success or 0.0) for episode in episodes]
         means = [float(np.mean([episode.return_ for episode in each])) for each in others]
         report(trainer, algorithm, episodes, dict(zip(self.variants, means, strict=True)), self.file)
 
@@ -174,10 +180,11 @@ class RolloutEvaluator(pl.Callback):
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"evaluated_at": self.evaluated_at}
+        return {"evaluated_at": self.evaluated_at, "reports_success": self.reports_success}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.evaluated_at, self.continues = state_dict["evaluated_at"], True
+        self.reports_success = state_dict.get("reports_success", False)
 
     @property
     def state_key(self) -> str:

@@ -18,7 +18,8 @@ from lightning_rl.errors import SettingError
 class RecordDemonstrations(pl.Callback):
     """Saves the episodes of the best evaluation of the run as a Minari dataset, so that at its end it holds the best there were.
 
-    It is replaced whenever an evaluation is at least as good as all before it, as `best.ckpt` is. `evaluation.episodes` says how many episodes there are.
+    It is replaced whenever an evaluation is at least as good as all before it, as `best.ckpt` is. `evaluation.episodes` says how many
+    episodes there are.
 
     Args:
         dataset: its id, such as `cartpole/expert-v0`; Minari's folder is `MINARI_DATASETS_PATH`.

@@ -10,10 +10,11 @@ import numpy as np
 
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.envs.stepping import EnvStep
+from lightning_rl.ranks import of_all_ranks
 
 
 class Finished(NamedTuple):
-    """An episode that ended: the sum of its rewards, its success (None if the environment tells none), what lessons it played, how many
+    """An episode that ended: the sum of its rewards, its success (None if it did not report it), what lessons it played, how many
     steps it took, and what parameters it drew."""
 
     return_: float
@@ -21,6 +22,10 @@ class Finished(NamedTuple):
     lessons: Mapping[str, int]
     length: int = 0
     parameters: Mapping[str, float] = {}
+
+
+SUCCESS = ("is_success", "success")
+"""Under which names environments report the success of an episode."""
 
 
 class EpisodeStatistics:
@@ -32,6 +37,8 @@ class EpisodeStatistics:
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
         self.successes: deque[float] = deque(maxlen=window)
+        self.reports_success = False
+        """Whether any episode has reported its success. From then on one that does not report it counts as a failure."""
         self.parameters: dict[str, deque[float]] = {}
         self.finished: list[Finished] = []
         """The episodes of the iteration under way."""
@@ -43,13 +50,11 @@ class EpisodeStatistics:
         self.running_length += step.valid
         if not len(step.ended):
             return
-        success = step.info.get("is_success", step.info.get("success"))
         lessons, drawn = said(step.info, LESSONS), said(step.info, PARAMETERS)
         for i in step.ended:
             played = {name: int(values[i]) for name, values in lessons.items()}
             numbers = {name: float(values[i]) for name, values in drawn.items()}
-            succeeded = None if success is None else float(success[i])
-            self.add(Finished(float(self.running_return[i]), succeeded, played, int(self.running_length[i]), numbers))
+            self.add(Finished(float(self.running_return[i]), success(step.info, i), played, int(self.running_length[i]), numbers))
         self.running_return[step.ended] = 0.0
         self.running_length[step.ended] = 0
 
@@ -57,18 +62,23 @@ class EpisodeStatistics:
         """Add an episode that ended."""
         self.returns.append(episode.return_)
         self.lengths.append(episode.length)
-        if episode.success is not None:
-            self.successes.append(episode.success)
+        self.successes.append(episode.success or 0.0)
+        self.reports_success |= episode.success is not None
         for name, value in episode.parameters.items():
             self.parameters.setdefault(name, deque(maxlen=self.returns.maxlen)).append(value)
         self.finished.append(episode)
         self.episodes += 1
 
+    def share_reports(self) -> None:
+        """Let every rank know whether an episode of any rank has reported its success."""
+        self.reports_success = any(of_all_ranks(self.reports_success))
+
     def get_state(self) -> dict[str, Any]:
         """Everything."""
         windows: dict[str, Any] = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
         windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
-        return {"running_return": self.running_return, "running_length": self.running_length, "episodes": self.episodes, **windows}
+        counts = {"episodes": self.episodes, "reports_success": self.reports_success}
+        return {"running_return": self.running_return, "running_length": self.running_length, **counts, **windows}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """The inverse, for as many environments."""
@@ -76,6 +86,7 @@ class EpisodeStatistics:
         for name in ("returns", "lengths", "successes"):
             getattr(self, name).clear()
             getattr(self, name).extend(state[name])
+        self.reports_success = state.get("reports_success", bool(self.successes))  # 0.1.0 stored the successes that were reported
         drawn = state.get("parameters", {})
         self.parameters = {name: deque(window, self.returns.maxlen) for name, window in drawn.items()}
 
@@ -85,9 +96,24 @@ class EpisodeStatistics:
 
     def metrics(self) -> dict[str, float]:
         """Means over the window, under Stable-Baselines3's names; empty before the first episode ends."""
-        windows: dict[str, Any] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths, "success_rate": self.successes}
+        windows: dict[str, Any] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths}
+        windows |= {"success_rate": self.successes} if self.reports_success else {}
         means = {f"rollout/{name}": float(np.mean(window)) for name, window in windows.items() if window}
         return means | {f"parameters/{name}": float(np.mean(window)) for name, window in self.parameters.items()}
+
+
+def success(info: Mapping[str, Any], env: int | None = None) -> float | None:
+    """Return whether an episode was a success, 0 or 1; None if its last info does not report it.
+
+    Args:
+        info: of one environment, or of all: arrays, with gymnasium's masks `_<name>` of the environments that have the entry.
+        env: which of all; None if the info is of one.
+    """
+    for name in SUCCESS:
+        reported = info.get(f"_{name}")
+        if name in info and (env is None or reported is None or reported[env]):
+            return float(info[name] if env is None else info[name][env])
+    return None
 
 
 def said(info: Mapping[str, Any], key: str) -> dict[str, Any]:

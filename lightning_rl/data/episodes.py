@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Generator
 
+from lightning_rl.data.episode_statistics import success
 from lightning_rl.envs.masks import masks_of
 from lightning_rl.errors import Interrupted
 from lightning_rl.finite import check_episode
@@ -21,7 +22,7 @@ MAX_EPISODE_STEPS = 10_000
 
 
 class Episode(NamedTuple):
-    """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if the environment has none)."""
+    """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if it did not report it)."""
 
     seed: int
     return_: float
@@ -139,9 +140,8 @@ class Seat:
 
     @property
     def success(self) -> float | None:
-        """Of the episode that ended, if the environment tells."""
-        success = self.info.get("is_success", self.info.get("success"))
-        return None if success is None else float(success)
+        """Return whether the episode that ended was a success; None if it did not report it."""
+        return success(self.info)
 
 
 class _Share(Seat):

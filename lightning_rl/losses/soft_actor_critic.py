@@ -44,7 +44,9 @@ def actor_loss(expected_q: Tensor, entropy: Tensor, alpha: Tensor) -> Tensor:
 
 
 def temperature_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: Tensor) -> Tensor:
-    """Σ_k log α_k (H_k − H̄_k) (Haarnoja et al. 2018b, eq. 18, with log α for α as in the authors' code).  `[K]`, `[B, K]`, `[K]` or `[B, K]` to `[B]`.
+    """Σ_k log α_k (H_k − H̄_k) (Haarnoja et al. 2018b, eq. 18, with log α for α as in the authors' code).
+
+    log_alpha `[K]`, entropy `[B, K]`, target_entropy `[K]` or `[B, K]`.  Returns `[B]`.
 
     α rises where the entropy is below its target. The gradient for log α does not shrink with α, so that a small α still moves.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_epsilon_greedy

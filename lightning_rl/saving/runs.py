@@ -140,6 +140,8 @@ def _wrong_in_rank(rank: Any) -> Iterator[str]:
         window = _get(statistics, name)
         if not isinstance(window, list) or not all(map(_is_number, window)):
             yield name
+    if type(_get(statistics, "reports_success") or False) is not bool:
+        yield "reports_success"
     if not _are_windows(statistics.get("parameters", {}) if isinstance(statistics, dict) else None):
         yield "parameters"
     episodes = _get(collector, "episodes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -14,7 +15,7 @@ from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.errors import SettingError
-from tests.environments import Endless, Scripted
+from tests.environments import Endless, Reported, Scripted
 from tests.fitting import Rows, fit, tiny, weights
 
 
@@ -166,6 +167,27 @@ def test_a_run_stopped_by_an_evaluation_is_not_judged_twice():
     assert [env_steps for env_steps, _ in heard.heard] == [32]
 
 
+def test_an_episode_that_reports_no_success_is_a_failure_once_any_of_the_run_has(tmp_path):
+    heard, file = Episodes(), tmp_path / "evaluations.csv"
+    env = EnvConfig("tests.environments:Scripted-v0", wrappers=["tests.environments.Reported"])
+    model = tiny(PPO, env={"wrappers": ["tests.environments.Reported"]})
+    heard.on_evaluation_end = lambda trainer, model, metrics: (
+        Reported.seeds.symmetric_difference_update({6}),  # in every second evaluation
+        heard.heard.append((model.env_steps, metrics)),
+    )
+    fit(model, callbacks=[RolloutEvaluator(16, episodes=4, num_envs=2, seed=5, env=env, file=file), heard])
+    rates = [metrics.get("eval/success_rate") for _, metrics in heard.heard]
+    assert rates[:3] == [None, 0.25, 0.0]  # nobody reported; one of four; none, after a report
+    assert [row["success"] for row in read_rows(file)][:12] == [""] * 4 + ["0.0", "1.0", "0.0", "0.0"] + ["0.0"] * 4
+
+
+def test_a_success_in_training_makes_evaluations_without_one_failures():
+    heard = Episodes()
+    quiet = EnvConfig("tests.environments:Scripted-v0", wrappers=["tests.environments.Reported"])
+    fit(tiny(PPO), callbacks=[RolloutEvaluator(48, episodes=2, seed=5, env=quiet), heard])  # Scripted reports in training
+    assert [metrics["eval/success_rate"] for _, metrics in heard.heard] == [0.0, 0.0]
+
+
 def test_metrics_rows_and_the_file_say_the_same(tmp_path):
     logger, heard, file = Rows(), Episodes(), tmp_path / "evaluations.csv"
     model = tiny(PPO, log_interval=1_000)
@@ -200,7 +222,6 @@ def test_several_evaluators_are_judged_together():
 
 
 def test_a_ready_vector_environment_cannot_be_copied_but_another_may_be_given():
-    import gymnasium as gym
 
     def ready():
         return gym.vector.SyncVectorEnv([Endless] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)

@@ -14,9 +14,10 @@ from torch import Generator, Tensor, nn
 from lightning_rl import A2C, PPO, EnvConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.episode_statistics import EpisodeStatistics
+from lightning_rl.data.episode_statistics import EpisodeStatistics, Finished
 from lightning_rl.data.minibatch import make_batch, minibatches
 from lightning_rl.distributions import Categorical
+from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import STEPPERS, make_stepper
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import NoMemory
@@ -225,6 +226,47 @@ def test_success_is_read_under_both_names_and_only_where_an_episode_ended():
         both.collect()
         # the second environment is truncated at row 1, the first terminates at row 2, the second ends by both at row 3
         assert list(both.statistics.successes) == [0.0, 1.0, 1.0]
+
+
+class OnlyWhenItHappens(gym.Wrapper):
+    """Reports a success, and no failure."""
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, {"is_success": True} if info.get("is_success") else {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_episode_that_reports_no_success_is_a_failure_once_any_has(mode, vectorization):
+    # episodes of two steps, five in each environment: by truncation, which reports nothing, and by both, a success, in turn
+    settings = {
+        "vectorization": vectorization,
+        "autoreset": mode,
+        "num_envs": 2,
+        "wrappers": ["tests.data.test_collector.OnlyWhenItHappens"],
+    }
+    config = EnvConfig("tests.environments:Scripted-v0", kwargs={"period": 2, "endings": ("truncation", "both")}, **settings)
+    stepper = make_stepper(make_vector_env(config), config)
+    one = Collector(stepper, SPACES, Clock(), 15 if mode == "NEXT_STEP" else 10, seed=0)
+    assert "rollout/success_rate" not in one.statistics.metrics()
+    one.collect()
+    assert one.statistics.episodes == 10
+    assert list(one.statistics.successes) == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
+    assert one.statistics.metrics()["rollout/success_rate"] == pytest.approx(0.4)
+    stepper.close()
+
+
+def test_reported_successes_come_back_with_the_state():
+    statistics, continued = EpisodeStatistics(1), EpisodeStatistics(1)
+    for success in (None, 1.0, None):
+        statistics.add(Finished(0.0, success, {}))
+    continued.set_state(statistics.get_state())
+    continued.add(Finished(0.0, None, {}))
+    assert continued.metrics()["rollout/success_rate"] == 0.25
+    old = {name: value for name, value in statistics.get_state().items() if name != "reports_success"} | {"successes": []}
+    continued.set_state(old)  # of a version that stored reported successes only
+    assert "rollout/success_rate" not in continued.metrics()
 
 
 def test_without_success_in_the_infos_there_is_no_success_rate():
