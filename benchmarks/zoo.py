@@ -1,12 +1,15 @@
 """Train packaged configs with several seeds, judge what they learned, and write the table of docs/zoo.md.
 
-    python benchmarks/zoo.py run [--configs ppo/cartpole a2c/*] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs]
+    python benchmarks/zoo.py run [--configs ppo/cartpole a2c/*] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs] [--again]
+    python benchmarks/zoo.py check ppo/cartpole:1 [a2c/acrobot:3 …]
     python benchmarks/zoo.py table
 
 `run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint
-over episodes that no run has seen (`evaluate --seed 50000`), and appends a line to `benchmarks/results/<algorithm>_<config>.csv`. Lines
-that are there are not made again; a run that was interrupted continues where it stands. `table` writes what stands there between the marks
-in docs/zoo.md, beside the figures of `references.py`, and in short into README.md.
+over episodes that no run has seen (`evaluate --seed 50000`), and writes a row to `benchmarks/results/<algorithm>_<config>.csv`: what was
+found, and the commit, processor and versions that found it. Rows that exist are kept, with `--again` those of the current commit; an
+interrupted run continues. `check` trains and judges rows again and compares: with the processor and the versions of a row the return is the
+same, elsewhere it may be lower than every seed's by no more than the seeds differ. `table` writes the rows between the marks in
+docs/zoo.md, with the figures of `references.py`, and in short into README.md.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import csv
 import fnmatch
 import json
 import math
+import os
+import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -30,8 +36,10 @@ from references import ATTEMPTS, REFERENCES, Reference
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- zoo: begin -->", "<!-- zoo: end -->"
-COLUMNS = ("config", "seed", "return_mean", "return_std", "episodes", "env_steps", "minutes", "processes")
-COLUMNS += ("lightning_rl", "torch", "command")
+FIGURES = ("return_mean", "return_std", "episodes", "best_env_steps", "env_steps", "minutes", "processes")
+MACHINE = ("processor", "python", "torch", "numpy", "gymnasium", "mujoco", "box2d")
+"""What decides a return to its last digit, beside the commit and the seed."""
+COLUMNS = ("config", "seed", *FIGURES, "commit", "lightning_rl", *MACHINE, "command")
 EPISODES = 100
 WRITING = Lock()
 """Two seeds may end at once."""
@@ -62,9 +70,27 @@ def minutes_of(metrics: Path) -> float:
     return max(float(row["time/time_elapsed"] or 0) for row in csv.DictReader(metrics.read_text().splitlines())) / 60
 
 
-def train(config: str, seed: int, folder: Path, processes: int) -> None:
-    """One run and its judgement; the minutes are those of training, evaluations included."""
-    home, name = folder / config, f"seed_{seed}"
+def commit() -> str:
+    """Return the commit that is measured; `+` marks changes to the package or its configs that are in no commit."""
+    git = ["git", "-C", str(ROOT)]
+    name = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "lightning_rl", "configs"], capture_output=True, text=True, check=True)
+    return name + ("+" if changed.stdout else "")
+
+
+def machine() -> dict[str, str]:
+    """Return the processor and the versions that a row is measured with."""
+    file = Path("/proc/cpuinfo")
+    facts = dict(line.split(":", 1) for line in file.read_text().split("\n\n")[0].splitlines() if ":" in line) if file.exists() else {}
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    processor = " ".join(facts[name] for name in ("model name", "cpu family", "model", "stepping") if name in facts)
+    versions = {name: version(name) for name in MACHINE[2:]}
+    return {"processor": f"{processor or platform.processor()}, {os.cpu_count()} cores", "python": platform.python_version(), **versions}
+
+
+def train(config: str, seed: int, folder: Path, processes: int) -> Row:
+    """Train and judge one row; the minutes are those of training, evaluations included."""
+    home, name, measured_at = folder / config, f"seed_{seed}", commit()
     command = ["fit", "--config", config, "--seed_everything", seed]
     call(*command, "--trainer.default_root_dir", home, "--trainer.run_name", name, "--ckpt_path", "last")
     (best,) = home.rglob(f"{name}/checkpoints/best.ckpt")
@@ -72,34 +98,73 @@ def train(config: str, seed: int, folder: Path, processes: int) -> None:
     judged = json.loads(call("evaluate", "--ckpt_path", best, "--episodes", EPISODES, "--seed", 50_000, "--json").splitlines()[-1])
     steps = json.loads(call("evaluate", "--ckpt_path", last, "--episodes", 1, "--json").splitlines()[-1])["env_steps"]
     figures = {"return_mean": round(judged["return_mean"], 3), "return_std": round(judged["return_std"], 3), "episodes": EPISODES}
-    minutes = minutes_of(best.parents[1] / "metrics.csv")
-    made = {"minutes": round(minutes, 2), "processes": processes, "lightning_rl": version("lightning_rl"), "torch": version("torch")}
-    line = {"config": config, "seed": seed, **figures, "env_steps": steps, **made, "command": "lightning-rl " + " ".join(map(str, command))}
-    file = results_file(config)
+    figures |= {"best_env_steps": judged["env_steps"], "env_steps": steps}
+    figures |= {"minutes": round(minutes_of(best.parents[1] / "metrics.csv"), 2), "processes": processes}
+    made = {"commit": measured_at, "lightning_rl": version("lightning_rl"), **machine()}
+    row = {"config": config, "seed": seed, **figures, **made, "command": "lightning-rl " + " ".join(map(str, command))}
+    print(f"{config} seed {seed}: {figures['return_mean']:.1f} in {figures['minutes']:.1f} min", flush=True)
+    return {name: str(value) for name, value in row.items()}
+
+
+def write(row: Row) -> None:
+    """Put a row into its file, in the place of an older one of the same seed."""
+    file = results_file(row["config"])
     file.parent.mkdir(exist_ok=True)
-    with WRITING, file.open("a", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        if not stream.tell():
+    with WRITING:
+        others = [each for each in rows_of(row["config"]) if each["seed"] != row["seed"]]
+        with file.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
             writer.writeheader()
-        writer.writerow(line)
-    print(f"{config} seed {seed}: {judged['return_mean']:.1f} in {minutes:.1f} min", flush=True)
+            writer.writerows(sorted([*others, row], key=lambda each: int(each["seed"])))
 
 
 def run(options: argparse.Namespace) -> None:
-    """All runs that have no result yet, the configs in turn."""
+    """Measure all rows that are not there yet, the configs in turn."""
     configs = [name for pattern in options.configs for name in REFERENCES if fnmatch.fnmatch(name, pattern)]
     if missing := [pattern for pattern in options.configs if not fnmatch.filter(REFERENCES, pattern)]:
         raise SystemExit(f"error: {missing[0]} is none of the configs in references.py: {', '.join(REFERENCES)}")
-    todo = [(name, seed) for name in configs for seed in options.seeds if str(seed) not in {row["seed"] for row in rows_of(name)}]
+    current = commit()
+    kept = {(name, row["seed"]) for name in configs for row in rows_of(name) if not options.again or row["commit"] == current}
+    todo = [(name, seed) for name in configs for seed in options.seeds if (name, str(seed)) not in kept]
     folder = options.folder.resolve()
     failed = 0
     with ThreadPoolExecutor(options.processes) as pool:
-        futures = {pool.submit(train, name, seed, folder, options.processes): (name, seed) for name, seed in todo}
+        futures = {pool.submit(lambda *row: write(train(*row)), *row, folder, options.processes): row for row in todo}
         for future, (name, seed) in futures.items():
             if (error := future.exception()) is not None:
                 failed += 1
                 print(f"{name} seed {seed} failed: {error}", file=sys.stderr, flush=True)
     raise SystemExit(1 if failed else 0)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Measure rows again and compare them with what is written."""
+    wrong = 0
+    for name in options.rows:
+        config, _, seed = name.partition(":")
+        rows = {row["seed"]: row for row in (rows_of(config) if config in REFERENCES else [])}
+        if seed not in rows:
+            raise SystemExit(f"error: there is no row {name}; a row is named config:seed, such as ppo/cartpole:1")
+        with tempfile.TemporaryDirectory() as folder:
+            found = train(config, int(seed), Path(folder), 1)
+        fine, line = compare(rows, rows[seed], found)
+        wrong += not fine
+        print(line, flush=True)
+    raise SystemExit(1 if wrong else 0)
+
+
+def compare(rows: dict[str, Row], old: Row, new: Row) -> tuple[bool, str]:
+    """Return whether a row that was measured again confirms the old one, of all `rows` of its config by their seeds, and a line."""
+    values = f"{new['config']} seed {new['seed']}: {old['return_mean']} at {old['commit'] or '?'}, {new['return_mean']} at {new['commit']}"
+    if old["return_mean"] == new["return_mean"] and old.get("best_env_steps") == new["best_env_steps"]:
+        return True, f"{values}: the same"
+    others = [name for name in MACHINE if old.get(name) != new[name]]
+    if not others:
+        return False, f"{values}: differs on the same processor with the same versions"
+    returns = [float(row["return_mean"]) for row in rows.values()]
+    error = 2 * float(new["return_std"]) / math.sqrt(EPISODES)
+    least = min(returns) - (max(returns) - min(returns)) - error
+    return float(new["return_mean"]) >= least, f"{values}: may differ, as {', '.join(others)} did; at least {least:.1f} is expected"
 
 
 def mean_of(config: str) -> float:
@@ -132,11 +197,12 @@ def line(config: str) -> str:
     reference, rows = REFERENCES[config], sorted(rows_of(config), key=lambda row: int(row["seed"]))
     theirs = "" if reference is None else f"{reference}"
     if not rows:
-        return f"| {config} | *not yet measured* | | | {theirs} | {ATTEMPTS.get(config, '')} |"
+        return f"| {config} | *not yet measured* | | | | {theirs} | {ATTEMPTS.get(config, '')} |"
     returns = [float(row["return_mean"]) for row in rows]
     spread = f" ± {statistics.stdev(returns):.1f}" if len(returns) > 1 else ""
     note = "; ".join(filter(None, [verdict(config, reference), ATTEMPTS.get(config, "")]))
-    return f"| {config} | {mean_of(config):.1f}{spread} ({each_of(rows)}) | {costs_of(rows)} | {theirs} | {note} |"
+    commits = " ".join(dict.fromkeys(row.get("commit") or "before 45c9fa8" for row in rows))
+    return f"| {config} | {mean_of(config):.1f}{spread} ({each_of(rows)}) | {costs_of(rows)} | {commits} | {theirs} | {note} |"
 
 
 def short_line(config: str) -> str:
@@ -164,8 +230,9 @@ def span(values: list[float], show: str) -> str:
 
 def table() -> str:
     """All rows, in the order of `references.py`."""
-    head = "| config | return, mean ± standard deviation over seeds (each seed) | environment steps | minutes | reference | as good? |"
-    return "\n".join([head, "|---|---|---|---|---|---|", *map(line, REFERENCES)])
+    head = "| config | return, mean ± standard deviation over seeds (each seed) | environment steps | minutes | commit | reference |"
+    head += " as good? |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *map(line, REFERENCES)])
 
 
 def short_table() -> str:
@@ -198,9 +265,12 @@ def main() -> None:
     runs.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="(1 2 3)")
     runs.add_argument("--processes", type=int, default=2, help="runs at once (2)")
     runs.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
+    runs.add_argument("--again", action="store_true", help="measure rows of other commits again")
+    checks = commands.add_parser("check", help="measure rows again and compare")
+    checks.add_argument("rows", nargs="+", metavar="CONFIG:SEED")
     commands.add_parser("table", help="write the tables")
     options = parser.parse_args()
-    run(options) if options.command == "run" else write_tables()
+    {"run": run, "check": check, "table": lambda _: write_tables()}[options.command](options)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import importlib
 import math
@@ -68,3 +69,45 @@ def test_the_minutes_are_those_of_the_last_row_that_says_them(zoo, tmp_path):
     file = tmp_path / "metrics.csv"
     file.write_text("env_steps,time/time_elapsed,eval/mean_reward\n100,90.0,\n200,180.0,\n250,,3.0\n")
     assert zoo.minutes_of(file) == 3.0
+
+
+def row(seed=1, return_mean="500.0", **more):
+    machine = {"processor": "A", "python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "gymnasium": "1.4.0", "mujoco": "4", "box2d": "2"}
+    figures = {"return_mean": return_mean, "return_std": "10.0", "best_env_steps": "10000"}
+    return {"config": "ppo/cartpole", "seed": str(seed), "commit": "abc", **figures, **machine, **more}
+
+
+def test_a_row_measured_again_is_the_same_on_its_own_processor(zoo):
+    rows = {"1": row(), "2": row(2, "490.0")}
+    assert zoo.compare(rows, rows["1"], row(commit="def")) == (True, "ppo/cartpole seed 1: 500.0 at abc, 500.0 at def: the same")
+    fine, line = zoo.compare(rows, rows["1"], row(return_mean="499.9"))
+    assert not fine and line.endswith("differs on the same processor with the same versions")
+    assert not zoo.compare(rows, rows["1"], row(best_env_steps="20000"))[0]
+
+
+@pytest.mark.parametrize("found, fine", [("478.0", True), ("477.9", False)])
+def test_a_row_measured_on_another_processor_may_be_lower_by_as_much_as_seeds_differ(zoo, found, fine):
+    rows = {"1": row(), "2": row(2, "490.0")}  # 490 − (500 − 490) − 2 · 10 / √100
+    assert zoo.compare(rows, rows["1"], row(return_mean=found, processor="B"))[0] is fine
+    assert "as processor did; at least 478.0 is expected" in zoo.compare(rows, rows["1"], row(return_mean=found, processor="B"))[1]
+
+
+def test_a_row_replaces_the_older_one_of_its_seed(zoo, measured):
+    measured("ppo/cartpole", (1, 1), (2, 1), (3, 1))
+    zoo.write(row(1, "7.0"))
+    assert [(each["seed"], each["return_mean"], each["commit"]) for each in zoo.rows_of("ppo/cartpole")] == [
+        ("0", "1", ""),
+        ("1", "7.0", "abc"),
+        ("2", "3", ""),
+    ]
+
+
+def test_a_row_that_is_not_there_is_refused_in_one_line(zoo, measured):
+    measured("ppo/cartpole", (1, 1))
+    for name in ("ppo/cartpole", "ppo/cartpole:4", "ppo/nothing:1"):
+        with pytest.raises(SystemExit, match=f"^error: there is no row {name}; a row is named config:seed, such as ppo/cartpole:1$"):
+            zoo.check(argparse.Namespace(rows=[name]))
+
+
+def test_a_row_says_what_it_was_measured_with(zoo):
+    assert zoo.machine().keys() == set(zoo.MACHINE) and all(zoo.machine().values())
