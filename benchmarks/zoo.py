@@ -52,9 +52,9 @@ def results_file(config: str) -> Path:
 
 
 def rows_of(config: str) -> list[Row]:
-    """Its results, one a seed."""
+    """Return the results of a config, one a seed; what an older row does not hold is empty."""
     file = results_file(config)
-    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
+    return [dict.fromkeys(COLUMNS, "") | row for row in csv.DictReader(file.read_text().splitlines())] if file.exists() else []
 
 
 def call(*arguments: object) -> str:
@@ -156,9 +156,9 @@ def check(options: argparse.Namespace) -> None:
 def compare(rows: dict[str, Row], old: Row, new: Row) -> tuple[bool, str]:
     """Return whether a row that was measured again confirms the old one, of all `rows` of its config by their seeds, and a line."""
     values = f"{new['config']} seed {new['seed']}: {old['return_mean']} at {old['commit'] or '?'}, {new['return_mean']} at {new['commit']}"
-    if old["return_mean"] == new["return_mean"] and old.get("best_env_steps") == new["best_env_steps"]:
+    if old["return_mean"] == new["return_mean"] and old["best_env_steps"] == new["best_env_steps"]:
         return True, f"{values}: the same"
-    others = [name for name in MACHINE if old.get(name) != new[name]]
+    others = [name for name in MACHINE if old[name] != new[name]]
     if not others:
         return False, f"{values}: differs on the same processor with the same versions"
     returns = [float(row["return_mean"]) for row in rows.values()]
@@ -201,7 +201,7 @@ def line(config: str) -> str:
     returns = [float(row["return_mean"]) for row in rows]
     spread = f" ± {statistics.stdev(returns):.1f}" if len(returns) > 1 else ""
     note = "; ".join(filter(None, [verdict(config, reference), ATTEMPTS.get(config, "")]))
-    commits = " ".join(dict.fromkeys(row.get("commit") or "before 45c9fa8" for row in rows))
+    commits = " ".join(dict.fromkeys(row["commit"] or "before 45c9fa8" for row in rows))
     return f"| {config} | {mean_of(config):.1f}{spread} ({each_of(rows)}) | {costs_of(rows)} | {commits} | {theirs} | {note} |"
 
 
