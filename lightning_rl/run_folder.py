@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from lightning_rl.callbacks.csv_logger import read_rows, write_rows
+from lightning_rl.callbacks.csv_logger import CsvTable, read_rows
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.saving.atomic import write_text
@@ -93,10 +93,6 @@ def write_config(run: Path, config: dict[str, Any]) -> None:
 
 
 @rank_zero_only
-def cut_back_evaluations(run: Path, count: int) -> None:
+def cut_back_evaluations(run: Path, counter: str, count: int, say: Callable[[str], None] = print) -> None:
     """Forget evaluations beyond a checkpoint from which the run continues: they will be made again."""
-    file = run / "evaluations.csv"
-    rows = read_rows(file)
-    if rows:
-        counter, *_ = columns = list(rows[0])
-        write_rows(file, columns, [row for row in rows if int(row[counter]) <= count])
+    CsvTable(run / "evaluations.csv", counter, say).cut_back(count)

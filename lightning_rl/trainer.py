@@ -23,6 +23,7 @@ from lightning_rl.algorithms.settings import plain
 from lightning_rl.algorithms.warm_start import take_weights
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
 from lightning_rl.callbacks.csv_logger import MetricsLogger
+from lightning_rl.callbacks.disk import going_on, quiet_tensorboard
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
@@ -146,6 +147,8 @@ class Trainer(pl.Trainer):
         self.savers = [each for each in given + ours if isinstance(each, BestModel | SaveCheckpoints) and each.folder is None]
         self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
         self.run_folder = Path(self.default_root_dir)
+        self.settings: dict[str, Any] | None = None
+        """What stands in the `config.yaml` of the run."""
 
     def fit(
         self,
@@ -191,7 +194,7 @@ class Trainer(pl.Trainer):
             place: AbstractContextManager[None] = replacing(run_folder) if force and ckpt_path is None else nullcontext()
         else:
             place = nullcontext()
-        with one_thread(), torch_threads(self._threads(model, ckpt_path)), self.stop.listening(partial(tell_to_stop, self)), place:
+        with one_thread(), quiet_tensorboard(), torch_threads(self._threads(model, ckpt_path)), self.stop.listening(partial(tell_to_stop, self)), place:
             try:
                 if isinstance(model, Algorithm):
                     self._equip(model, ckpt_path, count)
@@ -228,6 +231,19 @@ class Trainer(pl.Trainer):
         if line is not None:
             self.say(line)
 
+    @rank_zero_only
+    def _keep_settings(self) -> None:
+        """Write `config.yaml` again where the run's folder was deleted during the run: what is saved next can then be continued."""
+        if self.settings is not None and not (self.run_folder / "config.yaml").is_file():
+            self.say(f"{self.run_folder} was deleted during the run: it is made again, without the rows before")
+            with going_on(self, "config.yaml"):
+                write_config(self.run_folder, self.settings)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Lightning's, in a folder that is one of a run."""
+        self._keep_settings()
+        super().save_checkpoint(*args, **kwargs)
+
     @property
     def log_dir(self) -> str | None:
         """The run's folder."""
@@ -235,6 +251,7 @@ class Trainer(pl.Trainer):
 
     def _equip(self, model: Algorithm, ckpt_path: str | Path | None, count: int) -> None:
         """Tell loggers and callbacks where the run lies."""
+        self.settings = None
         run = self.run_folder
         for saver in self.savers:
             saver.folder = run / "checkpoints"
@@ -244,16 +261,17 @@ class Trainer(pl.Trainer):
         if self.fast_dev_run or not (logs or self.savers or self.evaluators):
             return
         settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
+        self.settings = {"model": settings, **self.config}
         try:
-            write_config(run, {"model": settings, **self.config})
+            write_config(run, self.settings)
         except OSError as error:
             root = self.default_root_dir
             raise SettingError(f"trainer.default_root_dir {root!r}: {error.strerror}; name a folder to write to") from error
         kept = count if run in Path(str(ckpt_path)).parents else -1  # and nothing of a run that saved nothing
-        cut_back_evaluations(run, kept)
+        cut_back_evaluations(run, model.counter, kept, self.say)
         if not logs:
             return
-        metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter)
+        metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter, self.say)
         board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
         self.loggers = [metrics, *board, *self.given_loggers]
         metrics.cut_back(kept)
