@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,9 +33,19 @@ from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_
 from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.networks.thread_choice import choose_threads
 from lightning_rl.reports.curve import PlotCurve
-from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
+from lightning_rl.run_folder import (
+    REPLACED,
+    choose_run,
+    cut_back_evaluations,
+    environment_name,
+    is_blank,
+    replacing,
+    take_run,
+    write_config,
+)
 from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
+from lightning_rl.saving.lock import LOCK
 from lightning_rl.saving.manifest import threads_of
 
 OURS = {
@@ -103,6 +113,8 @@ class Trainer(pl.Trainer):
         check_flag("trainer.plot", plot)
         if run_name is not None and (Path(run_name).name != run_name or run_name in ("", "..")):
             raise SettingError(f"trainer.run_name must be the name of a folder, got {run_name!r}")
+        if run_name is not None and run_name.endswith((REPLACED, LOCK)):
+            raise SettingError(f"trainer.run_name {run_name!r}: names with this end are those of locks and of runs that --force replaces")
         self.torch_threads, self.run_name = torch_threads, run_name
         self.config = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
         self.imports = []
@@ -174,27 +186,28 @@ class Trainer(pl.Trainer):
             force: begin anew in the folder `run_name` though there is a run in it, which is lost.
         """
         leave_the_program()
-        if isinstance(model, Algorithm):
-            if ckpt_path is not None and init_from is not None:
-                raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
-            folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
-            run_folder, found = choose_run(folder, ckpt_path, self.run_name, force, bool(self.savers))
-            if ckpt_path == "last" and found is None:
-                self.say(f"no last.ckpt below {folder / (self.run_name or '')}: starting afresh")
-            ckpt_path = found
-            count = model.count if ckpt_path is None else check_fits(model, ckpt_path)
-            self._tell_differences(ckpt_path)
-            if count >= model.length:
-                self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
-                if ckpt_path is None:
-                    return
-            self.run_folder = run_folder
-            for line in [] if init_from is None else take_weights(model, init_from):
-                self.say(line)
-            place: AbstractContextManager[None] = replacing(run_folder) if force and ckpt_path is None else nullcontext()
-        else:
-            place = nullcontext()
-        with one_thread(), quiet_tensorboard(), torch_threads(self._threads(model, ckpt_path)), self.stop.listening(partial(tell_to_stop, self)), place:
+        with ExitStack() as place:
+            if isinstance(model, Algorithm):
+                if ckpt_path is not None and init_from is not None:
+                    raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
+                run_folder, found = self._choose_place(model, ckpt_path, force, place)
+                if ckpt_path == "last" and found is None:
+                    self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting afresh")
+                ckpt_path = found
+                count = model.count if ckpt_path is None else check_fits(model, ckpt_path)
+                self._tell_differences(ckpt_path)
+                if count >= model.length:
+                    self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
+                    if ckpt_path is None:
+                        return
+                self.run_folder = run_folder
+                for line in [] if init_from is None else take_weights(model, init_from):
+                    self.say(line)
+                if force and ckpt_path is None:
+                    place.enter_context(replacing(run_folder))
+            for each in (one_thread(), quiet_tensorboard(), torch_threads(self._threads(model, ckpt_path))):
+                place.enter_context(each)
+            place.enter_context(self.stop.listening(partial(tell_to_stop, self)))
             try:
                 if isinstance(model, Algorithm):
                     self._equip(model, ckpt_path, count)
@@ -208,10 +221,30 @@ class Trainer(pl.Trainer):
                 if self.stop.received is None:  # else a process that was told to stop had not begun
                     raise
             finally:
-                if isinstance(model, Algorithm) and self.run_folder.is_dir():
+                if isinstance(model, Algorithm) and not is_blank(self.run_folder):
                     self._say_goodbye(model)
         if self.stop.received is not None:
             self._leave(model)
+
+    def _choose_place(
+        self, model: Algorithm, ckpt_path: str | Path | None, force: bool, place: ExitStack
+    ) -> tuple[Path, str | Path | None]:
+        """The run's folder, taken where something will be written, and the checkpoint that the run continues."""
+        folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
+        if not self._writes:
+            return choose_run(folder, ckpt_path, self.run_name)
+        try:
+            return place.enter_context(take_run(folder, ckpt_path, self.run_name, force, bool(self.savers), self.say))
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    @property
+    def _writes(self) -> bool:
+        """Whether the run leaves files."""
+        return not self.fast_dev_run and bool(self.default_loggers or self.given_loggers or self.savers or self.evaluators)
+
+    def _cannot_write(self, error: OSError) -> SettingError:
+        return SettingError(f"trainer.default_root_dir {self.default_root_dir!r}: {error.strerror}; name a folder to write to")
 
     def _threads(self, model: Any, ckpt_path: str | Path | None) -> int:
         """What was asked for, else what the run had that is continued, else what pays; one beside an accelerator."""
@@ -257,19 +290,17 @@ class Trainer(pl.Trainer):
             saver.folder = run / "checkpoints"
         for evaluator in self.evaluators if not self.fast_dev_run else []:
             evaluator.file = run / "evaluations.csv"
-        logs = self.default_loggers or self.given_loggers
-        if self.fast_dev_run or not (logs or self.savers or self.evaluators):
+        if not self._writes:
             return
         settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
         self.settings = {"model": settings, **self.config}
         try:
             write_config(run, self.settings)
         except OSError as error:
-            root = self.default_root_dir
-            raise SettingError(f"trainer.default_root_dir {root!r}: {error.strerror}; name a folder to write to") from error
+            raise self._cannot_write(error) from error
         kept = count if run in Path(str(ckpt_path)).parents else -1  # and nothing of a run that saved nothing
         cut_back_evaluations(run, model.counter, kept, self.say)
-        if not logs:
+        if not (self.default_loggers or self.given_loggers):
             return
         metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter, self.say)
         board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []

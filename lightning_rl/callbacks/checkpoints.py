@@ -45,8 +45,9 @@ class CheckpointConfig:
 
 
 class BestModel(Checkpoint):
-    """Saves `best.ckpt` after each evaluation that beats all before it; a tie does not. One that is deleted during the run is followed by the
-    best since.
+    """Saves `best.ckpt` after each evaluation that beats all before it; a tie does not.
+
+    One that is deleted during the run is followed by the best since.
 
     Args:
         folder: where to save; `checkpoints` of the run's folder unless given.

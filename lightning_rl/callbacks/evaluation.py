@@ -250,7 +250,7 @@ def check_can_be_built(env: Any) -> None:
 
 
 def report(trainer: Any, algorithm: Any, episodes: list[Episode], variants: dict[str, float], table: CsvTable | None) -> None:
-    """Log an evaluation with the mean returns in its variants, add a row an episode to the table, and call `on_evaluation_end` of callbacks."""
+    """Log an evaluation with the mean returns in its variants, add its episodes to a table, and call `on_evaluation_end` of callbacks."""
     returns = [episode.return_ for episode in episodes]
     metrics = {
         "eval/mean_reward": float(np.mean(returns)),
@@ -273,4 +273,10 @@ def report(trainer: Any, algorithm: Any, episodes: list[Episode], variants: dict
 def as_row(algorithm: Any, episode: Episode) -> dict[str, Any]:
     """An episode of an evaluation as a row: what the run counts, seed, return, length, success."""
     success = "" if episode.success is None else episode.success
-    return {algorithm.counter: algorithm.count, "seed": episode.seed, "return": episode.return_, "length": episode.length, "success": success}
+    return {
+        algorithm.counter: algorithm.count,
+        "seed": episode.seed,
+        "return": episode.return_,
+        "length": episode.length,
+        "success": success,
+    }
