@@ -31,6 +31,11 @@ HELP = """usage: lightning-rl <subcommand> [options]
   --debug                show tracebacks and Python warnings
 """
 
+LIST_HELP = """usage: lightning-rl list
+
+Print the algorithms and the packaged configs, each with a line about it.
+"""
+
 SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
 
 
@@ -81,9 +86,9 @@ def run(arguments: list[str], debug: bool = False) -> int:
         print(HELP)
         return 0
     if subcommand == "list":
-        if arguments:
+        if arguments and arguments[0] not in ("-h", "--help"):
             raise SettingError(f"list takes no options, got {arguments[0]!r}")
-        list_all()
+        print(LIST_HELP, end="") if arguments else list_all()
         return 0
     if not debug:
         warnings.simplefilter("ignore")

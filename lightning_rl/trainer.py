@@ -29,6 +29,7 @@ from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.cpu_threads import one_thread, torch_threads
+from lightning_rl.envs.packages import own_module
 from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_range
 from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.networks.thread_choice import choose_threads
@@ -309,27 +310,36 @@ class Trainer(pl.Trainer):
         for logger in self.loggers:
             introduce(logger, self.config, model.counter)
 
-    def _program(self, subcommand: str, modules: Iterable[str] = ()) -> str:
-        """The command line that begins like this for this run's algorithm and environment, and modules that a file names."""
-        return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys([*self.imports, *modules]))
+    def _program(self, subcommand: str, model: Algorithm) -> str | None:
+        """The command line that begins like this for this run's algorithm and environment; None if no file can name them."""
+        if model.hparams["env"] is None:
+            return None
+        registered = own_module(model.hparams["env"]["id"])
+        found = [type(model).__module__, registered, *foreign_modules(model.hparams, self.run_folder)]
+        known = {"lightning_rl", *(module.partition(".")[0] for module in self.imports)}
+        modules = [*self.imports, *(module for module in found if module and module.partition(".")[0] not in known)]
+        if "__main__" in modules:  # which no other program can import
+            return None
+        return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys(modules))
 
     def _continuing(self, model: Algorithm) -> str | None:
-        """The command that continues this run; None where nothing is saved, or no file can name its environment."""
-        if last_generation(self.run_folder / "checkpoints") is None or model.hparams["env"] is None:
+        """The command that continues this run; None where nothing is saved, or no file can name its environment or algorithm."""
+        program = self._program("fit", model)
+        if program is None or last_generation(self.run_folder / "checkpoints") is None:
             return None
         name = "" if self.run_name is not None else f" --trainer.run_name {self.run_folder.name}"  # `last` alone is the newest run's
-        return f"{self._program('fit')} --config {self.run_folder / 'config.yaml'} --ckpt_path last{name}"
+        return f"{program} --config {self.run_folder / 'config.yaml'} --ckpt_path last{name}"
 
     @rank_zero_only
     def _say_goodbye(self, model: Algorithm) -> None:
         best = next((callback for callback in self.callbacks if isinstance(callback, BestModel)), None)
         self.say(f"run: {self.run_folder}")
-        command = self._continuing(model)
+        command, program = self._continuing(model), self._program("evaluate", model)
         if command is not None and not model.finished and self.stop.received is None:
             self.say(f"continue it: {command}")
         if best is not None and best.path.exists() and model.hparams["env"] is not None:
-            program = self._program("evaluate", foreign_modules(model.hparams, best.path))
-            self.say(f"evaluate it: {program} --ckpt_path {best.path} --episodes 100")
+            here = f'lightning_rl.evaluate("{best.path}") in this program, which defines it'
+            self.say(f"evaluate it: {here if program is None else f'{program} --ckpt_path {best.path} --episodes 100'}")
 
     def _leave(self, model: Algorithm) -> NoReturn:
         """After a signal: how to go on, and its exit status. That of a process which rank 0 started would make it kill the others."""

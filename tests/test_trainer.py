@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, Roll
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.errors import SettingError
 from lightning_rl.saving.manifest import threads_of
+from tests.command_line import MODULE
 from tests.environments import Endless
 from tests.fitting import tiny, weights
 
@@ -266,6 +268,25 @@ def test_a_run_says_where_it_lies_unless_told_to_be_quiet(fit, capsys):
     assert any("steps/s" in line for line in out)
     fit(enable_progress_bar=False)
     assert not any("steps/s" in line or "evaluation at" in line for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize(("own", "env"), [(False, "Mine-v0"), (True, "CartPole-v1"), (True, "mine:Mine-v0")])
+def test_the_command_that_a_python_program_prints_imports_the_modules_that_it_needs(fit, folder, capsys, monkeypatch, own, env):
+    (folder / "mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(gym.registry, "Mine-v0", raising=False)
+    mine = importlib.import_module("mine")
+    fit(env=tiny(mine.MyPPO if own else PPO, env), enable_progress_bar=True)
+    name = f"runs/{'MyPPO' if own else 'PPO'}/{env.rpartition(':')[2]}/version_0/checkpoints/best.ckpt"
+    command = f"lightning-rl evaluate --import mine --ckpt_path {name} --episodes 100"
+    assert capsys.readouterr().out.splitlines()[-1] == f"evaluate it: {command}"
+
+
+def test_a_program_whose_own_algorithm_no_other_can_import_is_told_to_evaluate_itself(fit, capsys, monkeypatch):
+    monkeypatch.setattr(type(own := tiny(type("Mine", (PPO,), {}), "CartPole-v1")), "__module__", "__main__")
+    fit(env=own, enable_progress_bar=True)
+    place = "runs/Mine/CartPole-v1/version_0/checkpoints/best.ckpt"
+    assert capsys.readouterr().out.splitlines()[-1] == f'evaluate it: lightning_rl.evaluate("{place}") in this program, which defines it'
 
 
 def test_a_trainer_that_fits_twice_makes_two_runs(folder):
