@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lightning_rl import ALGORITHMS, __version__
 from lightning_rl.errors import LostRankError, SettingError, nearest
+from lightning_rl.starting import INTERRUPTED, leave_when_interrupted, raise_when_interrupted
 
 HELP = """usage: lightning-rl <subcommand> [options]
 
@@ -41,6 +42,7 @@ SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "export", "imp
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program. Returns its exit status: 0, 2 for wrong input, 1 where another process of the run is gone, 141 if its reader is."""
+    raise_when_interrupted()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = take_flag(arguments, "--debug")
     try:
@@ -55,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         print(one_line(str(error)), file=sys.stderr)
         return 2 if isinstance(error, SettingError) else 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except OSError as error:
         if not output_is_lost():
             raise
@@ -100,8 +102,11 @@ def run(arguments: list[str], debug: bool = False) -> int:
         except Exception as error:  # the module of a user may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
+    leave_when_interrupted()
     from lightning_rl import cli, cli_compare, cli_export, cli_record  # torch and Lightning are loaded only now
     from lightning_rl.importing import commands
+
+    raise_when_interrupted()
 
     rooms = (cli, cli_record, cli_compare, cli_export, commands)
     return {name: command for room in rooms for name, command in room.SUBCOMMANDS.items()}[subcommand](arguments, modules)
