@@ -229,3 +229,24 @@ def test_evaluations_that_a_full_disk_refused_are_written_with_the_next_ones(tmp
     fit(model, callbacks=[evaluator, Full()])
     assert [int(row["env_steps"]) for row in read_rows(evaluator.file)] == [step for step in range(16, 97, 16) for _ in range(2)]
     assert lines == [f"{evaluator.file} could not be written (File too large): its rows wait until it can be, the run goes on"]
+
+
+@pytest.mark.parametrize("content", ["years of work", "env_steps,a\n10,1.0\n"])
+def test_rows_are_never_written_through_a_link(tmp_path, content):
+    (tmp_path / "mine").write_text(content)
+    (tmp_path / "run").mkdir()
+    file, logger = tmp_path / "run" / "metrics.csv", MetricsLogger(tmp_path / "run")
+    for step in (10, 20):  # before the run, and during it
+        file.unlink(missing_ok=True)
+        file.symlink_to(tmp_path / "mine")
+        logger.log_metrics({"a": 2.0}, step=step)
+        assert (tmp_path / "mine").read_text() == content and not file.is_symlink()
+        assert read_rows(file)[-1] == {"env_steps": str(step), "a": "2.0"}
+
+
+def test_evaluations_are_never_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("years of work")
+    (tmp_path / "evaluations.csv").symlink_to(tmp_path / "mine")
+    fit(tiny(PPO, max_env_steps=16), callbacks=[RolloutEvaluator(16, episodes=2, num_envs=1, file=tmp_path / "evaluations.csv")])
+    assert (tmp_path / "mine").read_text() == "years of work"
+    assert [row["env_steps"] for row in read_rows(tmp_path / "evaluations.csv")] == ["16", "16"]
