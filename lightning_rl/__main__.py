@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from lightning_rl import ALGORITHMS, __version__
-from lightning_rl.errors import LostRankError, SettingError, nearest
+from lightning_rl.errors import LostRankError, SettingError, nearest, printable
 from lightning_rl.starting import INTERRUPTED, leave_when_interrupted, raise_when_interrupted
 
 HELP = """usage: lightning-rl <subcommand> [options]
@@ -157,8 +157,7 @@ def take_options(arguments: list[str], option: str) -> list[str]:
 
 def one_line(text: str) -> str:
     """At most 200 characters without line breaks, and none that a terminal would obey."""
-    line = "error: " + " ".join(text.split())
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+    line = printable("error: " + " ".join(text.split()))
     return line if len(line) <= 200 else line[:197] + "..."
 
 

@@ -30,7 +30,7 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.cpu_threads import one_thread, torch_threads
 from lightning_rl.envs.packages import own_module
-from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_range
+from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_range, printable
 from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.networks.thread_choice import choose_threads
 from lightning_rl.reports.curve import PlotCurve
@@ -358,7 +358,7 @@ class Trainer(pl.Trainer):
         """One line for the user."""
         bar = next((callback for callback in self.callbacks if isinstance(callback, EnvStepsProgressBar)), None)
         if bar is None:
-            print(text, flush=True)
+            print(printable(text), flush=True)
         else:
             bar.print(text)
 

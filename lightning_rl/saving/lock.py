@@ -60,10 +60,9 @@ def _open_locked(file: Path, say: Callable[[str], None]) -> int:
 def _owner(file: Path) -> str:
     """What the process that holds a lock wrote there."""
     try:
-        text = file.read_text(errors="replace")[:80]
+        return file.read_text(errors="replace")[:80] or "another process"
     except OSError:
-        text = ""
-    return text if text.isprintable() and text else "another process"
+        return "another process"
 
 
 def _close_all() -> None:
