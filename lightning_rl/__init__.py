@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from lightning_rl import starting
+
+if starting.is_program():  # before what takes long to import
+    starting.leave_when_interrupted()
+
 from importlib import import_module
 from typing import Any
 

@@ -10,7 +10,8 @@ import warnings
 from pathlib import Path
 
 from lightning_rl import ALGORITHMS, __version__
-from lightning_rl.errors import LostRankError, SettingError, nearest
+from lightning_rl.errors import LostRankError, SettingError, nearest, printable
+from lightning_rl.starting import INTERRUPTED, leave_when_interrupted, raise_when_interrupted
 
 HELP = """usage: lightning-rl <subcommand> [options]
 
@@ -31,11 +32,17 @@ HELP = """usage: lightning-rl <subcommand> [options]
   --debug                show tracebacks and Python warnings
 """
 
+LIST_HELP = """usage: lightning-rl list
+
+Print the algorithms and the packaged configs, each with a line about it.
+"""
+
 SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program. Returns its exit status: 0, 2 for wrong input, 1 where another process of the run is gone, 141 if its reader is."""
+    raise_when_interrupted()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = take_flag(arguments, "--debug")
     try:
@@ -50,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         print(one_line(str(error)), file=sys.stderr)
         return 2 if isinstance(error, SettingError) else 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except OSError as error:
         if not output_is_lost():
             raise
@@ -81,9 +88,9 @@ def run(arguments: list[str], debug: bool = False) -> int:
         print(HELP)
         return 0
     if subcommand == "list":
-        if arguments:
+        if arguments and arguments[0] not in ("-h", "--help"):
             raise SettingError(f"list takes no options, got {arguments[0]!r}")
-        list_all()
+        print(LIST_HELP, end="") if arguments else list_all()
         return 0
     if not debug:
         warnings.simplefilter("ignore")
@@ -95,8 +102,11 @@ def run(arguments: list[str], debug: bool = False) -> int:
         except Exception as error:  # the module of a user may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
+    leave_when_interrupted()
     from lightning_rl import cli, cli_compare, cli_export, cli_record  # torch and Lightning are loaded only now
     from lightning_rl.importing import commands
+
+    raise_when_interrupted()
 
     rooms = (cli, cli_record, cli_compare, cli_export, commands)
     return {name: command for room in rooms for name, command in room.SUBCOMMANDS.items()}[subcommand](arguments, modules)
@@ -147,8 +157,7 @@ def take_options(arguments: list[str], option: str) -> list[str]:
 
 def one_line(text: str) -> str:
     """At most 200 characters without line breaks, and none that a terminal would obey."""
-    line = "error: " + " ".join(text.split())
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+    line = printable("error: " + " ".join(text.split()))
     return line if len(line) <= 200 else line[:197] + "..."
 
 

@@ -28,7 +28,7 @@ from lightning_rl.demonstrations.dataset import summarize as summarize_demonstra
 from lightning_rl.demonstrations.recorder import RecordEpisodes
 from lightning_rl.demonstrations.saving import save_demonstrations
 from lightning_rl.demonstrations.store import dataset_id, new_folder
-from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.errors import SettingError, check_range, nearest, printable
 from lightning_rl.judging import load_with_env
 from lightning_rl.saving.files import SaveFailed
 from lightning_rl.trainer import Trainer
@@ -211,7 +211,7 @@ def tell(algorithm: Algorithm, result: dict[str, Any]) -> None:
             f"mean length {result['length_mean']:.1f}, trained for {trained}"
         )
     for curriculum in make_curriculum(algorithm.env):
-        print(f"played in the final lessons: {curriculum.finals()}")
+        print(printable(f"played in the final lessons: {curriculum.finals()}"))
 
 
 def collect(arguments: list[str], imports: list[str]) -> int:
@@ -240,8 +240,8 @@ def collect(arguments: list[str], imports: list[str]) -> int:
             folder = save_demonstrations(options.dataset, recorder.demonstrations, recorder.env, algorithm=name, force=options.force)
         except SaveFailed as error:
             raise SettingError(str(error)) from error
-    print(f"dataset {dataset_id(options.dataset)}: {folder}")
-    print(summarize_demonstrations(recorder.demonstrations))
+    print(printable(f"dataset {dataset_id(options.dataset)}: {folder}"))
+    print(printable(summarize_demonstrations(recorder.demonstrations)))
     return 0
 
 

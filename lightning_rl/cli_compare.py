@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_rl.cli import Parser
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError, check_range, printable
 from lightning_rl.reports.groups import compared
 from lightning_rl.reports.page import check_out, write
 from lightning_rl.reports.runs import find_runs
@@ -33,13 +33,13 @@ def compare(arguments: list[str], imports: list[str]) -> int:
     if options.out is not None:
         write(options.out, sections, options.threshold, remarks)
     for section in sections:
-        print(section.title, *section.notes(), sep="\n")
+        print(*map(printable, (section.title, *section.notes())), sep="\n")
         for table in tables(section, options.threshold):
-            print(f"\n{table.text()}")
+            print(printable(f"\n{table.text()}"))
         print()
-    print(*remarks, sep="\n", end="\n" if remarks else "")
+    print(*map(printable, remarks), sep="\n", end="\n" if remarks else "")
     if options.out is not None:
-        print(f"report: {options.out}, picture: {options.out.with_suffix('.png')}")
+        print(printable(f"report: {options.out}, picture: {options.out.with_suffix('.png')}"))
     return 0
 
 

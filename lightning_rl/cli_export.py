@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lightning_rl.cli import Parser
+from lightning_rl.errors import printable
 from lightning_rl.exporting.export import export_policy
 from lightning_rl.exporting.formats import FORMATS
 from lightning_rl.saving.manifest import manifest_path, read_manifest
@@ -24,7 +25,7 @@ def export(arguments: list[str], imports: list[str]) -> int:
     numbers = {output["dtype"].startswith("float") for output in description["outputs"] if output["role"] == "action"}
     said = [f"numbers differ by at most {found['max_abs_difference']:.2g}"] * (True in numbers)
     said += [f"choices are the same{ties}"] * (False in numbers)
-    print(f"{path}, described in {manifest_path(path).name}")
+    print(printable(f"{path}, described in {manifest_path(path).name}"))
     print(f"compared with the policy at {found['observations']:,} observations: {', '.join(said)}")
     return 0
 

@@ -11,7 +11,7 @@ from lightning_rl.cli import Parser, tell
 from lightning_rl.cpu_threads import torch_threads
 from lightning_rl.data.episodes import longest_episode
 from lightning_rl.envs.video import RecordVideo, check_renders, episode_names, load_ffmpeg, rendering
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError, check_range, printable
 from lightning_rl.judging import load_with_env, statistics
 from lightning_rl.saving.atomic import SaveFailed
 
@@ -54,7 +54,7 @@ def record(arguments: list[str], imports: list[str]) -> int:
     except OSError as error:
         raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
     for file, episode in zip(files, episodes, strict=True):
-        print(f"{file}: return {episode.return_:.2f}, length {episode.length}, seed {episode.seed}")
+        print(printable(f"{file}: return {episode.return_:.2f}, length {episode.length}, seed {episode.seed}"))
     tell(algorithm, statistics(algorithm, episodes, options.seed))
     return 0
 

@@ -10,11 +10,19 @@ from typing import Any, TypeVar
 Settings = TypeVar("Settings")
 
 
+def printable(text: str) -> str:
+    """A text that a terminal shows and does not obey: its control characters are escaped, its line ends stay."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+
+
 class SettingError(Exception):
     """A setting, file or environment that cannot be used. The command line prints it as one line and exits with status 2.
 
     Not a `ValueError`: jsonargparse would take one for a wrong type and bury what it says.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class NotFiniteError(SettingError):

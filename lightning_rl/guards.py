@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.errors import NotFiniteError
 from lightning_rl.finite import all_finite, first_bad, replace
+from lightning_rl.saving.atomic import stage
 from lightning_rl.types import Tree, tree_map
 
 ON_NAN = ("raise", "skip_update", "restore_last")
@@ -202,7 +203,7 @@ class Guard:
             rank = torch.distributed.get_rank() if self.ranks > 1 else 0
             path = self.folder / (f"bad_batch_rank_{rank}.pt" if rank else "bad_batch.pt")
             try:
-                torch.save(as_tensors(batch), path)
+                stage(path, lambda file: torch.save(as_tensors(batch), file)).commit()  # type: ignore[arg-type]
                 self.saved = path
             except OSError:  # what is to be said is said without it
                 pass

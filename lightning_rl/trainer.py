@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,18 +23,30 @@ from lightning_rl.algorithms.settings import plain
 from lightning_rl.algorithms.warm_start import take_weights
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
 from lightning_rl.callbacks.csv_logger import MetricsLogger
+from lightning_rl.callbacks.disk import going_on, quiet_tensorboard
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.preemption import StopOnSignal
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.cpu_threads import one_thread, torch_threads
-from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_range
+from lightning_rl.envs.packages import own_module
+from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_range, printable
 from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.networks.thread_choice import choose_threads
 from lightning_rl.reports.curve import PlotCurve
-from lightning_rl.run_folder import choose_run, cut_back_evaluations, environment_name, replacing, write_config
+from lightning_rl.run_folder import (
+    REPLACED,
+    choose_run,
+    cut_back_evaluations,
+    environment_name,
+    is_blank,
+    replacing,
+    take_run,
+    write_config,
+)
 from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
+from lightning_rl.saving.lock import LOCK
 from lightning_rl.saving.manifest import threads_of
 
 OURS = {
@@ -102,6 +114,8 @@ class Trainer(pl.Trainer):
         check_flag("trainer.plot", plot)
         if run_name is not None and (Path(run_name).name != run_name or run_name in ("", "..")):
             raise SettingError(f"trainer.run_name must be the name of a folder, got {run_name!r}")
+        if run_name is not None and run_name.endswith((REPLACED, LOCK)):
+            raise SettingError(f"trainer.run_name {run_name!r}: names with this end are those of locks and of runs that --force replaces")
         self.torch_threads, self.run_name = torch_threads, run_name
         self.config = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
         self.imports = []
@@ -146,6 +160,8 @@ class Trainer(pl.Trainer):
         self.savers = [each for each in given + ours if isinstance(each, BestModel | SaveCheckpoints) and each.folder is None]
         self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
         self.run_folder = Path(self.default_root_dir)
+        self.settings: dict[str, Any] | None = None
+        """What stands in the `config.yaml` of the run."""
 
     def fit(
         self,
@@ -171,27 +187,28 @@ class Trainer(pl.Trainer):
             force: begin anew in the folder `run_name` though there is a run in it, which is lost.
         """
         leave_the_program()
-        if isinstance(model, Algorithm):
-            if ckpt_path is not None and init_from is not None:
-                raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
-            folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
-            run_folder, found = choose_run(folder, ckpt_path, self.run_name, force, bool(self.savers))
-            if ckpt_path == "last" and found is None:
-                self.say(f"no last.ckpt below {folder / (self.run_name or '')}: starting afresh")
-            ckpt_path = found
-            count = model.count if ckpt_path is None else check_fits(model, ckpt_path)
-            self._tell_differences(ckpt_path)
-            if count >= model.length:
-                self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
-                if ckpt_path is None:
-                    return
-            self.run_folder = run_folder
-            for line in [] if init_from is None else take_weights(model, init_from):
-                self.say(line)
-            place: AbstractContextManager[None] = replacing(run_folder) if force and ckpt_path is None else nullcontext()
-        else:
-            place = nullcontext()
-        with one_thread(), torch_threads(self._threads(model, ckpt_path)), self.stop.listening(partial(tell_to_stop, self)), place:
+        with ExitStack() as place:
+            if isinstance(model, Algorithm):
+                if ckpt_path is not None and init_from is not None:
+                    raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
+                run_folder, found = self._choose_place(model, ckpt_path, force, place)
+                if ckpt_path == "last" and found is None:
+                    self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting afresh")
+                ckpt_path = found
+                count = model.count if ckpt_path is None else check_fits(model, ckpt_path)
+                self._tell_differences(ckpt_path)
+                if count >= model.length:
+                    self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
+                    if ckpt_path is None:
+                        return
+                self.run_folder = run_folder
+                for line in [] if init_from is None else take_weights(model, init_from):
+                    self.say(line)
+                if force and ckpt_path is None:
+                    place.enter_context(replacing(run_folder))
+            for each in (one_thread(), quiet_tensorboard(), torch_threads(self._threads(model, ckpt_path))):
+                place.enter_context(each)
+            place.enter_context(self.stop.listening(partial(tell_to_stop, self)))
             try:
                 if isinstance(model, Algorithm):
                     self._equip(model, ckpt_path, count)
@@ -205,10 +222,30 @@ class Trainer(pl.Trainer):
                 if self.stop.received is None:  # else a process that was told to stop had not begun
                     raise
             finally:
-                if isinstance(model, Algorithm) and self.run_folder.is_dir():
+                if isinstance(model, Algorithm) and not is_blank(self.run_folder):
                     self._say_goodbye(model)
         if self.stop.received is not None:
             self._leave(model)
+
+    def _choose_place(
+        self, model: Algorithm, ckpt_path: str | Path | None, force: bool, place: ExitStack
+    ) -> tuple[Path, str | Path | None]:
+        """The run's folder, taken where something will be written, and the checkpoint that the run continues."""
+        folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
+        if not self._writes:
+            return choose_run(folder, ckpt_path, self.run_name)
+        try:
+            return place.enter_context(take_run(folder, ckpt_path, self.run_name, force, bool(self.savers), self.say))
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    @property
+    def _writes(self) -> bool:
+        """Whether the run leaves files."""
+        return not self.fast_dev_run and bool(self.default_loggers or self.given_loggers or self.savers or self.evaluators)
+
+    def _cannot_write(self, error: OSError) -> SettingError:
+        return SettingError(f"trainer.default_root_dir {self.default_root_dir!r}: {error.strerror}; name a folder to write to")
 
     def _threads(self, model: Any, ckpt_path: str | Path | None) -> int:
         """What was asked for, else what the run had that is continued, else what pays; one beside an accelerator."""
@@ -228,6 +265,19 @@ class Trainer(pl.Trainer):
         if line is not None:
             self.say(line)
 
+    @rank_zero_only
+    def _keep_settings(self) -> None:
+        """Write `config.yaml` again where the run's folder was deleted during the run: what is saved next can then be continued."""
+        if self.settings is not None and not (self.run_folder / "config.yaml").is_file():
+            self.say(f"{self.run_folder} was deleted during the run: it is made again, without the rows before")
+            with going_on(self, "config.yaml"):
+                write_config(self.run_folder, self.settings)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Lightning's, in a folder that is one of a run."""
+        self._keep_settings()
+        super().save_checkpoint(*args, **kwargs)
+
     @property
     def log_dir(self) -> str | None:
         """The run's folder."""
@@ -235,52 +285,61 @@ class Trainer(pl.Trainer):
 
     def _equip(self, model: Algorithm, ckpt_path: str | Path | None, count: int) -> None:
         """Tell loggers and callbacks where the run lies."""
+        self.settings = None
         run = self.run_folder
         for saver in self.savers:
             saver.folder = run / "checkpoints"
         for evaluator in self.evaluators if not self.fast_dev_run else []:
             evaluator.file = run / "evaluations.csv"
-        logs = self.default_loggers or self.given_loggers
-        if self.fast_dev_run or not (logs or self.savers or self.evaluators):
+        if not self._writes:
             return
         settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
+        self.settings = {"model": settings, **self.config}
         try:
-            write_config(run, {"model": settings, **self.config})
+            write_config(run, self.settings)
         except OSError as error:
-            root = self.default_root_dir
-            raise SettingError(f"trainer.default_root_dir {root!r}: {error.strerror}; name a folder to write to") from error
+            raise self._cannot_write(error) from error
         kept = count if run in Path(str(ckpt_path)).parents else -1  # and nothing of a run that saved nothing
-        cut_back_evaluations(run, kept)
-        if not logs:
+        cut_back_evaluations(run, model.counter, kept, self.say)
+        if not (self.default_loggers or self.given_loggers):
             return
-        metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter)
+        metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter, self.say)
         board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
         self.loggers = [metrics, *board, *self.given_loggers]
         metrics.cut_back(kept)
         for logger in self.loggers:
             introduce(logger, self.config, model.counter)
 
-    def _program(self, subcommand: str, modules: Iterable[str] = ()) -> str:
-        """The command line that begins like this for this run's algorithm and environment, and modules that a file names."""
-        return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys([*self.imports, *modules]))
+    def _program(self, subcommand: str, model: Algorithm) -> str | None:
+        """The command line that begins like this for this run's algorithm and environment; None if no file can name them."""
+        if model.hparams["env"] is None:
+            return None
+        registered = own_module(model.hparams["env"]["id"])
+        found = [type(model).__module__, registered, *foreign_modules(model.hparams, self.run_folder)]
+        known = {"lightning_rl", *(module.partition(".")[0] for module in self.imports)}
+        modules = [*self.imports, *(module for module in found if module and module.partition(".")[0] not in known)]
+        if "__main__" in modules:  # which no other program can import
+            return None
+        return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys(modules))
 
     def _continuing(self, model: Algorithm) -> str | None:
-        """The command that continues this run; None where nothing is saved, or no file can name its environment."""
-        if last_generation(self.run_folder / "checkpoints") is None or model.hparams["env"] is None:
+        """The command that continues this run; None where nothing is saved, or no file can name its environment or algorithm."""
+        program = self._program("fit", model)
+        if program is None or last_generation(self.run_folder / "checkpoints") is None:
             return None
         name = "" if self.run_name is not None else f" --trainer.run_name {self.run_folder.name}"  # `last` alone is the newest run's
-        return f"{self._program('fit')} --config {self.run_folder / 'config.yaml'} --ckpt_path last{name}"
+        return f"{program} --config {self.run_folder / 'config.yaml'} --ckpt_path last{name}"
 
     @rank_zero_only
     def _say_goodbye(self, model: Algorithm) -> None:
         best = next((callback for callback in self.callbacks if isinstance(callback, BestModel)), None)
         self.say(f"run: {self.run_folder}")
-        command = self._continuing(model)
+        command, program = self._continuing(model), self._program("evaluate", model)
         if command is not None and not model.finished and self.stop.received is None:
             self.say(f"continue it: {command}")
         if best is not None and best.path.exists() and model.hparams["env"] is not None:
-            program = self._program("evaluate", foreign_modules(model.hparams, best.path))
-            self.say(f"evaluate it: {program} --ckpt_path {best.path} --episodes 100")
+            here = f'lightning_rl.evaluate("{best.path}") in this program, which defines it'
+            self.say(f"evaluate it: {here if program is None else f'{program} --ckpt_path {best.path} --episodes 100'}")
 
     def _leave(self, model: Algorithm) -> NoReturn:
         """After a signal: how to go on, and its exit status. That of a process which rank 0 started would make it kill the others."""
@@ -299,7 +358,7 @@ class Trainer(pl.Trainer):
         """One line for the user."""
         bar = next((callback for callback in self.callbacks if isinstance(callback, EnvStepsProgressBar)), None)
         if bar is None:
-            print(text, flush=True)
+            print(printable(text), flush=True)
         else:
             bar.print(text)
 

@@ -10,9 +10,9 @@ import lightning_rl
 
 ROOT = Path(lightning_rl.__file__).parent
 FLOORS = (
-    {"types", "errors", "cpu_threads"},
-    {"finite", "ranks", "figures"},
-    {"returns", "value_transforms", "schedules", "spaces", "guards", "saving"},
+    {"types", "errors", "cpu_threads", "starting"},
+    {"finite", "ranks", "figures", "saving"},
+    {"returns", "value_transforms", "schedules", "spaces", "guards"},
     {"distributions", "losses"},
     {"envs", "networks"},
     {"data"},

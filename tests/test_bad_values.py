@@ -8,6 +8,7 @@ import socket
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning import Callback
 
 import lightning_rl as lrl
 from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3
@@ -158,6 +159,23 @@ def test_the_batch_is_saved_in_the_runs_folder_and_named(algorithm, tmp_path):
         batch = torch.load(file, weights_only=True)
         assert batch["obs"].shape[-1] == 3
         assert k or (batch["next_obs"][1, 1].isnan() and batch["next_obs"].isnan().sum() == 1)
+
+
+def test_the_batch_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("years of work")
+    trainer = lrl.Trainer(default_root_dir=tmp_path, evaluation=None, accelerator="cpu", enable_progress_bar=False)
+    model = poisoned(PPO, "observation", math.nan, 7)
+
+    class Plant(Callback):
+        def on_train_start(self, trainer, module):
+            (trainer.run_folder / "bad_batch.pt").symlink_to(tmp_path / "mine")
+
+    trainer.callbacks.append(Plant())
+    with pytest.raises(NotFiniteError):
+        trainer.fit(model)
+    assert (tmp_path / "mine").read_text() == "years of work" and "obs" in torch.load(
+        trainer.run_folder / "bad_batch.pt", weights_only=True
+    )
 
 
 @pytest.mark.parametrize("door", ["observation", "reward", "reset"])

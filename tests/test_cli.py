@@ -312,6 +312,8 @@ def test_the_module_runs_as_the_program_does(tmp_path):
         ("", ["fit", "evaluate", "list", "--import"]),
         ("--help", ["fit", "evaluate", "list", "--import"]),
         ("fit --help", ["--config FILE", "--model.max_env_steps", "--ckpt_path", "--evaluation.SETTING", "--model.help PPO"]),
+        ("list --help", ["usage: lightning-rl list", "algorithms", "configs"]),
+        ("list -h", ["usage: lightning-rl list"]),
         ("evaluate --help", ["--ckpt_path", "--episodes", "--json", "--stochastic"]),
         ("fit --model.help PPO", ["--model.clip_range", "surrogate", "--model.gamma", "discount"]),
     ],

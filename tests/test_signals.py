@@ -6,17 +6,22 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
+import torch
+from pytorch_lightning import Callback
 
-from lightning_rl import load_policy
+from lightning_rl import PPO, Trainer, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.callbacks.preemption import StopOnSignal, ignore
 from tests.apart import Apart
-from tests.command_line import run_apart
+from tests.command_line import run, run_apart, run_python
+from tests.fitting import tiny
 
 FIT = "fit --model PPO --model.env.id CartPole-v1 --model.env.num_envs 2 --model.n_steps 64 --model.batch_size 64 --model.log_interval 128"
-STATUS = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
+STATUS = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGHUP: 143, signal.SIGINT: 130}
 
 
 def start(folder, options):
@@ -37,7 +42,7 @@ def children(process):
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],
+    [signal.SIGTERM, signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGUSR1, signal.SIGHUP))],
     ids=lambda number: number.name,
 )
 def test_a_signal_ends_a_run_within_an_iteration_saves_it_and_says_how_to_go_on(folder, number):
@@ -87,3 +92,67 @@ def test_a_second_signal_is_not_waited_for_and_the_checkpoint_before_stays(folde
     assert process.returncode == -signal.SIGTERM
     (run,) = folder.glob("runs/PPO/CartPole-v1/version_*")
     assert load_policy(run / "checkpoints" / "last.ckpt").act(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+def test_a_run_whose_terminal_is_closed_is_saved(folder):
+    ours, terminal = os.openpty()
+    model = tiny(PPO, max_env_steps=10**6)
+    trainer = Trainer(accelerator="cpu", evaluation=None, checkpoint={"every_n_env_steps": 10**6})
+
+    class CloseTerminal(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                os.close(ours)  # from here on the terminal takes nothing
+                os.kill(os.getpid(), signal.SIGHUP)  # from the terminal
+                os.kill(os.getpid(), signal.SIGHUP)  # and from its shell
+
+    trainer.callbacks.insert(0, CloseTerminal())
+    kept = os.dup(1)
+    os.dup2(terminal, 1)
+    try:
+        with redirect_stdout(open(1, "w", closefd=False)), pytest.raises(SystemExit) as ended:
+            trainer.fit(model)
+    finally:
+        os.dup2(kept, 1)
+    assert ended.value.code == 143
+    saved = torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["lightning_rl"]["env_steps"] == 48
+
+
+def test_a_run_that_is_to_outlive_its_terminal_does_not_hear_of_its_end(folder):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with (stop := StopOnSignal()).listening(ignore):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received is None and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background may have it ignored
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == MODULE:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["/usr/bin/lightning-rl", "evaluate", "--help"]
+from lightning_rl.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["gymnasium", "torch"])
+def test_ctrl_c_while_the_program_is_loaded_ends_it_with_its_status_and_without_a_traceback(tmp_path, module):
+    assert run_python(("-c", INTERRUPTED.replace("MODULE", repr(module))), "", tmp_path) == (130, "", "")
+
+
+@pytest.mark.parametrize("place", ["lightning_rl.cli.read_arguments", "lightning_rl.algorithms.algorithm.probe_spaces"])
+def test_ctrl_c_while_settings_are_read_or_environments_are_tried_ends_with_its_status(folder, capfd, monkeypatch, place):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupted)
+    status, _, err = run(FIT, capfd)
+    assert (status, err) == (130, "") and list(folder.iterdir()) == []

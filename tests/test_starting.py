@@ -14,9 +14,11 @@ import torch
 from lightning_rl import PPO, Trainer, evaluate, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.errors import SettingError
+from lightning_rl.run_folder import take_run
 from lightning_rl.saving.files import last_generation
 from tests.command_line import TINY, run
 from tests.fitting import tiny
+from tests.saving.test_lock import another_process
 
 
 def fit(folder, model=None, **arguments):
@@ -143,6 +145,62 @@ def test_a_name_is_free_after_a_run_whose_demonstrations_were_not_found(folder, 
     cloning = "fit --config bc/cartpole --model.dataset nobody/nothing-v0 --trainer.accelerator cpu --trainer.run_name mine"
     errors = [run(cloning, capfd)[2] for _ in range(2)]
     assert errors[0] == errors[1] and "nobody/nothing-v0" in errors[0], errors
+
+
+def test_a_run_in_a_folder_where_another_process_trains_ends_in_one_line_and_changes_nothing(folder, capfd):
+    named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
+    assert run(named, capfd)[0] == 0
+    home = folder / "runs/PPO/CartPole-v1/mine"
+    before = {path: path.read_bytes() for path in home.rglob("*.*") if path.is_file()}
+    with another_process(home) as process:
+        for options in ("", "--force", "--ckpt_path last --model.max_env_steps 128"):
+            status, _, err = run(f"{named} {options}", capfd)
+            assert (status, err.count("\n")) == (2, 1), err
+            assert err.startswith(f"error: process {process} on ") and "trains in runs/PPO/CartPole-v1/mine: wait" in err
+    assert {path: path.read_bytes() for path in home.rglob("*.*") if path.is_file()} == before
+    assert run(f"{named} --ckpt_path last --model.max_env_steps 128", capfd)[::2] == (0, "")
+
+
+def test_new_runs_that_begin_at_once_have_a_folder_each(tmp_path):
+    with take_run(tmp_path / "PPO", None) as (first, _), take_run(tmp_path / "PPO", None) as (second, _):
+        assert (first.name, second.name) == ("version_0", "version_1") and first.is_dir() and second.is_dir()
+        (second / "metrics.csv").write_text("env_steps\n16\n")
+    assert [path.name for path in (tmp_path / "PPO").iterdir()] == ["version_1"]  # nothing was written in the other
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("options", [{"force": True}, {"ckpt_path": "last"}])
+def test_a_run_goes_on_in_a_folder_where_a_kill_met_one_that_was_replacing_another(tmp_path, saved, options):
+    _, home = fit(tmp_path, run_name="mine")
+    old = home.rename(home.with_name("mine.replaced"))
+    home.mkdir()
+    (home / "config.yaml").write_text("seed_everything: 1")
+    if saved:
+        shutil.copytree(old / "checkpoints", home / "checkpoints")
+    with take_run(home.parent, options.get("ckpt_path"), "mine", options.get("force", False)) as (run_folder, found):
+        assert run_folder == home and (home / "checkpoints/last.ckpt").is_file() and not old.exists()
+        assert (home / "metrics.csv").is_file() != saved  # the old run came back where the new one had saved nothing
+        assert found == (home / "checkpoints/last.ckpt" if "ckpt_path" in options else None)
+    _, again = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=128), run_name="mine", **options)
+    assert again == home and int(read_rows(home / "metrics.csv")[-1]["env_steps"]) == 128
+    assert [path.name for path in home.parent.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--evaluation null --trainer.callbacks+=lightning_rl.PlotCurve",
+        "--trainer.precision 64-true",
+        "--model.env.kwargs.nonsense 1",
+        "--trainer.run_name mine --ckpt_path nowhere.ckpt",
+        "--trainer.run_name mine.lock",
+        "--init_from .",
+    ],
+)
+def test_a_refused_start_leaves_no_folder(folder, capfd, options):
+    status, out, err = run(f"fit {TINY} --model.env.id CartPole-v1 {options}", capfd)
+    assert (status, err.count("\n")) == (2, 1) and "run:" not in out, err
+    assert list(folder.iterdir()) == []
 
 
 def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints(folder, capfd):

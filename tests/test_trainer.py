@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
 import signal
 
 import gymnasium as gym
@@ -11,10 +13,11 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
-from lightning_rl import A2C, PPO, CheckpointConfig, EvaluationConfig, RolloutEvaluator, Trainer
+from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, RolloutEvaluator, Trainer
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.errors import SettingError
 from lightning_rl.saving.manifest import threads_of
+from tests.command_line import MODULE
 from tests.environments import Endless
 from tests.fitting import tiny, weights
 
@@ -267,6 +270,25 @@ def test_a_run_says_where_it_lies_unless_told_to_be_quiet(fit, capsys):
     assert not any("steps/s" in line or "evaluation at" in line for line in capsys.readouterr().out.splitlines())
 
 
+@pytest.mark.parametrize(("own", "env"), [(False, "Mine-v0"), (True, "CartPole-v1"), (True, "mine:Mine-v0")])
+def test_the_command_that_a_python_program_prints_imports_the_modules_that_it_needs(fit, folder, capsys, monkeypatch, own, env):
+    (folder / "mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(gym.registry, "Mine-v0", raising=False)
+    mine = importlib.import_module("mine")
+    fit(env=tiny(mine.MyPPO if own else PPO, env), enable_progress_bar=True)
+    name = f"runs/{'MyPPO' if own else 'PPO'}/{env.rpartition(':')[2]}/version_0/checkpoints/best.ckpt"
+    command = f"lightning-rl evaluate --import mine --ckpt_path {name} --episodes 100"
+    assert capsys.readouterr().out.splitlines()[-1] == f"evaluate it: {command}"
+
+
+def test_a_program_whose_own_algorithm_no_other_can_import_is_told_to_evaluate_itself(fit, capsys, monkeypatch):
+    monkeypatch.setattr(type(own := tiny(type("Mine", (PPO,), {}), "CartPole-v1")), "__module__", "__main__")
+    fit(env=own, enable_progress_bar=True)
+    place = "runs/Mine/CartPole-v1/version_0/checkpoints/best.ckpt"
+    assert capsys.readouterr().out.splitlines()[-1] == f'evaluate it: lightning_rl.evaluate("{place}") in this program, which defines it'
+
+
 def test_a_trainer_that_fits_twice_makes_two_runs(folder):
     trainer = Trainer(accelerator="cpu", enable_progress_bar=False)
     for number in range(2):
@@ -320,3 +342,39 @@ def test_what_others_log_stands_at_the_environment_steps(folder):
 def test_settings_may_be_mappings_in_python_too(fit):
     trainer = fit(evaluation={"episodes": 2, "every_n_env_steps": 48}, checkpoint={"keep": 1})
     assert len(read_rows(trainer.run_folder / "evaluations.csv")) == 4
+
+
+@pytest.mark.parametrize("algorithm", [PPO, SAC])
+def test_a_run_whose_folder_is_deleted_goes_on_in_it_and_can_be_continued(fit, folder, capfd, algorithm):
+    class Delete(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if batch_idx == 3:
+                shutil.rmtree("runs")
+
+    env = "CartPole-v1" if algorithm is PPO else "Pendulum-v1"
+    every = {"checkpoint": CheckpointConfig(every_n_env_steps=16), "enable_progress_bar": True}
+    run = fit(algorithm, env, callbacks=[Delete()], **every).run_folder
+    out, err = capfd.readouterr()
+    assert err == "" and out.count(f"{run} was deleted during the run: it is made again, without the rows before\n") == 1
+    assert {"config.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"} < files(run)
+    fit(algorithm, env, max_env_steps=128, ckpt_path="last", **every)
+    assert capfd.readouterr().err == ""
+    for name, last in (("metrics.csv", "train/n_updates"), ("evaluations.csv", "return")):
+        rows = [row for row in read_rows(run / name) if row[last]]
+        assert sorted({int(row["env_steps"]) for row in rows}) == [64, 80, 96, 112, 128], name
+
+
+def test_loggers_that_meet_a_full_disk_say_so_in_one_line_each(fit, folder, capfd):
+    class Full(pl.Callback):
+        """TensorBoard's file can grow no more: it is a folder."""
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if batch_idx == 3:
+                (events,) = trainer.run_folder.glob("events*")
+                events.unlink()
+                events.mkdir()
+
+    run = fit(callbacks=[Full()], enable_progress_bar=True).run_folder
+    out, err = capfd.readouterr()
+    assert err == "" and "TensorBoardLogger could not write and is left out, the run goes on: Is a directory\n" in out
+    assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == 96

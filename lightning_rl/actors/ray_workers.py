@@ -19,6 +19,7 @@ from torch import nn
 
 from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
 from lightning_rl.cpu_threads import one_thread
+from lightning_rl.envs.processes import keeping_signal_handlers
 from lightning_rl.errors import SettingError, missing_extra
 from lightning_rl.types import tree_to_numpy, tree_to_torch
 
@@ -99,7 +100,7 @@ class RayWorkers:
             host, _, port = (address or "").rpartition(":")
             if host and "/" not in host and port.isdecimal():
                 socket.create_connection((host, int(port)), 10.0).close()  # Ray itself would try for a long time
-            with redirect_stderr(io.StringIO()):  # which is for errors, and those are raised
+            with redirect_stderr(io.StringIO()), keeping_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
                 self.ray.init(**here, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (OSError, ValueError, RuntimeError) as error:
             said = shorten(str(error), 120, placeholder=" …")

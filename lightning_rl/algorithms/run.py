@@ -27,7 +27,7 @@ from lightning_rl.callbacks.target_update import TargetNetworkUpdate
 from lightning_rl.cpu_threads import one_thread
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, printable
 from lightning_rl.guards import Guard
 from lightning_rl.ranks import of_all_ranks, together
 from lightning_rl.schedules import Schedule
@@ -140,7 +140,7 @@ class Run(pl.LightningModule):
     def say(self, text: str) -> None:
         """One line for the user, from one rank."""
         if self.global_rank == 0:
-            getattr(self.trainer, "say", print)(text)
+            getattr(self.trainer, "say", print)(printable(text))
 
     def all_optimizers(self) -> list[Optimizer]:
         """The algorithm's and those beside it, without Lightning's wrappers, whose every step would count as a `global_step`."""

@@ -47,6 +47,8 @@ class CheckpointConfig:
 class BestModel(Checkpoint):
     """Save `best.ckpt` after each evaluation that is at least as good as all before it; of equal ones the newest has learned longest.
 
+    One that is deleted during the run is followed by the best since.
+
     Args:
         folder: where to save; `checkpoints` of the run's folder unless given.
         monitor: the evaluation's metric.
@@ -61,7 +63,7 @@ class BestModel(Checkpoint):
         self.mode = mode or ("min" if monitor.endswith("loss") else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.best = -float("inf")
+        self.best, self.has_saved = -float("inf"), False
 
     @property
     def path(self) -> Path:
@@ -78,11 +80,12 @@ class BestModel(Checkpoint):
         if self.monitor not in metrics:
             raise SettingError(f"checkpoint.monitor {self.monitor!r} is not what evaluations find{nearest(self.monitor, metrics)}")
         score = metrics[self.monitor] if self.mode == "max" else -metrics[self.monitor]
-        if score >= self.best:
+        was_deleted = trainer.strategy.broadcast(self.has_saved and not self.path.is_file())
+        if score >= self.best or was_deleted:
             self.best = score
             pl_module.saves_run = False
             try:
-                save_checkpoint(trainer, self.path)
+                self.has_saved = save_checkpoint(trainer, self.path)
             finally:
                 pl_module.saves_run = True
 

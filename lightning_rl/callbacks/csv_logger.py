@@ -1,10 +1,14 @@
-"""`metrics.csv`: a row for each call, written at once."""
+"""`metrics.csv` and `evaluations.csv`: rows that are on disk as soon as they are added."""
 
 from __future__ import annotations
 
 import csv
+import itertools
+import os
+import stat
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.saving.atomic import write_text
 
+Row = Mapping[str, Any]
+
 
 class MetricsLogger(Logger):
     """Writes `metrics.csv`: what the run counts first, a row flushed as it is written. A new metric adds a column to the whole file.
@@ -22,16 +28,20 @@ class MetricsLogger(Logger):
         folder: of the run.
         count: how far the run is; Lightning's own rows, which come with the number of iterations, get this instead.
         counter: the name of what is counted.
+        say: prints a line for the user.
     """
 
-    def __init__(self, folder: Path, count: Callable[[], int] | None = None, counter: str = "env_steps") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: Callable[[], int] | None = None,
+        counter: str = "env_steps",
+        say: Callable[[str], None] = print,
+    ) -> None:
         super().__init__()
-        self.count, self.counter = count, counter
+        self.count, self.counter, self.say = count, counter, say
         self.folder = folder
-        self.file = folder / "metrics.csv"
-        self.columns: list[str] = []
-        if self.file.exists():
-            self.columns = next(iter(_lines(self.file)), [])
+        self.table = CsvTable(folder / "metrics.csv", counter, say)
 
     @property
     def name(self) -> str:
@@ -50,28 +60,115 @@ class MetricsLogger(Logger):
         """The run's folder."""
         return str(self.folder)
 
+    @property
+    def file(self) -> Path:
+        """Where the rows are."""
+        return self.table.file
+
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """The settings stand in `config.yaml` beside this file."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        row = {self.counter: step if self.count is None else self.count(), **metrics}
-        missing = [name for name in row if name not in self.columns]
-        if missing:
-            self.columns += missing
-            self._rewrite(read_rows(self.file))
-        with self.file.open("a", newline="") as stream:
-            csv.DictWriter(stream, self.columns).writerow(row)
+        self.table.add([{self.counter: step if self.count is None else self.count(), **metrics}])
 
     @rank_zero_only
     def cut_back(self, count: int) -> None:
         """Forget rows beyond a checkpoint from which the run continues."""
-        if self.file.exists():
-            self._rewrite([row for row in read_rows(self.file) if int(row[self.counter]) <= count])
+        self.table.cut_back(count)
 
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        write_rows(self.file, self.columns, rows)
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self.table.finish()
+
+
+class CsvTable:
+    """A CSV file of what a run counts, which grows by rows. None is lost: those that the disk refuses wait until it takes them.
+
+    A file that is not as this process left it (deleted, cut, replaced) is read and written again as a whole, and one without the counter's
+    column is renamed. A link is replaced, never written through.
+
+    Args:
+        file: where the rows are.
+        counter: the column that says how far the run was.
+        say: prints a line for the user.
+    """
+
+    def __init__(self, file: Path, counter: str, say: Callable[[str], None] = print) -> None:
+        self.file, self.counter, self.say = file, counter, say
+        self.columns: list[str] = []
+        self.waiting: list[Row] = []
+        self.left_as: tuple[int, int] | None = None
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write rows, after those that wait. Where the disk refuses, one line says so, and they wait."""
+        new = list(rows)
+        try:
+            self._add([*self.waiting, *new])
+            self.waiting = []
+        except OSError as error:
+            if not self.waiting:
+                self.say(f"{self.file} could not be written ({error.strerror or error}): its rows wait until it can be, the run goes on")
+            self.waiting += new
+
+    def cut_back(self, count: int) -> None:
+        """Forget rows beyond a checkpoint from which the run continues; raises `OSError` where the disk refuses."""
+        if os.path.lexists(self.file):
+            self._write([row for row in self._read() if _number(row[self.counter]) <= count])
+
+    def finish(self) -> None:
+        """Write what still waits, or say that it is lost."""
+        if self.waiting:
+            self.add([])
+        if self.waiting:
+            self.say(f"{len(self.waiting)} rows of {self.file} are lost: it still cannot be written")
+
+    def _add(self, rows: list[Row]) -> None:
+        known = self.left_as is not None and self.left_as == _identity(self.file)
+        if known and set(self.columns).issuperset(itertools.chain.from_iterable(rows)):
+            self._append(rows)
+        else:
+            self._write([*self._read(), *rows])
+
+    def _append(self, rows: list[Row]) -> None:
+        assert self.left_as is not None
+        inode, size = self.left_as
+        data = _as_text(self.columns, rows).encode()
+        try:
+            with open(os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb", buffering=0) as stream:
+                written = stream.write(data)
+                if written < len(data):
+                    stream.write(data[written:])  # raises what the disk has against it
+        except OSError:
+            with suppress(OSError):
+                os.truncate(self.file, size)  # half a row would spoil the next one
+            raise
+        self.left_as = inode, size + len(data)
+
+    def _write(self, rows: list[Row]) -> None:
+        """Replace the file as a whole, or leave it as it is."""
+        columns = list(dict.fromkeys([self.counter, *itertools.chain.from_iterable(rows)]))
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.file, _as_text(columns, [dict(zip(columns, columns, strict=True)), *rows]))
+        self.columns, self.left_as = columns, _identity(self.file)
+
+    def _read(self) -> list[dict[str, str]]:
+        """The rows of the file. What is no table of this run makes room under another name."""
+        if self._is_foreign():
+            names = (self.file.with_name(f"{self.file.name}.unreadable{number or ''}") for number in itertools.count())
+            name = next(name for name in names if not os.path.lexists(name))
+            os.rename(self.file, name)
+            self.say(f"{self.file} has no column {self.counter}: it is now {name.name}, and a new file begins")
+        return read_rows(self.file)
+
+    def _is_foreign(self) -> bool:
+        if not os.path.lexists(self.file):
+            return False
+        try:
+            return not self.file.is_file() or (self.file.stat().st_size > 0 and self.counter not in next(iter(_lines(self.file)), []))
+        except OSError:  # it may not be read
+            return True
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
@@ -80,19 +177,40 @@ def read_rows(file: Path) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
 
-def write_rows(file: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
-    """Replace a CSV file as a whole, or leave it as it is."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _as_text(columns: list[str], rows: Iterable[Row]) -> str:
     text = StringIO(newline="")
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(file, text.getvalue())
+    csv.DictWriter(text, columns).writerows(rows)
+    return text.getvalue()
 
 
 def _lines(file: Path) -> list[list[str]]:
     """The cells of all lines that end."""
-    if not file.exists():
+    if not file.is_file():
         return []
     text = file.read_bytes()
-    return list(csv.reader(StringIO(text[: text.rfind(b"\n") + 1].decode(errors="replace"), newline="")))
+    return [_cells(line) for line in text[: text.rfind(b"\n") + 1].decode(errors="replace").split("\n")[:-1]]
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of one line, read alone: an open quote in one does not swallow the others."""
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """What changes when something else writes, cuts or replaces a file; None if there is none of its own."""
+    try:
+        status = os.lstat(file)
+    except OSError:
+        return None
+    return (status.st_ino, status.st_size) if stat.S_ISREG(status.st_mode) else None
+
+
+def _number(text: str) -> float:
+    """What a cell counts; infinity if it is no number, which is beyond every checkpoint."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("inf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import copy
@@ -16,7 +15,8 @@ import numpy as np
 import pytorch_lightning as pl
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from lightning_rl.callbacks.disk import going_on, log_row
+from lightning_rl.callbacks.csv_logger import CsvTable
+from lightning_rl.callbacks.disk import log_row
 from lightning_rl.callbacks.interval import check_interval, interval
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.data.episodes import Episode, EpisodePlayer
@@ -94,6 +94,7 @@ class RolloutEvaluator(pl.Callback):
         self.episodes, self.seed = episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
         self.env, self.file = env, file
+        self.table: CsvTable | None = None
         self.wrappers: list[Callable[[gym.Env], gym.Env]] = []
         """What other callbacks put around each environment."""
         self.variants: dict[str, Callable[[gym.Env], gym.Env]] = {}
@@ -134,6 +135,7 @@ class RolloutEvaluator(pl.Callback):
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.table = None if self.file is None else CsvTable(self.file, pl_module.counter, pl_module.say)
         if not self.continues:
             self.evaluated_at = pl_module.count
 
@@ -149,6 +151,13 @@ class RolloutEvaluator(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if self.evaluated_at != pl_module.count and not any_rank_asked(trainer):  # ended early: the final weights are judged too
             self.evaluate(trainer, pl_module)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        if self.table is not None:
+            self.table.finish()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")
 
     def _evaluate_if_due(self, trainer: pl.Trainer, algorithm: Any) -> None:
         every, count = interval(self, algorithm, 20), algorithm.count
@@ -167,7 +176,7 @@ class RolloutEvaluator(pl.Callback):
         if self.reports_success:  # an episode that does not report it is a failure
             episodes = [episode._replace(success=episode.success or 0.0) for episode in episodes]
         means = [float(np.mean([episode.return_ for episode in each])) for each in others]
-        report(trainer, algorithm, episodes, dict(zip(self.variants, means, strict=True)), self.file)
+        report(trainer, algorithm, episodes, dict(zip(self.variants, means, strict=True)), self.table)
 
     def _play_unless_stopped(self, trainer: pl.Trainer, algorithm: Any) -> list[list[Episode]] | None:
         """This rank's episodes, and then those in each variant."""
@@ -247,8 +256,8 @@ def check_can_be_built(env: Any) -> None:
         raise SettingError("evaluation cannot copy a ready vector environment; pass evaluation=None or an evaluator with env=")
 
 
-def report(trainer: Any, algorithm: Any, episodes: list[Episode], variants: dict[str, float], file: Path | None) -> None:
-    """Log an evaluation with the mean returns in its variants, append it to the file, and call `on_evaluation_end` of the callbacks."""
+def report(trainer: Any, algorithm: Any, episodes: list[Episode], variants: dict[str, float], table: CsvTable | None) -> None:
+    """Log an evaluation with the mean returns in its variants, add its episodes to a table, and call `on_evaluation_end` of callbacks."""
     returns = [episode.return_ for episode in episodes]
     metrics = {
         "eval/mean_reward": float(np.mean(returns)),
@@ -261,20 +270,20 @@ def report(trainer: Any, algorithm: Any, episodes: list[Episode], variants: dict
     metrics |= {f"eval/mean_reward_{name}": mean for name, mean in variants.items()}
     metrics |= algorithm.validate()
     log_row(trainer, algorithm, metrics)
-    if file is not None and trainer.is_global_zero:
-        with going_on(algorithm, file.name):
-            write_episodes(file, algorithm, episodes)
+    if table is not None and trainer.is_global_zero:
+        table.add(as_row(algorithm, episode) for episode in episodes)
     for callback in trainer.callbacks:
         if hasattr(callback, "on_evaluation_end"):
             callback.on_evaluation_end(trainer, algorithm, metrics)
 
 
-def write_episodes(file: Path, algorithm: Any, episodes: list[Episode]) -> None:
-    """Append one row an episode: what the run counts, seed, return, length, success."""
-    new = not file.exists()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", newline="") as stream:
-        writer = csv.writer(stream)
-        if new:
-            writer.writerow([algorithm.counter, "seed", "return", "length", "success"])
-        writer.writerows([algorithm.count, e.seed, e.return_, e.length, "" if e.success is None else e.success] for e in episodes)
+def as_row(algorithm: Any, episode: Episode) -> dict[str, Any]:
+    """An episode of an evaluation as a row: what the run counts, seed, return, length, success."""
+    success = "" if episode.success is None else episode.success
+    return {
+        algorithm.counter: algorithm.count,
+        "seed": episode.seed,
+        "return": episode.return_,
+        "length": episode.length,
+        "success": success,
+    }

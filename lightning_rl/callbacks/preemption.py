@@ -12,12 +12,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class StopOnSignal(pl.Callback):
-    """Ends a run at the first SIGTERM, SIGUSR1 or Ctrl-C: the iteration under way is finished, an evaluation under way is given up and made
-    again when the run continues. A second one of the same kind is not waited for. All ranks stop when one is asked to.
+    """Ends a run at the first SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: the iteration under way is finished, an evaluation under way is given up
+    and made again when the run continues. A second one of the same kind is not waited for, but for SIGHUP, which a terminal that closes
+    and its shell both send. Below `nohup` SIGHUP stays ignored. All ranks stop when one is asked to.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,8 @@ class StopOnSignal(pl.Callback):
     def listening(self, tell: Callable[[int], None]) -> Iterator[None]:
         """Signals are heard in here, if this is the main thread, which no other has; `tell` passes them on to other processes."""
         self.received, self._heard, self._tell = None, set(), tell
-        self._before = {each: signal.getsignal(each) for each in SIGNALS}
+        handlers = {each: signal.getsignal(each) for each in SIGNALS}
+        self._before = {each: handler for each, handler in handlers.items() if (each, handler) != (signal.SIGHUP, signal.SIG_IGN)}
         self._listen()
         try:
             yield
@@ -51,7 +53,7 @@ class StopOnSignal(pl.Callback):
 
     def _listen(self) -> None:
         if self._before and threading.current_thread() is threading.main_thread():
-            for each in SIGNALS:
+            for each in self._before:
                 signal.signal(each, self._hear)
 
     def _stop_listening(self) -> None:
@@ -61,13 +63,24 @@ class StopOnSignal(pl.Callback):
         self._before = {}
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if number in self._heard:
+        if number in self._heard and number != signal.SIGHUP:
             self._stop_listening()
             os.kill(os.getpid(), number)
         else:
+            if number == signal.SIGHUP:
+                drop_lost_output()
             self._heard.add(number)
             self.received = self.received or signal.Signals(number)
             self._tell(number)
+
+
+def drop_lost_output() -> None:
+    """Of a terminal that is closed: what is still printed goes nowhere, instead of ending the run before it is saved."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def ignore(number: int) -> None:

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.text import Text
 
+from lightning_rl.errors import printable
+
 REFRESH = 0.25
 """Seconds between two states of a bar."""
 LINE = 60.0
@@ -41,7 +43,7 @@ class EnvStepsProgressBar(ProgressBar):
     @cached_property
     def console(self) -> Console:
         """Where to write."""
-        return Output(highlight=False, soft_wrap=True)
+        return Output(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     @property
     def live(self) -> bool:
@@ -59,7 +61,7 @@ class EnvStepsProgressBar(ProgressBar):
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         if self.enabled:
-            self.console.print(*args, **kwargs)
+            self.console.print(*(printable(each) if isinstance(each, str) else each for each in args), **kwargs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.started = self.shown_at = time.monotonic()
@@ -95,7 +97,7 @@ class EnvStepsProgressBar(ProgressBar):
         speed = (algorithm.count - self.first) / seconds
         left = timedelta(seconds=round(max(0, algorithm.length - algorithm.count) / max(speed, 1e-9)))
         done, name = f"{algorithm.count:,}/{algorithm.length:,}", unit(algorithm)
-        return f"{done} {name} · {speed:,.0f} {name}/s · {algorithm.in_short()} · ETA {left}"
+        return printable(f"{done} {name} · {speed:,.0f} {name}/s · {algorithm.in_short()} · ETA {left}")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.bar is not None:

@@ -37,3 +37,12 @@ def prepare_package(env_id: str) -> None:
     spec = gym.registry.get(env_id)
     if spec is not None and "mujoco" in str(spec.entry_point):
         importlib.import_module("mujoco").set_mju_user_warning(logging.getLogger("mujoco").info)
+
+
+def own_module(env_id: str) -> str | None:
+    """The module behind an id that a program registered itself; None for ids of gymnasium, of this package and of the packages above."""
+    spec = gym.registry.get(env_id)
+    if spec is None or spec.entry_point is None:
+        return None
+    module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else spec.entry_point.__module__
+    return None if module.partition(".")[0] in ("gymnasium", "lightning_rl", *EXTRAS) else module

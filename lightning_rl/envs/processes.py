@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -16,9 +18,20 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 def live_and_die_with_the_parent() -> None:
     """Signals to all processes of a terminal or a job are the parent's to answer, and no process stays behind one that was killed."""
     for name in SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _leave_it)
+        signal.signal(getattr(signal, name), _leave_it)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+@contextmanager
+def keeping_signal_handlers() -> Iterator[None]:
+    """What answers signals answers them again afterwards, also where a library of C++ has put handlers below Python's."""
+    before = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in SIGNALS)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(number, handler)
 
 
 def _leave_it(*_: Any) -> None:

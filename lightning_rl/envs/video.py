@@ -16,7 +16,7 @@ import numpy as np
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import SettingError, missing_extra
-from lightning_rl.saving.atomic import SaveFailed, temporary
+from lightning_rl.saving.atomic import SaveFailed, create, temporary
 
 FRAMES_PER_SECOND = 30
 """Of environments whose metadata have no `render_fps`."""
@@ -93,7 +93,7 @@ class VideoFile:
         self.ffmpeg = load_ffmpeg("a video")
         height, width, _ = self.shape
         try:
-            temporary(path).touch()  # ffmpeg would not say why
+            create(temporary(path)).close()  # ffmpeg would not say why it cannot, and would write through a link
         except OSError as error:
             raise SaveFailed(f"{path} could not be saved ({error.strerror})", error.strerror) from error
         self.writer = self.ffmpeg.write_frames(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lightning_rl.cli import Parser
+from lightning_rl.errors import printable
 from lightning_rl.importing.mlagents import import_mlagents
 from lightning_rl.importing.zoo import import_zoo
 from lightning_rl.importing.zoo_tables import ALGORITHMS
@@ -17,7 +18,7 @@ def mlagents(arguments: list[str], imports: list[str]) -> int:
     parser.add_argument("--behavior", metavar="NAME", help="which behavior, where there are several")
     parser.add_argument("--env", metavar="ID", help="the environment, which such files do not name; or give fit --model.env.id ID")
     options = parser.parse_args(arguments)
-    print(import_mlagents(options.file, options.behavior, options.env), end="")
+    print(printable(import_mlagents(options.file, options.behavior, options.env)), end="")
     return 0
 
 
@@ -28,7 +29,7 @@ def zoo(arguments: list[str], imports: list[str]) -> int:
     parser.add_argument("env", metavar="ENV", help="which environment, such as CartPole-v1")
     parser.add_argument("--algo", help=f"which algorithm, if the file's name does not tell: {', '.join(ALGORITHMS)}")
     options = parser.parse_args(arguments)
-    print(import_zoo(options.file, options.env, options.algo), end="")
+    print(printable(import_zoo(options.file, options.env, options.algo)), end="")
     return 0
 
 

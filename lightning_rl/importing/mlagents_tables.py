@@ -84,7 +84,7 @@ ALIKE: dict[str, dict[str, tuple[Any, str]]] = {
 
 DROPPED = {
     "framework": "it is PyTorch here",
-    "threaded": "acting and learning take turns here",
+    "threaded": "--model.threaded true of PPO and SAC steps environments during learning, with a policy that is one iteration old",
     "self_play": "there is no self-play here; the opponent is part of the environment",
     "init_path": "begin with the weights of another run by --init_from",
     "time_horizon": "episodes are not cut for a replay buffer",

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 TEMPORARY = re.compile(r"\.tmp-(\d+)$")
 
@@ -69,6 +69,12 @@ def temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
+def create(name: Path) -> BinaryIO:
+    """A new file to write; what has that name, such as a link that somebody put there, goes."""
+    name.unlink(missing_ok=True)
+    return name.open("xb")
+
+
 def stage(path: Path, write: Callable[[Writer], Any]) -> Staged:
     """Write a file under its temporary name, down to the disk.
 
@@ -77,7 +83,7 @@ def stage(path: Path, write: Callable[[Writer], Any]) -> Staged:
     """
     name = temporary(path)
     try:
-        with name.open("wb") as file:
+        with create(name) as file:
             writer = Writer(file)
             write(writer)
             if writer.error is not None:

@@ -21,7 +21,7 @@ from lightning_fabric.plugins import CheckpointIO
 
 from lightning_rl.errors import SettingError
 from lightning_rl.saving.archive import NotPlainError, read_archive
-from lightning_rl.saving.atomic import SaveFailed, remove_leftovers, stage, sync_folder, temporary
+from lightning_rl.saving.atomic import SaveFailed, create, remove_leftovers, stage, sync_folder, temporary
 from lightning_rl.saving.manifest import damage, differences, identity, manifest_path, stage_manifest
 
 __all__ = ["AtomicCheckpointIO", "SaveFailed", "differences", "last_generation", "previous_path", "read_verified", "shown"]
@@ -160,5 +160,6 @@ def _copy(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), name)
     except OSError:
-        shutil.copyfile(source, name)
+        with source.open("rb") as original, create(name) as copy:
+            shutil.copyfileobj(original, copy)
     os.replace(name, target)

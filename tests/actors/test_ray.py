@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +57,25 @@ def test_what_one_raises_is_raised_here_and_one_that_fails_too_often_ends_the_ru
     workers.ray.kill(workers.workers[0])
     with pytest.raises(WorkerError, match="actor 0 failed more than 1 times in an hour"):
         workers.receive()
+
+
+TERMINATED = """
+import os, signal, time
+from torch import nn
+from lightning_rl.actors.ray_workers import RayWorkers
+heard = []
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+workers = RayWorkers(lambda index, restarts, network: None, 1, nn.Linear(2, 2))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.2)
+workers.close()
+assert heard == [signal.SIGTERM]
+"""
+
+
+def test_a_signal_after_ray_began_is_heard_by_the_program(tmp_path):
+    done = subprocess.run([sys.executable, "-c", TERMINATED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "SIGTERM received" not in done.stderr, done.stderr
 
 
 def test_no_cluster_at_an_address_is_told_in_one_line(workers):

@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from lightning_rl import EnvConfig
 from lightning_rl.envs.video import RecordVideo, check_renders, picture
 from lightning_rl.errors import SettingError
+from lightning_rl.saving.atomic import temporary
 from tests.videos import read
 
 
@@ -110,6 +111,14 @@ def test_pictures_in_fractions_are_made_whole_numbers():
 def test_a_folder_that_is_gone_is_an_error_of_the_system(tmp_path):
     with pytest.raises(OSError, match=r"a.mp4 could not be saved \(No such file or directory\)"):
         play(RecordVideo(Shades(), iter([tmp_path / "gone" / "a.mp4"]), 100), 1)
+
+
+def test_a_video_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("years of work")
+    for name in (tmp_path / "a.mp4", temporary(tmp_path / "a.mp4")):
+        name.symlink_to(tmp_path / "mine")
+    play(RecordVideo(Shades(), iter([tmp_path / "a.mp4"]), 100), 5)
+    assert (tmp_path / "mine").read_text() == "years of work" and len(read(tmp_path / "a.mp4")[1]) == 6
 
 
 def test_a_file_that_did_not_get_all_pictures_is_not_kept(tmp_path, monkeypatch):

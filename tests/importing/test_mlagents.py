@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 import yaml
 
+from lightning_rl import PPO, SAC
 from lightning_rl.cli_configs import Loader
 from lightning_rl.importing.mlagents import import_mlagents
 from tests.command_line import run
@@ -229,7 +232,9 @@ def test_leftovers_are_dropped_with_a_comment():
     assert "beta dropped: not a setting of SAC" in comments(import_mlagents(SAC_FILE, "PushBlock"))
     assert any(line.startswith("curiosity_enc_size dropped") for line in comments(import_mlagents(SAC_FILE, "VisualPyramids")))
     assert any(line.startswith("self_play dropped: there is no self-play") for line in comments(import_mlagents(SAC_FILE, "Tennis")))
-    assert "threaded dropped: acting and learning take turns here" in comments(import_mlagents(TODAY, "BigWallJump"))
+    said = "--model.threaded true of PPO and SAC steps environments during learning, with a policy that is one iteration old"
+    assert f"threaded dropped: {said}" in comments(import_mlagents(TODAY, "BigWallJump"))
+    assert all("threaded" in signature(algorithm).parameters for algorithm in (PPO, SAC))
 
 
 def test_what_stands_beside_the_behaviors_finds_its_place():

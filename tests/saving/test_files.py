@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, CheckpointConfig, SettingError, Trainer
-from lightning_rl.saving.atomic import SaveFailed, remove_leftovers
+from lightning_rl.saving.atomic import SaveFailed, remove_leftovers, temporary, write_text
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation, read_verified
 from tests.apart import ROOT, Apart
 from tests.fitting import fit, tiny
@@ -192,14 +193,31 @@ def test_other_versions_are_said_in_one_line(tmp_path):
         assert differences(tmp_path / "last.ckpt") is None
 
 
-def test_saving_takes_the_place_of_a_link_and_leaves_its_target(tmp_path):
+def refuse(*arguments):
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+def test_saving_takes_the_place_of_a_link_and_leaves_its_target(tmp_path, monkeypatch):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "last.ckpt").symlink_to(tmp_path / "precious")
     (tmp_path / "last.ckpt.json").symlink_to(tmp_path / "precious")
     save(tmp_path / "last.ckpt", 1)
+    for name in ("last.ckpt", "last.ckpt.json", "last.previous.ckpt", "last.previous.ckpt.json"):
+        temporary(tmp_path / name).symlink_to(tmp_path / "precious")
+    monkeypatch.setattr(os, "link", refuse)  # a file system without second names: the generation before is copied
     save(tmp_path / "last.ckpt", 2)
+    assert number(tmp_path / "last.previous.ckpt") == 1
     assert (tmp_path / "precious").read_text() == "mine" and not (tmp_path / "last.ckpt").is_symlink()
     assert number(tmp_path / "last.ckpt") == 2
+
+
+def test_a_text_is_not_written_through_a_link_that_has_its_temporary_name(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    for name in (tmp_path / "config.yaml", temporary(tmp_path / "config.yaml")):
+        name.symlink_to(tmp_path / "precious")
+    write_text(tmp_path / "config.yaml", "seed: 1")
+    assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "config.yaml").read_text() == "seed: 1"
+    assert names(tmp_path) == ["config.yaml", "precious"]
 
 
 def test_removing_a_checkpoint_removes_what_belongs_to_it(tmp_path):

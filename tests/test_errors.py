@@ -1,0 +1,83 @@
+"""What files and workers say reaches the terminal as text, never as something that it obeys."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from lightning_rl import PPO, SettingError
+from lightning_rl.errors import printable
+from tests.command_line import TINY, run
+from tests.fitting import fit
+
+ORDERS = "\x1b]0;owned\x07\x1b[2J\r\u202e\x9b"
+"""Another title, an empty screen, the beginning of the line, letters from right to left, and the beginning of an order in one byte."""
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\r\u202e\x9b"
+
+
+class Raises(gym.Env):
+    """Raises an error that gives orders in its third step."""
+
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+    t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        if self.t == 3:
+            raise RuntimeError(f"lost {ORDERS}")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+gym.register("Raises-v0", f"{__name__}:Raises")
+
+
+def test_control_characters_are_escaped_and_lines_stay():
+    assert printable(f"α ± 1 · [red]\n{ORDERS}") == f"α ± 1 · [red]\n{SHOWN}"
+    assert str(SettingError(f"a {ORDERS}")) == f"a {SHOWN}"
+
+
+def test_what_is_written_beside_a_checkpoint_is_shown_and_not_obeyed(folder, capfd):
+    assert run(f"fit --model.env.id CartPole-v1 {TINY}", capfd)[0] == 0
+    checkpoint = folder / "runs/PPO/CartPole-v1/version_0/checkpoints/last.ckpt"
+    manifest = checkpoint.with_name("last.ckpt.json")
+    for bar in ("true", "false"):
+        content = json.loads(manifest.read_text())
+        content["versions"]["python"] = f"[bold]{ORDERS}"
+        manifest.write_text(json.dumps(content))
+        status, out, err = run(f"fit --model.env.id CartPole-v1 {TINY} --ckpt_path last --trainer.enable_progress_bar {bar}", capfd)
+        assert (status, err) == (0, "") and f"python [bold]{SHOWN} (here" in out and printable(out) == out, out + err
+
+
+def test_what_a_worker_raises_is_shown_and_not_obeyed(folder, capfd):
+    options = f"--model.env.id {__name__}:Raises-v0 --model.env.vectorization async --evaluation null"
+    status, out, err = run(f"fit {TINY} {options}", capfd)
+    assert (status, err.count("\n")) == (2, 1), err  # it failed too often
+    assert out.count(r"was replaced: RuntimeError: lost \x1b]0;owned\x07\x1b[2J") > 1
+    assert printable(out) == out and printable(err) == err
+
+
+def test_a_line_of_a_run_is_shown_as_it_is_and_not_obeyed(capsys):
+    class Says(PPO):
+        def end_iteration(self):
+            self.say(f"[/red] :smile: {ORDERS}")
+            super().end_iteration()
+
+    fit(Says("CartPole-v1", n_steps=8, batch_size=8, max_env_steps=64))
+    assert f"[/red] :smile: {SHOWN}\n" in capsys.readouterr().out
+
+
+def test_names_of_folders_and_sections_are_shown_and_not_obeyed(folder, capfd):
+    assert run(f"fit --model.env.id CartPole-v1 {TINY} --evaluation.every_n_env_steps 32", capfd)[0] == 0
+    (folder / "runs/PPO/CartPole-v1/version_0").rename(folder / f"a{ORDERS}")
+    status, out, err = run(f"compare 'a{ORDERS}'", capfd)
+    assert (status, err) == (0, "") and SHOWN in out and printable(out) == out
+    (folder / "ppo.yml").write_text(json.dumps({"CartPole-v1": {"n_timesteps": 1000, "policy": "MlpPolicy", f"b{ORDERS}": 1}}))
+    status, out, err = run("import-zoo ppo.yml CartPole-v1", capfd)
+    assert printable(out + err) == out + err and r"\x1b" in out + err
