@@ -20,7 +20,7 @@ from tests.data.recordings import line_buffer, walk
 from tests.fitting import fit, tiny
 from tests.saving.hostile import hostile_files, numpy_bomb
 
-NAMES = 36
+NAMES = 38
 SETTINGS = "--model PPO --model.env.id CartPole-v1 --model.env.num_envs 2 --model.n_steps 8 --model.batch_size 8 --model.net_arch [8]"
 
 
