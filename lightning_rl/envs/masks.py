@@ -10,8 +10,8 @@ n, MultiDiscrete Σ nvec, MultiBinary two for each bit, off and on; continuous p
 | a method `action_masks()`, of an environment that is built here | sb3-contrib |
 
 as a flat array, for MultiDiscrete and MultiBinary also as a tuple of arrays, and for Dict or Tuple as a tree like the action space in which
-parts without choices are missing or None. Of stacked frames the newest mask counts. Where an episode has terminated it may be missing or all
-false.
+parts without choices are missing or None. Of stacked frames the newest mask counts. Where an episode has terminated it may be missing or
+all false.
 """
 
 from __future__ import annotations
