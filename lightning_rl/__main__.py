@@ -7,6 +7,8 @@ import importlib
 import os
 import sys
 import warnings
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_rl import ALGORITHMS, __version__
@@ -95,9 +97,9 @@ def run(arguments: list[str], debug: bool = False) -> int:
     if not debug:
         warnings.simplefilter("ignore")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # in worker processes too
-    sys.path.insert(0, os.getcwd())  # modules named by --import or in an environment's id may lie beside the config
     for module in modules:
         try:
+            find_modules_here([module])
             importlib.import_module(module)
         except Exception as error:  # the module of a user may raise anything
             reason = f"{type(error).__name__}: {error}"
@@ -110,6 +112,17 @@ def run(arguments: list[str], debug: bool = False) -> int:
 
     rooms = (cli, cli_record, cli_compare, cli_export, commands)
     return {name: command for room in rooms for name, command in room.SUBCOMMANDS.items()}[subcommand](arguments, modules)
+
+
+def find_modules_here(names: Iterable[str]) -> None:
+    """Let Python find modules in the current folder, behind all others, if one of the names is of a module that is found nowhere else.
+
+    Only then: the folder may hold anything, and a file in it must not be imported because a package has the same name.
+
+    """
+    packages = {name.partition(".")[0] for name in names}
+    if any(package not in sys.modules and find_spec(package) is None for package in packages):
+        sys.path.append(os.getcwd())
 
 
 def take_subcommand(arguments: list[str]) -> str | None:
@@ -182,4 +195,6 @@ def list_all() -> None:
 
 
 if __name__ == "__main__":
+    if sys.path[0] in ("", os.getcwd()):  # where `python -m` puts the current folder
+        del sys.path[0]
     sys.exit(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from lightning_rl.__main__ import find_modules_here
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.cloning import CloningConfig
@@ -39,6 +41,8 @@ EXPLAINED = {**PARTS, **{f"reward_signals.{name}": signal for name, signal in SI
 MEMORY_KIND = "name it first, --model.memory LSTM or GRU, or memory: {class_path: LSTM, init_args: {…}} in a config"
 CLASSES = ("logger", "callbacks", "strategy", "plugins", "profiler", "accelerator")
 """The Trainer's flags that may be objects, given by their class."""
+MODULE = re.compile(r"(?<![\w./-])([a-zA-Z_]\w*)[.:][a-zA-Z_]")
+"""What something in a module is named with: `my_module.MyClass`, `my_module:MyEnv-v0`."""
 
 
 ELSEWHERE = {
@@ -146,6 +150,7 @@ def read_arguments(arguments: list[str]) -> list[str]:
     The algorithm is the one that is named last; every setting, wherever it stands, must be one of its own.
     """
     options = [(option, value, config_of(option, value)) for option, value in split_options(arguments)]
+    find_modules_here(name for _, value, config in options for text in texts(config or value) for name in MODULE.findall(text))
     for option, value, _ in options:
         if option == "--model.help":
             known_algorithm(value)
@@ -228,6 +233,15 @@ def config_of(option: str, value: str) -> dict[str, Any] | None:
         return None
     check_keys(config, where)
     return config
+
+
+def texts(tree: Any) -> Iterator[str]:
+    """All texts among the values of a config."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping | list):
+        for child in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from texts(child)
 
 
 def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:

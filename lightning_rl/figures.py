@@ -45,7 +45,12 @@ def label(axes: Any, title: str, counter: str, returns: str = "mean return (sum 
 
 
 def png(figure: Any) -> bytes:
-    """The figure as a PNG file."""
+    """The figure as a PNG file. Its texts are names that others chose: a `$` begins no formula."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        text.set_text(text.get_text().encode(errors="backslashreplace").decode())  # names of files may hold bytes that are no letters
     file = BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()

@@ -5,6 +5,7 @@ Only this file and `distributions/` ask what class a space has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -128,13 +129,16 @@ def samples(space: Space, num: int) -> Tree:
 
 
 def choices(space: Space) -> Tree:
-    """How many choices each part of an action space has: a tree of arrays, `[n]` of Discrete, nvec of MultiDiscrete, empty of others."""
+    """How many choices each part of an action space has: a tree of arrays, `[n]` of Discrete, nvec of MultiDiscrete, 2 for each bit of
+    MultiBinary, empty of others."""
     if isinstance(space, Dict):
         return {key: choices(child) for key, child in space.items()}
     if isinstance(space, Tuple):
         return tuple(choices(child) for child in space)
     if isinstance(space, Discrete):
         return np.array([space.n])
+    if isinstance(space, MultiBinary):
+        return np.full(math.prod(space.shape), 2)
     return space.nvec.ravel() if isinstance(space, MultiDiscrete) else np.zeros(0, dtype=np.int64)
 
 
@@ -170,7 +174,7 @@ def legal_sample(space: Space, mask: np.ndarray) -> Any:
     if not sizes:
         return space.sample()
     drawn = np.array([space.np_random.choice(np.flatnonzero(part)) for part in np.split(mask, np.cumsum(sizes)[:-1])])
-    return drawn.reshape(space.shape).astype(space.dtype) + space.start  # type: ignore[attr-defined]
+    return drawn.reshape(space.shape).astype(space.dtype) + (0 if isinstance(space, MultiBinary) else space.start)  # type: ignore[attr-defined]
 
 
 def is_batch_of(space: Space, observation: Tree) -> bool:

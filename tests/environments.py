@@ -269,10 +269,17 @@ class Choosy(Scripted):
     action_spaces = {  # noqa: RUF012
         "discrete": Discrete(4, start=1),
         "multi-discrete": MultiDiscrete([2, 3]),
+        "multi-binary": MultiBinary(3),
         "hybrid": Dict({"choice": Discrete(3), "turn": Box(-2, 2, (2,), np.float32)}),
         "nested": Tuple((Box(0, 1, (1,), np.float32), Dict([("pair", MultiDiscrete([2, 4])), ("bits", MultiBinary(2))]), Discrete(2))),
     }
-    sizes = {"discrete": [4], "multi-discrete": [2, 3], "hybrid": [3], "nested": [2, 4, 2]}  # noqa: RUF012
+    sizes = {  # noqa: RUF012
+        "discrete": [4],
+        "multi-discrete": [2, 3],
+        "multi-binary": [2, 2, 2],
+        "hybrid": [3],
+        "nested": [2, 4, 2, 2, 2],
+    }
 
     def __init__(self, way: str = "info", action: str = "discrete", form: str = "flat", stuck: int | None = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -291,8 +298,10 @@ class Choosy(Scripted):
         if self.form == "flat":
             return mask.astype(np.int8)
         parts = tuple(part.astype(np.int8) for part in np.split(mask, np.cumsum(sizes)[:-1]))
-        trees = {"discrete": parts[0], "hybrid": {"choice": parts[0]}, "multi-discrete": parts}
-        return (None, {"pair": parts[:2]}, parts[2]) if self.action == "nested" else trees[self.action]
+        if self.action == "nested":
+            return None, {"pair": parts[:2], "bits": parts[2:4]}, parts[4]
+        trees = {"discrete": parts[0], "hybrid": {"choice": parts[0]}, "multi-discrete": parts, "multi-binary": parts}
+        return trees[self.action]
 
     def __getattr__(self, name: str) -> Any:
         if name == "action_masks" and self.__dict__.get("way") == "method":
@@ -328,9 +337,10 @@ class Choosy(Scripted):
         if not self.action_space.contains(action):
             raise ValueError(f"{action!r} is no action of {self.action_space}")
         if self.action == "nested":
-            return [*action[1]["pair"], action[2]]
-        choices = {"discrete": lambda: [action - 1], "multi-discrete": lambda: list(action), "hybrid": lambda: [action["choice"]]}
-        return choices[self.action]()
+            return [*action[1]["pair"], *action[1]["bits"], action[2]]
+        if self.action == "hybrid":
+            return [action["choice"]]
+        return [action - 1] if self.action == "discrete" else list(action)
 
 
 SCRIPTED = (Anything, Choosy, Scripted, ScriptedDict, ScriptedBox, Image, ImageBox, Crowd, CrowdBox)

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import struct
+import sys
 import time
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import yaml
 
 from lightning_rl.cli import Notices
+from lightning_rl.cli_settings import read_arguments
 from tests.command_line import MODULE, TINY, run, run_apart, run_python
 
 RUN = "runs/PPO/CartPole-v1/version_"
@@ -231,6 +233,41 @@ def test_a_checkpoint_with_modules_of_ones_own_is_evaluated_if_they_are_named(fo
     assert status == 2 and "--import" in err and err.count("\n") == 1
     status, out, err = run_apart(f"evaluate --import mine --ckpt_path {best} --episodes 3 --json", folder)
     assert (status, err) == (0, "") and json.loads(out)["return_mean"] == 5.0
+
+
+def test_a_file_beside_a_checkpoint_is_not_imported_for_having_the_name_of_a_package(folder, capfd):
+    for name in ("colorsys", "mine"):  # nothing here imports that one of Python's
+        (folder / f"{name}.py").write_text(f"open('{name}_ran', 'w').close()")
+    for options in ("", "--import colorsys "):
+        assert run(f"evaluate {options}--ckpt_path best.ckpt", capfd)[0] == 2
+        assert str(folder) not in sys.path
+    assert run("evaluate --import mine --ckpt_path best.ckpt", capfd)[0] == 2
+    assert sys.path[-1] == str(folder) and [path.name for path in folder.glob("*_ran")] == ["mine_ran"]
+
+
+@pytest.mark.parametrize(
+    "arguments, looks",
+    [
+        ("--config ppo/cartpole", False),
+        ("--model PPO --model.env.id CartPole-v1 --trainer.max_time 00:00:10:00 --model.gamma 0.9", False),
+        ("--config ppo/cartpole --trainer.callbacks+=pytorch_lightning.callbacks.Timer", False),
+        ("--config ppo/cartpole --trainer.callbacks+=mine.Timer", True),
+        ("--config ppo/cartpole --model.env.id mine:Mine-v0", True),
+        ("--config ppo/cartpole --model.env.wrappers [mine.Wrapper]", True),
+        ("--config wrapped.yaml", True),
+    ],
+)
+def test_fit_looks_for_modules_in_the_current_folder_where_the_user_names_one(arguments, looks, folder):
+    (folder / "wrapped.yaml").write_text("model: {class_path: PPO, init_args: {env: {id: A-v0, wrappers: [{class_path: mine.Wrapper}]}}}")
+    read_arguments(arguments.split())
+    assert (str(folder) in sys.path) == looks
+
+
+@pytest.mark.slow
+def test_python_m_imports_nothing_that_lies_in_the_current_folder(folder):
+    (folder / "torch.py").write_text("open('ran', 'w').close()")
+    assert run_python(("-m", "lightning_rl"), "evaluate --ckpt_path best.ckpt", folder)[0] == 2
+    assert not (folder / "ran").exists()
 
 
 def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, capfd):

@@ -260,16 +260,32 @@ def test_a_nested_tree_hands_each_part_its_own_slice_action_and_mask():
     assert isinstance(distribution, Joint)
     assert (distribution.num_inputs, distribution.num_parts) == (2 + 2 + 5 + 3, 1 + 2 + 2 + 3)
     x = torch.zeros(1000, distribution.num_inputs)
-    assert distribution.mask_width == 2 + 5
-    mask = torch.tensor([False, True, True, False, False, False, True])  # of jump and of the pair of keys; bits and moves have none
+    assert distribution.mask_width == 2 + 4 + 5
+    free, on = [True, True], [False, True]
+    mask = torch.tensor([*on, *free, *on, True, False, False, False, True])  # of jump, of two bits and of the pair of keys; moves have none
     action = distribution.sample(x, mask, seeded())
     assert action.keys() == {"jump", "keys", "move"}
     assert (action["jump"] == 1).all()
+    assert (action["keys"][0][:, 1] == 1).all() and 400 < action["keys"][0][:, 0].sum() < 600
     assert (action["keys"][1] == torch.tensor([0, 2])).all()
     log_prob, entropy = distribution.evaluate(x, action, mask)
-    forced, bits = [3, 6, 7], [4, 5]
+    forced, free_bit = [3, 5, 6, 7], 4
     assert log_prob[:, forced].abs().max() == entropy[:, forced].abs().max() == 0
-    assert log_prob[0, bits].tolist() == pytest.approx([-math.log(2)] * 2)
+    assert log_prob[0, free_bit].item() == pytest.approx(-math.log(2)) and entropy[0, free_bit].item() == pytest.approx(math.log(2))
+
+
+def test_masks_of_bits_have_off_and_on_for_each_and_what_is_forced_counts_for_nothing():
+    distribution = make_distribution(MultiBinary(3))
+    x = torch.tensor([[5.0, -5.0, 0.5]], requires_grad=True)
+    mask = torch.tensor([[True, False, False, True, True, True]])  # the first bit must be off, the second on
+    assert distribution.mode(x, mask).tolist() == [[0, 1, 1]]
+    drawn = distribution.sample(x.expand(1000, 3), mask.expand(1000, 6), seeded())
+    assert (drawn[:, :2] == torch.tensor([0.0, 1.0])).all() and 560 < drawn[:, 2].sum() < 680  # sigmoid(0.5) = 0.622
+    log_prob, entropy = distribution.evaluate(x, torch.tensor([[0.0, 1.0, 1.0]]), mask)
+    assert log_prob.tolist() == [pytest.approx([0, 0, -0.474077])] and entropy.tolist() == [pytest.approx([0, 0, 0.662847])]
+    assert distribution.log_probs(x, mask).exp().tolist() == [pytest.approx([1, 0, 0, 1, 0.377541, 0.622459])]
+    (log_prob.sum() + entropy.sum()).backward()
+    assert x.grad[0, :2].tolist() == [0, 0] and x.grad[0, 2] != 0
 
 
 def test_the_squashed_gaussian_reaches_boxes_inside_a_tree():

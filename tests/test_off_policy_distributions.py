@@ -451,7 +451,7 @@ def test_target_entropies(space, multiplier, scale, targets):
 # ---------------------------------------------------------------- masks
 
 
-NESTED_MASK = torch.tensor([True, True, False, True, False, False, True])  # of a and of the choice
+NESTED_MASK = torch.tensor([True, True, False, True, False, *[True] * 4, False, True])  # of a, two bits and the choice
 LEGAL = {  # branch after branch
     "discrete": ([4], [[0, 3]]),
     "multi_discrete": ([3, 2, 4], [[0, 2], [1], [3]]),

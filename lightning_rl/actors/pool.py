@@ -90,7 +90,8 @@ class ActorPool:
         began = self._begin()
         if not self.waiting and not self.under_way:
             self._ask(0, "play", random_steps)
-        answer = self._receive()
+        answer = self._take()
+        self._count(answer)
         self._ask(0, "play", random_steps - self.n_steps)
         self._record([answer], time.monotonic() - began)
         self.rows += self.n_steps * self.num_envs
@@ -108,8 +109,11 @@ class ActorPool:
         first = self.version * self.config.batch  # where a batch has not one of each, all get their turn
         for k in range(first, first + self.config.batch):
             self._ask(k % self.config.num_actors, "act")
-        answers = [self._receive() for _ in range(self.config.batch)]
-        return sorted(answers, key=lambda answer: answer.worker)  # those of one actor stay in their order
+        came = [self._take() for _ in range(self.config.batch)]
+        answers = sorted(came, key=lambda answer: answer.worker)  # those of one actor stay in their order
+        for answer in answers:
+            self._count(answer)
+        return answers
 
     def _as_they_come(self) -> list[Answer]:
         answers: list[Answer] = []
@@ -118,7 +122,8 @@ class ActorPool:
                 self._ask(k % self.config.num_actors, "act")
         oldest = self.config.max_policy_lag
         while len(answers) < self.config.batch:
-            answer = self._receive()
+            answer = self._take()
+            self._count(answer)
             self._ask(answer.worker, "act")
             if oldest is not None and self.version - answer.version > oldest:
                 self.dropped += 1
@@ -135,9 +140,12 @@ class ActorPool:
         self.under_way -= 1
         return self.workers.receive()
 
-    def _receive(self) -> Answer:
-        """The next rollout to learn from; it counts from now on."""
-        answer = self.waiting.popleft() if self.waiting else self._await()
+    def _take(self) -> Answer:
+        """The next rollout, which may have come while something else was awaited."""
+        return self.waiting.popleft() if self.waiting else self._await()
+
+    def _count(self, answer: Answer) -> None:
+        """Add a rollout's steps, episodes and notices to those of the run."""
         acted = answer.value
         self.env_steps += acted.env_steps
         for episode in acted.finished:
@@ -145,7 +153,6 @@ class ActorPool:
         self.notices += acted.notices
         self.guard.replaced += acted.replaced
         self.env_restarts[answer.worker] = acted.restarts
-        return answer
 
     def _ask_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda worker: ()) -> list[Any]:
         """What a method of each actor returns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
@@ -13,10 +14,10 @@ from torch.optim import Optimizer
 
 from lightning_rl import ALGORITHMS
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.saving.content import check_content, check_names, check_weights
+from lightning_rl.saving.content import check_content, check_environment, check_names, check_weights
 from lightning_rl.saving.files import last_generation, previous_path, read_verified, shown
 from lightning_rl.saving.runs import check_optimizers, check_run
-from lightning_rl.spaces import Spaces, allocate, from_plain
+from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
 
 BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
 """What settings of the wrong kind raise somewhere inside."""
@@ -47,6 +48,9 @@ def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", 
         check_names({key: value for key, value in stored.items() if key not in overrides}, path)
         own = checkpoint["lightning_rl"]
         observation, action = map(from_plain, own["spaces"])
+        if "env" not in overrides:
+            numbers = sum(math.prod(leaf.shape) for leaf in observation_leaves(observation))
+            check_environment(stored.get("env"), numbers, path)
         spaces = Spaces(observation, action, own.get("masked", False))
         settings = {"spaces": spaces, **settings}
         sketch = _sketch(cls, settings)

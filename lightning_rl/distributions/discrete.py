@@ -135,20 +135,31 @@ class Bernoulli(Distribution):
         super().__init__()
         self.shape = space.shape
         self.num_inputs = self.num_parts = math.prod(space.shape)
-        self.sizes = [2] * self.num_inputs
+        self.sizes, self.mask_width = [2] * self.num_inputs, 2 * self.num_inputs
+
+    def _logits(self, x: Tensor, mask: Tree) -> Tensor:
+        """`[..., k]`, of a bit with one legal value as far on its side as numbers go."""
+        if isinstance(mask, tuple):
+            return x
+        off, on = mask.unflatten(-1, (-1, 2)).unbind(-1)
+        limits = torch.finfo(x.dtype)
+        return x.masked_fill(~off, limits.max).masked_fill(~on, limits.min)
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return (torch.rand(x.shape, generator=generator, device=x.device) < x.sigmoid()).to(x.dtype)
+        on = self._logits(x, mask).sigmoid()
+        return (torch.rand(x.shape, generator=generator, device=x.device) < on).to(x.dtype)
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        return (x > 0).to(x.dtype)
+        return (self._logits(x, mask) > 0).to(x.dtype)
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        x = self._logits(x, mask)
         log_on, log_off = functional.logsigmoid(x), functional.logsigmoid(-x)
         return torch.where(action > 0.5, log_on, log_off), -(x.sigmoid() * log_on + (-x).sigmoid() * log_off)
 
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
         """Of off and on, bit after bit, `[..., sum(sizes)]`."""
+        x = self._logits(x, mask)
         return torch.stack([functional.logsigmoid(-x), functional.logsigmoid(x)], -1).flatten(-2)
 
     def choices(self, action: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from pettingzoo.classic import connect_four_v3
+from pettingzoo.classic.connect_four.connect_four import raw_env
 
 from lightning_rl.types import Tree
 
@@ -18,10 +18,10 @@ class ConnectFour(gym.Env):
     full. Four in a row end the episode and pay 1, the opponent's -1, a draw 0. A piece in a full column loses at once.
     """
 
-    metadata = connect_four_v3.raw_env.metadata
+    metadata = raw_env.metadata
 
     def __init__(self, render_mode: str | None = None) -> None:
-        self.game = connect_four_v3.raw_env(render_mode=render_mode)
+        self.game = raw_env(render_mode=render_mode)
         self.render_mode = render_mode
         self.player, self.opponent = self.game.possible_agents
         self.observation_space = self.game.observation_space(self.player)

@@ -1,7 +1,7 @@
 """Which actions are legal: from the forms in which environments say it to the one that everything else knows.
 
 A mask is a flat array of bools `[..., M]`, a place for each choice of each discrete part of the action space, part after part: Discrete has
-n, MultiDiscrete Σ nvec; continuous parts and bits have none. An environment says it in one of three ways:
+n, MultiDiscrete Σ nvec, MultiBinary two for each bit, off and on; continuous parts have none. An environment says it in one of three ways:
 
 | where | as in |
 |---|---|
@@ -9,8 +9,9 @@ n, MultiDiscrete Σ nvec; continuous parts and bits have none. An environment sa
 | a key `action_mask` of Dict observations, which networks do not see | RLlib, Sample Factory |
 | a method `action_masks()`, of an environment that is built here | sb3-contrib |
 
-as a flat array, for MultiDiscrete also as a tuple of arrays, and for Dict or Tuple as a tree like the action space in which parts without
-choices are missing or None. Of stacked frames the newest mask counts. Where an episode has terminated it may be missing or all false.
+as a flat array, for MultiDiscrete and MultiBinary also as a tuple of arrays, and for Dict or Tuple as a tree like the action space in which
+parts without choices are missing or None. Of stacked frames the newest mask counts. Where an episode has terminated it may be missing or
+all false.
 """
 
 from __future__ import annotations

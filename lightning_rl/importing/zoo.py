@@ -14,7 +14,7 @@ from lightning_rl.importing.given import Given, check_known, read_file
 from lightning_rl.importing.zoo_environment import environment
 from lightning_rl.importing.zoo_file import algorithm_of, environment_of_today, section_of
 from lightning_rl.importing.zoo_policy import policy
-from lightning_rl.importing.zoo_tables import ALGORITHMS, DEFAULTS, DROPPED, OTHERS, RENAMED, SCHEDULED, ZOO
+from lightning_rl.importing.zoo_tables import ALGORITHMS, DEFAULTS, DIFFERENT, DROPPED, OTHERS, RENAMED, SCHEDULED, ZOO
 
 
 def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
@@ -49,7 +49,8 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
         step(config, given, num_envs)
     for name, target in SCHEDULED[algorithm].items():
         if name in given:
-            config.set(target, schedule(given.take(name), given.place(name)))
+            value = schedule(given.take(name), given.place(name))
+            config.set(target, value, DIFFERENT.get(name, "") if value is not None else "")
     for name, target in RENAMED[algorithm].items():
         if name in given:
             config.set(target, given.take(name))

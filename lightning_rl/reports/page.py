@@ -121,6 +121,6 @@ def write(file: Path, sections: list[Section], threshold: float | None, remarks:
     """
     try:
         write_bytes(file.with_suffix(".png"), draw(sections, looks(sections), threshold))
-        write_bytes(file, "\n".join(html(sections, threshold, remarks)).encode())
+        write_bytes(file, "\n".join(html(sections, threshold, remarks)).encode(errors="backslashreplace"))
     except SaveFailed as error:
         raise SettingError(str(error)) from error

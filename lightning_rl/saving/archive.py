@@ -12,6 +12,8 @@ from torch import Tensor
 
 SPARE = 1 << 26
 """Bytes that tensors may take beyond their file: those that repeat an element are small in it."""
+DEEPEST = 200
+"""Containers inside one another; a run's own have less than twenty."""
 
 
 class NotPlainError(ValueError):
@@ -27,8 +29,9 @@ def read_archive(path: Path, map_location: Any = None) -> Any:
     """
     check_archive(path)
     content = torch.load(path, map_location=map_location, weights_only=True)
-    taken = sum(tensor.numel() * tensor.element_size() for tensor in tensors(content))
-    if taken > 2 * path.stat().st_size + SPARE:
+    size = path.stat().st_size
+    taken = sum(leaf.numel() * leaf.element_size() for leaf in leaves(content, size) if isinstance(leaf, Tensor))
+    if taken > 2 * size + SPARE:
         raise NotPlainError("its tensors are larger than the file")
     return content
 
@@ -50,13 +53,39 @@ def check_archive(path: Path) -> None:
         raise NotPlainError("members larger than the file")
 
 
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors in plain data."""
-    stack, seen = [tree], set()
+def checksum_error(path: Path) -> str | None:
+    """What is wrong with an archive by the checksums of its members; nothing where they agree."""
+    try:
+        check_archive(path)
+        with zipfile.ZipFile(path) as archive:
+            return None if archive.testzip() is None else "one of its checksums is wrong"
+    except NotPlainError as error:
+        return str(error)
+    except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError):  # damaged headers that `testzip` does not catch
+        return "one of its members cannot be read"
+
+
+def leaves(tree: Any, most: int) -> Iterator[Any]:
+    """All leaves of plain data. One that is shared comes again wherever it is met, as it does for whoever walks the data.
+
+    Args:
+        tree: the data.
+        most: how many values they may be. Each takes a byte or more of its file, unless it is shared.
+
+    Raises:
+        NotPlainError: they are more, or nested deeper than `DEEPEST`, as data that holds itself is.
+    """
+    stack = [iter([tree])]
     while stack:
-        each = stack.pop()
-        if isinstance(each, Tensor):
+        for each in stack[-1]:
+            most -= 1
+            if most < 0:
+                raise NotPlainError("plain data that repeats itself until it is larger than the file")
+            if isinstance(each, dict | list | tuple | set):
+                stack.append(iter(each.values() if isinstance(each, dict) else each))
+                break
             yield each
-        elif isinstance(each, dict | list | tuple | set) and id(each) not in seen:
-            seen.add(id(each))
-            stack.extend(each.values() if isinstance(each, dict) else each)
+        else:
+            stack.pop()
+        if len(stack) > DEEPEST:
+            raise NotPlainError(f"plain data that holds itself, or is nested more than {DEEPEST} deep")

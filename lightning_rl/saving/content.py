@@ -22,8 +22,8 @@ FORMAT_VERSION = 1
 KEYS = ("state_dict", "hyper_parameters", "lightning_rl")
 LARGEST_SPACE = 1 << 26
 """Numbers in an observation."""
-WRITERS = ("RecordVideo",)
-"""Wrappers that write where their arguments say."""
+UNTRUSTED_WRAPPERS = {"RecordVideo": "writes files where the checkpoint says", "HumanRendering": "opens a window"}
+"""Wrappers that do more than to change what is observed, done and paid, and what they do."""
 
 
 def check_content(checkpoint: Any, path: str | Path) -> None:
@@ -75,10 +75,26 @@ def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = 
         if package in sys.stdlib_module_names or not package.isidentifier():
             said = shorten(repr(module), 40)
             raise SettingError(f"{shown(path)} names {said} as a module of an environment or wrapper, which it is not: do not trust it")
-        if name in WRITERS:
-            raise SettingError(f"{shown(path)} names the wrapper {name}, which writes files where the checkpoint says; pass env yourself")
+        if name in UNTRUSTED_WRAPPERS:
+            raise SettingError(f"{shown(path)} names the wrapper {name}, which {UNTRUSTED_WRAPPERS[name]}; pass env yourself")
         if imported and package not in TRUSTED and module not in sys.modules:
             raise SettingError(f"{shown(path)} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
+
+
+def check_environment(env: Any, numbers: int, path: str | Path) -> None:
+    """Refuse an environment that opens a window, or that stacks more frames than its observations have numbers.
+
+    Args:
+        env: the settings in a file, of which `check_names` refused none.
+        numbers: how many an observation has by the same file.
+        path: the file.
+    """
+    for each in mappings(env):
+        if each.get("render_mode") == "human":
+            raise SettingError(f"{shown(path)} names the render_mode human, which opens a window; pass env yourself")
+        for name in ("frame_stack", "stack_size"):
+            if isinstance(each.get(name), int | float) and each[name] > numbers:
+                raise SettingError(f"{shown(path)} holds env.{name} {each[name]}, and its observations have {numbers} numbers")
 
 
 def foreign_modules(settings: Mapping[str, Any], path: str | Path) -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,13 +131,8 @@ def _read(path: Path, map_location: Any) -> dict[str, Any]:
 def _is_whole(path: Path) -> bool:
     """Whether a file deserves to take the place of the generation before."""
     try:
-        if not path.is_file() or damage(path) is not None:
-            return False
-        if manifest_path(path).is_file():
-            return True
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile):
+        return path.is_file() and damage(path) is None
+    except OSError:
         return False
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import lightning_rl
+from lightning_rl.saving.archive import checksum_error
 from lightning_rl.saving.atomic import Staged, stage
 
 FORMAT_VERSION = 1
@@ -60,7 +61,7 @@ def _head(file: Path) -> bytes:
 
 
 def damage(path: Path) -> str | None:
-    """What a checkpoint has against its manifest; nothing where it agrees, or has none."""
+    """How a checkpoint differs from its manifest or, without one, from its own checksums; nothing where it agrees."""
     for _ in range(10):
         before = identity(path)
         reason = _disagreement(path)
@@ -85,7 +86,7 @@ def _disagreement(path: Path) -> str | None:
     except (ValueError, OSError):
         return f"its manifest {manifest_path(path).name} cannot be read"
     if manifest is None:
-        return None
+        return checksum_error(path)
     if path.stat().st_size != manifest["size"]:
         return f"it has {path.stat().st_size} bytes, not {manifest['size']}"
     with path.open("rb") as file:

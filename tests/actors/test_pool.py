@@ -18,6 +18,8 @@ import torch
 from lightning_rl import IMPALA, PPO, SAC, EnvConfig, SettingError
 from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.processes import _open
+from lightning_rl.actors.workers import InTurn
+from lightning_rl.algorithms import experience
 from tests.command_line import run_python
 from tests.fitting import Rows, fit, tiny
 
@@ -52,6 +54,28 @@ def test_all_actors_have_their_turn_where_a_batch_has_fewer_rollouts():
     each_iteration(model, lambda pool: steps.append([actor.collector.env_steps for actor in pool.workers.workers]))
     fit(model)
     assert steps == [[16, 0, 16], [16, 16, 32], [32, 32, 32]]
+
+
+class LastFirst(InTurn):
+    """Of the calls that wait, the last one is answered first."""
+
+    def receive(self):
+        self.calls.reverse()
+        answer = super().receive()
+        self.calls.reverse()
+        return answer
+
+
+@pytest.mark.parametrize("workers", [InTurn, LastFirst])
+def test_episodes_of_ordered_actors_are_counted_in_the_order_of_rows_whoever_comes_first(workers, monkeypatch):
+    monkeypatch.setattr(experience, "make_workers", lambda build, config, network: workers(build, config.num_actors, network))
+    model = tiny(IMPALA, actors={"num_actors": 2, "ordered": True, "backend": "in_process"}, env={"num_envs": 1}, max_env_steps=16)
+    seen = []
+    each_iteration(model, lambda pool: seen.append((pool.rollout(), list(pool.statistics.returns))))
+    fit(model)
+    [(rollout, returns)] = seen  # one environment of each actor, its episodes of 3 steps end in rows 2 and 5
+    by_rows = [rollout.reward[first : first + 3, env, 0].sum().item() for env in (0, 1) for first in (0, 3)]
+    assert returns == pytest.approx(by_rows) and len(set(returns)) == 4
 
 
 def test_rollouts_are_at_most_as_old_as_the_settings_say_however_slow_learning_is():

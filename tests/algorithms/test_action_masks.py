@@ -33,6 +33,7 @@ RAINBOW = {
 CASES = {
     "PPO": (PPO, "multi-discrete", {"normalize_obs": "frozen", "normalize_obs_steps": 32}),
     "PPO nested": (PPO, "nested", {}),
+    "PPO bits": (PPO, "multi-binary", {}),
     "PPO LSTM": (PPO, "discrete", {"memory": LSTM(4, 4)}),
     "A2C": (A2C, "discrete", {}),
     "IMPALA": (IMPALA, "multi-discrete", {}),
@@ -125,7 +126,7 @@ def test_a_rollout_holds_the_masks_of_its_observations(way, mode):
     model = tiny_choosy(PPO, choosy("nested", way, autoreset=mode))
     fit(model, callbacks=[iterations])
     for rollout in iterations.batches:
-        assert rollout.action_mask.shape == (8, 2, 8) and rollout.action_mask.dtype == torch.bool
+        assert rollout.action_mask.shape == (8, 2, 12) and rollout.action_mask.dtype == torch.bool
         expected = expected_masks(rollout.obs, "nested")
         over = expected_over(rollout) if mode == "NEXT_STEP" else torch.zeros_like(rollout.valid)
         assert torch.equal(rollout.action_mask, expected | over.unsqueeze(-1))
@@ -256,8 +257,9 @@ def test_100_000_draws_of_a_network_are_never_illegal_and_illegal_logits_get_no_
             log_prob, entropy = network.distribution.evaluate(x, action, mask[:1000])
             (log_prob.square().sum() + entropy.sum()).backward()
         leaves = network.distribution.leaves()
-        parts = [part for leaf, part in zip(leaves, x.grad.split([leaf.num_inputs for leaf in leaves], -1), strict=True) if leaf.mask_width]
-        gradient = torch.cat(parts, -1)
+        parts = zip(leaves, x.grad.split([leaf.num_inputs for leaf in leaves], -1), strict=True)
+        # both values of a bit have one logit
+        gradient = torch.cat([part.repeat_interleave(leaf.mask_width // part.shape[1], -1) for leaf, part in parts if leaf.mask_width], -1)
         assert (gradient[~mask[:1000]] == 0).all() and (gradient[mask[:1000]] != 0).float().mean() > 0.3
 
 
@@ -267,7 +269,7 @@ def network_space(network):
     return next(space for kind, space in Choosy.action_spaces.items() if (sum(Choosy.sizes[kind]), LEAVES[kind]) == width)
 
 
-LEAVES = {"discrete": 1, "multi-discrete": 1, "hybrid": 2, "nested": 4}
+LEAVES = {"discrete": 1, "multi-discrete": 1, "multi-binary": 1, "hybrid": 2, "nested": 4}
 
 
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
@@ -434,12 +436,18 @@ def test_a_policy_of_parts_takes_masks_flat_or_as_a_tree(tmp_path):
     model = tiny_choosy(PPO, choosy("nested"))
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
     policy, obs = load_policy(tmp_path / "a.ckpt"), np.zeros((2, 2), np.float32)
-    flat = np.array([[1, 0, 0, 1, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1, 1, 0]])
-    for mask in (flat, (None, {"pair": (flat[:, :2], flat[:, 2:6])}, flat[:, 6:]), (None, {"pair": flat[:, :6]}, flat[:, 6:])):
-        (_, parts, last), _ = policy.act(obs, action_mask=mask)
-        assert parts["pair"].tolist() == [[0, 1], [1, 3]] and last.tolist() == [1, 0]
-        (_, parts, last), _ = policy.act(obs[0], action_mask=tree_map(lambda leaf: None if leaf is None else leaf[0], mask))
-        assert parts["pair"].tolist() == [0, 1] and int(last) == 1
+    flat = np.array([[1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1], [0, 1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0]])
+    pair, bits, last = np.split(flat, [6, 10], 1)
+    for mask in (
+        flat,
+        (None, {"pair": (pair[:, :2], pair[:, 2:]), "bits": (bits[:, :2], bits[:, 2:])}, last),
+        (None, {"pair": pair, "bits": bits}, last),
+    ):
+        (_, parts, choice), _ = policy.act(obs, action_mask=mask)
+        assert parts["pair"].tolist() == [[0, 1], [1, 3]] and choice.tolist() == [1, 0]
+        assert parts["bits"].tolist() == [[1, 0], [0, 1]]
+        (_, parts, choice), _ = policy.act(obs[0], action_mask=tree_map(lambda leaf: None if leaf is None else leaf[0], mask))
+        assert parts["pair"].tolist() == [0, 1] and int(choice) == 1
 
 
 @pytest.mark.parametrize("algorithm", [PPO, TD3])

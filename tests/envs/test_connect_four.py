@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -98,6 +101,13 @@ def test_a_piece_in_a_full_column_loses_at_once_and_changes_nothing():
             if terminated:
                 break
     pytest.fail("no column was ever full")
+
+
+def test_it_imports_nothing_that_pettingzoo_deprecates(monkeypatch, recwarn):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pettingzoo"] + ["lightning_rl.envs.connect_four"]:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module("lightning_rl.envs.connect_four")
+    assert "pettingzoo" in sys.modules and [str(each.message) for each in recwarn if each.category is DeprecationWarning] == []
 
 
 def test_a_policy_learns_from_it():

@@ -28,7 +28,9 @@ KINDS = list(Choosy.action_spaces)
 VECTORS = [("sync", "SAME_STEP"), ("sync", "NEXT_STEP"), ("sync", "DISABLED"), ("async", "SAME_STEP"), ("async", "NEXT_STEP")]
 NESTED = Choosy.action_spaces["nested"]
 PAIR = (np.array([1, 0]), np.array([0, 1, 1, 0]))
-FLAT = [True, False, False, True, True, False, False, True]
+BITS = [True, False, True, True]
+"""The first one off, the second one either."""
+FLAT = [True, False, False, True, True, False, *BITS, False, True]
 
 
 def choosy(num_envs: int = 3, **settings) -> EnvConfig:
@@ -288,8 +290,12 @@ def test_masks_must_come_always_or_never():
         (MultiDiscrete([2, 4]), [[1, 0], [0, 1, 1, 0]], FLAT[:2] + FLAT[2:6]),
         (MultiDiscrete([2, 2]), np.array([[1, 0], [0, 1]]), [True, False, False, True]),
         (MultiDiscrete([[2, 2], [2, 2]]), (PAIR[:1] * 2, PAIR[:1] * 2), [True, False] * 4),
-        (NESTED, (None, {"pair": PAIR}, [0, 1]), FLAT),
-        (NESTED, ((), {"pair": np.array(FLAT[:6]), "bits": None}, [0, 1]), FLAT),
+        (MultiBinary(2), BITS, BITS),
+        (MultiBinary(2), np.array(BITS).reshape(2, 2), BITS),
+        (MultiBinary(2), np.array([[0, 1, 1, 0], BITS]), BITS),  # two frames
+        (MultiBinary([1, 2]), (BITS[:2], BITS[2:]), BITS),
+        (NESTED, (None, {"pair": PAIR, "bits": BITS}, [0, 1]), FLAT),
+        (NESTED, ((), {"pair": np.array(FLAT[:6]), "bits": (BITS[:2], BITS[2:])}, [0, 1]), FLAT),
         (NESTED, FLAT, FLAT),
         (Dict(turn=Box(0, 1, (1,)), choice=Discrete(2)), {"choice": (1, 0)}, [True, False]),
     ],
@@ -308,9 +314,10 @@ def test_forms_of_a_mask(space, said, flat):
         (MultiDiscrete([2, 4]), [1] * 5, r"environment 2 must have 2 \+ 4 places, one for each choice: got shape \(5,\) for 6"),
         (MultiDiscrete([2, 4]), PAIR[::-1], r"must have 2 \+ 4 places, one for each choice: got shape \(4,\) for 2"),
         (MultiDiscrete([2, 4]), PAIR[:1], "got 1 parts for 2"),
-        (NESTED, (None, {"bits": None}, [0, 1]), "a part has none"),
-        (NESTED, (None, {"pair": PAIR, "bits": [1, 1]}, [0, 1]), r"got shape \(2,\) for 0"),
-        (NESTED, ([1], {"pair": PAIR}, [0, 1]), r"got shape \(1,\) for 0"),
+        (MultiBinary(2), [1, 0], r"environment 2 must have 2 \+ 2 places, one for each choice: got shape \(2,\) for 4"),
+        (NESTED, (None, {"bits": BITS}, [0, 1]), "a part has none"),
+        (NESTED, (None, {"pair": PAIR, "bits": [1, 1]}, [0, 1]), r"got shape \(2,\) for 4"),
+        (NESTED, ([1], {"pair": PAIR, "bits": BITS}, [0, 1]), r"got shape \(1,\) for 0"),
         (NESTED, (None, {"pair": PAIR}), "got other parts than the actions have"),
         (Dict(choice=Discrete(2)), PAIR[:1], "got other parts than the actions have"),
     ],
@@ -320,7 +327,7 @@ def test_a_mask_that_does_not_fit_is_refused_in_one_line(space, said, line):
         Masks(space, "environment {}").one((), {"action_mask": said}, 2)
     assert "\n" not in str(error.value)
     with pytest.raises(SettingError, match=r"have none$"):
-        Masks(MultiBinary(2), "environment {}")
+        Masks(Box(0, 1, (2,)), "environment {}")
 
 
 @pytest.mark.parametrize("space", [*Choosy.action_spaces.values(), MultiDiscrete([[2, 3], [4, 2]], start=[[1, 2], [3, 4]])])
@@ -328,7 +335,7 @@ def test_random_legal_actions_are_legal_and_all_of_them_come(space):
     space.seed(0)
     sizes = choice_sizes(space)
     drawn, rng = set(), np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(600):
         mask = np.concatenate([np.eye(size, dtype=bool)[rng.integers(size)] for size in sizes])  # one choice in each part
         action = legal_sample(space, mask)
         assert space.contains(action)
@@ -338,7 +345,7 @@ def test_random_legal_actions_are_legal_and_all_of_them_come(space):
         if isinstance(space, MultiDiscrete):
             assert np.array_equal((action - space.start).ravel() + np.cumsum([0, *sizes[:-1]]), np.flatnonzero(mask))
         if space is NESTED:
-            assert [*action[1]["pair"] + [0, 2], action[2] + 6] == np.flatnonzero(mask).tolist()
+            assert [*action[1]["pair"] + [0, 2], *action[1]["bits"] + [6, 8], action[2] + 10] == np.flatnonzero(mask).tolist()
     assert len(drawn) == np.prod(sizes)
 
 

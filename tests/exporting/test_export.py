@@ -77,7 +77,7 @@ def test_a_description_lies_beside_and_names_no_place_on_the_machine(saved, tmp_
         assert (where["low"], where["high"]) == ("-inf", "inf")
         assert [(each["name"], each["shape"], each["dtype"]) for each in said["inputs"]] == [
             ("where", ["batch", 2], "float32"),
-            ("action_mask", ["batch", 8], "bool"),
+            ("action_mask", ["batch", 12], "bool"),
             *((f"memory.{i}", ["batch", 4], "float32") for i in range(4)),
         ]
         assert [(each["name"], each["shape"], each["dtype"]) for each in said["outputs"]][:4] == [

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
 import struct
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 from pytorch_lightning import seed_everything
 
 from lightning_rl import PPO, EnvConfig, Trainer
+from lightning_rl.figures import png
 from lightning_rl.reports.groups import compared
 from lightning_rl.reports.page import looks, picture
 from lightning_rl.reports.runs import find_runs
@@ -217,3 +221,25 @@ def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):
     assert re.search(r"^  PPO +3 +320 ", out, re.MULTILINE) and re.search(r"^  PPO +3 of 3 ", out, re.MULTILINE)
     assert re.search(r"version_2 +PPO +3 +320 ", out)
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$", "$$", "a\\$b$", "<i>$x$</i>", "{x:}%s", "Ω\udcff"], ids=ascii)
+def test_names_are_shown_as_they_are_whatever_their_letters(name, folder, capfd):
+    write_run(folder / "one", {100: [1], 200: [2]}, encoder=name, env=f"{name}-v0")
+    write_run(folder / "other", {100: [1], 200: [2]}, seed=1, env=f"{name}-v0")
+    status, _, err = run("compare . --out report.html", capfd)
+    assert (status, err) == (0, "") and (folder / "report.png").stat().st_size > 10_000
+    page = (folder / "report.html").read_text()
+    assert escape(f"encoder={name}".replace("\udcff", "\\udcff")) in page
+
+
+def test_a_dollar_is_no_formula_in_a_picture(folder, capfd):
+    pixels = []
+    for name in ("$a_b$", "a_b"):
+        write_run(folder / "run", {100: [1], 200: [2]}, env=f"{name}-v0")
+        figure = picture(sections := compared(find_runs([folder / "run"])[0]), looks(sections), None)
+        png(figure)
+        (title,) = [text for text in figure.findobj(Text) if text.get_text() == f"{name}-v0"]
+        pixels.append(title.get_window_extent().width)
+        shutil.rmtree(folder / "run")
+    assert pixels[0] > pixels[1]  # two dollars wider; a formula is narrower

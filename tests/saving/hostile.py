@@ -71,6 +71,11 @@ def hostile_files(good: Path, folder: Path, proof: Path) -> dict[str, Path]:
     put("future_version", lambda changed: changed["lightning_rl"].update(format_version=2))
     put("no_version", lambda changed: changed["lightning_rl"].update(format_version="1"))
     put("negative_steps", lambda changed: changed["lightning_rl"].update(env_steps=-1))
+    put("settings_in_themselves", lambda changed: changed["hyper_parameters"].update(net_arch=changed["hyper_parameters"]))
+    observations: list[Any] = []
+    observations.append(observations)
+    episodes = {"data": {"collector": {"episodes": {"obs": observations}}}}
+    put("observations_in_themselves", lambda changed: changed["lightning_rl"].update(ranks=[episodes]))
     put("space_without_end", lambda changed: changed["lightning_rl"]["spaces"][0].update(shape=[1 << 40]))
 
     whole = good.read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import resource
 import shlex
 import subprocess
@@ -146,6 +147,24 @@ def test_a_checkpoint_without_a_manifest_is_read(tmp_path):
     (tmp_path / "last.ckpt.json").unlink()
     save(tmp_path / "last.ckpt", 2)
     assert (number(tmp_path / "last.ckpt"), number(tmp_path / "last.previous.ckpt")) == (2, 1)
+
+
+def test_any_flipped_bit_of_a_checkpoint_without_a_manifest_is_noticed_or_changes_nothing(tmp_path):
+    save(tmp_path / "best.ckpt", 7)
+    whole, path = (tmp_path / "best.ckpt").read_bytes(), tmp_path / "flipped.ckpt"
+    refused = 0
+    for place in random.Random(0).sample(range(8 * len(whole)), 60):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            content = read_verified(path)
+        except SettingError as error:
+            assert "\n" not in str(error) and "cannot be read as a checkpoint" in str(error)
+            refused += 1
+        else:
+            assert content["number"] == 7 and torch.equal(content["weights"], torch.full((1000,), 7.0)), place
+    assert refused >= 45  # 4,000 of 4,900 bytes are weights
 
 
 def test_who_reads_while_another_saves_gets_a_whole_one_without_a_word(tmp_path):

@@ -20,7 +20,7 @@ from tests.data.recordings import line_buffer, walk
 from tests.fitting import fit, tiny
 from tests.saving.hostile import hostile_files, numpy_bomb
 
-NAMES = 36
+NAMES = 38
 SETTINGS = "--model PPO --model.env.id CartPole-v1 --model.env.num_envs 2 --model.n_steps 8 --model.batch_size 8 --model.net_arch [8]"
 
 
@@ -104,6 +104,26 @@ def test_a_wrapper_that_writes_where_a_file_says_is_refused(made, tmp_path):
     torch.save(content, tmp_path / "a.ckpt")
     with pytest.raises(SettingError, match="the wrapper RecordVideo, which writes files"):
         load_policy(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize(
+    "env, said",
+    [
+        ({"frame_stack": 10**9}, "holds env.frame_stack 1000000000, and its observations have 4 numbers"),
+        ({"wrappers": [{"class_path": "FrameStackObservation", "init_args": {"stack_size": 10**9}}]}, "holds env.stack_size 1000000000"),
+        ({"kwargs": {"render_mode": "human"}}, "names the render_mode human, which opens a window; pass env yourself"),
+        ({"wrappers": ["HumanRendering"]}, "names the wrapper HumanRendering, which opens a window; pass env yourself"),
+    ],
+)
+def test_an_environment_that_takes_all_memory_or_opens_a_window_is_refused_before_it_is_built(env, said, made, tmp_path, capfd):
+    folder, proof, _ = made
+    content = torch.load(folder / "good.ckpt", weights_only=True)
+    content["hyper_parameters"]["env"].update(env)
+    torch.save(content, tmp_path / "a.ckpt")
+    status, _, line = run(f"evaluate --ckpt_path {tmp_path / 'a.ckpt'}", capfd)
+    assert (status, line.count("\n")) == (2, 1) and said in line
+    refused(lambda: load_policy(tmp_path / "a.ckpt"), proof)
+    assert PPO.load_from_checkpoint(tmp_path / "a.ckpt", env="CartPole-v1").env_steps == 16
 
 
 def test_networks_too_large_for_their_weights_are_refused_before_they_are_built(made, tmp_path):
