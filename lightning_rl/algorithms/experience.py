@@ -43,10 +43,10 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actor
     saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    if algorithm.trainer.fast_dev_run:  # its first iteration must run the loss
+    if algorithm.trainer.fast_dev_run:  # its first iteration must run the losses; the policy of TD3 waits for the second update
         enough = buffer.open_rows + settings.batch_size
         settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
-        steps = max(steps, -(-(enough + settings.train_freq) // algorithm.num_envs))
+        steps = max(steps, -(-(enough + 2 * settings.train_freq) // algorithm.num_envs))
     if settings.learning_starts >= algorithm.max_env_steps:
         algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
     resumed = algorithm.env_steps > 0

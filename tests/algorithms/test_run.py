@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlat
 
 from lightning_rl import DQN, LSTM, PPO, SAC, TD3, EvaluationConfig, RolloutEvaluator, SettingError, Trainer
 from lightning_rl.networks.flat import FlatAdam
-from tests.fitting import ALL, Rows, fit, tiny
+from tests.fitting import ALL, Rows, fit, tiny, weights
 
 # ---------------------------------------------------------------- its end
 
@@ -259,10 +259,12 @@ SLOW_TO_LEARN = {"learning_starts": 1000, "buffer_size": 2000}
 SEQUENCES = {"memory": LSTM(4, 8), "batch_size": 16}
 
 
-@pytest.mark.parametrize("settings", [{}, {"train_freq": 40}, {"n_steps": 20}, SEQUENCES])
+@pytest.mark.parametrize("settings", [{}, {"train_freq": 40, "gradient_steps": 2}, {"n_steps": 20}, SEQUENCES])
 @pytest.mark.parametrize("algorithm", [SAC, TD3, DQN])
 def test_a_fast_dev_run_runs_the_loss(algorithm, settings, capsys):
     model = tiny(algorithm, **SLOW_TO_LEARN | settings)
+    before = weights(model)
     trainer = fit(model, fast_dev_run=True)
-    assert trainer.global_step == 1 and 1 <= model.updates <= 8 and model.env_steps < 96
+    assert trainer.global_step == 1 and 2 <= model.updates <= 8 and model.env_steps < 96
+    assert not torch.equal(weights(model), before)  # TD3's policy too, which waits for the second update
     assert "ends before it learns" not in capsys.readouterr().out
