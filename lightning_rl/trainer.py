@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 from collections.abc import Iterable, Mapping
@@ -373,9 +372,12 @@ def current_seed() -> int | None:
 def introduce(logger: Any, config: dict[str, Any], counter: str) -> None:
     """Weights & Biases draws over what the run counts, as the others do, and knows all settings of the run."""
     if isinstance(logger, WandbLogger):
-        importlib.import_module("wandb").setup()  # reads WANDB_SILENT before Lightning's first call warns
-        init = logger._wandb_init  # its service looks for a relative folder where it was started, and the run is lost
-        init["dir"] = init["dir"] and os.path.abspath(init["dir"])
+        init = logger._wandb_init
+        if logger._offline:
+            init["mode"] = "offline"  # WANDB_MODE, which Lightning sets, is only read once per process
+        if init["anonymous"] is None:
+            del init["anonymous"]  # wandb warns about it whatever its value
+        init["dir"] = init["dir"] and os.path.abspath(init["dir"])  # its service resolves a relative one where it was started
         logger.experiment.define_metric(counter)
         logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
         logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})

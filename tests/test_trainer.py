@@ -11,7 +11,9 @@ import gymnasium as gym
 import pytest
 import pytorch_lightning as pl
 import torch
+import wandb
 import yaml
+from pytorch_lightning.loggers import WandbLogger
 
 from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, RolloutEvaluator, Trainer
 from lightning_rl.callbacks.csv_logger import read_rows
@@ -204,6 +206,24 @@ def test_lightnings_early_stopping_follows_the_evaluations_from_epoch_to_epoch(f
     stop = pl.callbacks.EarlyStopping("eval/mean_reward", mode="max", patience=1)
     trainer = fit(evaluation=EvaluationConfig(episodes=1, max_episode_steps=5), callbacks=[stop], limit_train_batches=1)
     assert trainer.global_step == 2 and float(stop.best_score) == 5.0  # always 5: never better
+
+
+@pytest.fixture
+def wandb_online(monkeypatch):
+    """Weights & Biases as it is without WANDB_MODE, with a server that does not answer."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    wandb.teardown()  # it read the environment of other tests
+    yield wandb.setup()
+    wandb.teardown()
+
+
+def test_an_offline_wandb_logger_calls_no_server(fit, folder, wandb_online, capfd):
+    fit(logger=WandbLogger(offline=True, save_dir=folder), evaluation=None)
+    assert wandb.run.offline and capfd.readouterr().err == ""
+    wandb.finish()
+    assert len(list(folder.glob("wandb/offline-run-*/run-*.wandb"))) == 1
 
 
 def test_an_evaluator_among_the_callbacks_replaces_ours(fit):

@@ -30,6 +30,7 @@ from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.guards import ON_NAN, Guard
+from lightning_rl.networks.flat import FlatOptimizer
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.networks.tape import in_numpy
 from lightning_rl.ranks import mean_over_ranks
@@ -193,8 +194,14 @@ class Algorithm(Run):
         return rollout._replace(reward=reward), self.gamma * ~over
 
     def with_side_learners(self, *optimizers: Optimizer) -> list[Optimizer]:
-        """The optimizers of an algorithm, and behind them those of what learns beside it."""
+        """Return the optimizers of an algorithm, followed by those of what learns in addition to it.
+
+        A `FlatOptimizer` has no learning rate of its own: it follows `learning_rate`, or a scheduler that begins with it.
+        """
         self.num_optimizers = len(optimizers)
+        for optimizer in optimizers:
+            if isinstance(optimizer, FlatOptimizer):
+                optimizer.param_groups[0]["lr"] = self.learning_rate(0.0)
         return [*optimizers, *(each for learner in self.side_learners for each in learner.optimizers(self, list(optimizers)))]
 
     def step(self, loss: Tensor, optimizer: Optimizer) -> Tensor:

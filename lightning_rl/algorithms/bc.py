@@ -151,5 +151,5 @@ class BehavioralCloning(Algorithm):
         losses: Any = self.log_rows.recorded.get("train/loss")
         return f"loss {float(losses[-1]):.3g}" if losses else "loss –"
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return FlatAdam(self.network)
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return self.with_side_learners(FlatAdam(self.network))

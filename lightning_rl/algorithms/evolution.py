@@ -15,7 +15,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, as_settings, check_choice, check_flag, check_range
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.flat import FlatAdam, FlatParameters
+from lightning_rl.networks.flat import FlatAdam, FlatSGD
 from lightning_rl.schedules import ScheduleSetting, make_schedule
 
 
@@ -149,13 +149,8 @@ class EvolutionStrategies(Algorithm):
         gradient = antithetic_gradient(worth, noise).to(weights)
         return self.finite("loss", 0.5 * self.l2 * weights.square().sum() - (gradient * weights).sum())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        if self.uses_adam:
-            return FlatAdam(self.network)
-        weights = FlatParameters(self.network)
-        sgd = torch.optim.SGD([weights], momentum=self.momentum, dampening=self.momentum)
-        sgd.state[weights]["momentum_buffer"] = torch.zeros_like(weights)  # or torch begins with the first gradient, ten times as long
-        return sgd
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return self.with_side_learners(FlatAdam(self.network) if self.uses_adam else FlatSGD(self.network, self.momentum))
 
 
 MEANINGLESS = ("rollouts_per_batch", "queue_factor", "max_policy_lag", "ordered")

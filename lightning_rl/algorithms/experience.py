@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,17 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actor
     ranks = algorithm.trainer.world_size
     saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
+    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
+    if algorithm.trainer.fast_dev_run:  # its first iteration must run the losses; the policy of TD3 waits for the second update
+        enough = buffer.open_rows + settings.batch_size
+        settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
+        steps = max(steps, -(-(enough + 2 * settings.train_freq) // algorithm.num_envs))
     if settings.learning_starts >= algorithm.max_env_steps:
         algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
     resumed = algorithm.env_steps > 0
     if resumed and not saved:
         goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
         algorithm.say(f"the checkpoint holds no replay buffer: learning goes on {goes_on}")
-    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     collector: Any = make_collector(algorithm, steps, False) if actors is None else make_actor_pool(algorithm, steps, actors)
     signals = dict(algorithm.reward_signals.items())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_rl.algorithms.compiled import CompiledLoss, compiled_losses
 from lightning_rl.algorithms.loading import stored_name
@@ -21,7 +23,7 @@ from lightning_rl.algorithms.run_log import RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
 from lightning_rl.algorithms.side_learner import SideLearner, SignalLearner
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
-from lightning_rl.callbacks.iteration import CloseEnvironments, EndIteration
+from lightning_rl.callbacks.iteration import EndIteration, EndRun
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate
 from lightning_rl.cpu_threads import one_thread
@@ -29,13 +31,13 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.errors import SettingError, printable
 from lightning_rl.guards import Guard
+from lightning_rl.networks.flat import FlatOptimizer
 from lightning_rl.ranks import of_all_ranks, together
 from lightning_rl.schedules import Schedule
 from lightning_rl.spaces import Spaces
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.types import Tree, tree_map
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 COMPILERS: dict[Any, Any] = {True: compiled_losses, "auto": numpy_losses, False: lambda algorithm, names: {}}
 
 
@@ -62,6 +64,7 @@ class Run(pl.LightningModule):
     """Of the rank's draws while it learns."""
     seed: int
     learning_rate: Schedule
+    given_arguments: tuple[tuple[Any, ...], dict[str, Any]]
     log_rows: RunLog
     normalize_obs: str
     normalize_obs_steps: int
@@ -79,6 +82,11 @@ class Run(pl.LightningModule):
         self.ranks: list[dict[str, Any]] = []
         self.saves_run = True
         """Whether checkpoints hold the run too, and not only what was learned."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls.configure_callbacks, "adds_own"):
+            cls.configure_callbacks = adding_own(cls.configure_callbacks)  # type: ignore[method-assign]
 
     def experience(self) -> ExperienceDataset:
         """Which experience: the dataset whose items are iterations."""
@@ -151,14 +159,23 @@ class Run(pl.LightningModule):
         """The algorithm's alone."""
         return self.all_optimizers()[: self.num_optimizers]
 
-    def _unless_given(self, callback: pl.Callback) -> list[pl.Callback]:
-        """The callback, unless the Trainer has one of its kind."""
+    @cached_property
+    def curriculum(self) -> list[Curriculum]:
+        """The lessons of its environments, which another `fit` goes on with."""
+        return make_curriculum(self.env) if self.counter == "env_steps" else []
+
+    def own_callbacks(self) -> list[pl.Callback]:
+        """Return what a run itself needs, whatever Trainer runs it."""
         trainer: Any = self.trainer
-        return [] if any(isinstance(each, type(callback)) for each in trainer.callbacks) else [callback]
+        target_update = [] if self.target_update is None else [self.target_update]
+        replaceable = [each for each in (*self.curriculum, *target_update) if not has_kind(trainer.callbacks, each)]
+        return [EndIteration(), EndRun(list(trainer.callbacks)), *replaceable]
 
     # ---------------------------------------------------------------- Lightning's hooks, in their order
 
     def train_dataloader(self) -> ExperienceDataset:
+        if self.dataset is not None:  # Lightning may ask again in each epoch, and the run goes on
+            return self.dataset
         self.dataset = self.experience()
         for learner in self.side_learners:
             if learner.learns and self.num_optimizers is None:
@@ -172,6 +189,7 @@ class Run(pl.LightningModule):
         self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         trainer: Any = self.trainer
         self._agree_on_count()
+        self._check_learning_rates()
         folder = trainer.strategy.broadcast(getattr(trainer, "run_folder", None))
         self.guard = self.collector.guard = Guard(self.on_nan, folder, trainer.world_size)
         self.guard.begin(self, self.all_optimizers())
@@ -208,10 +226,7 @@ class Run(pl.LightningModule):
         self.began_at = self.count
         self.progress = min(1.0, self.began_at / self.length)
         self._count()
-        rate = self.learning_rate(self.progress)
-        for optimizer in self.raw_optimizers():
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+        self._schedule_learning_rate()
         collector = self.dataset.collector
         most = self.began_at + collector.n_steps * collector.num_envs * self.trainer.world_size
         self.log_rows.begin(math.inf if most >= self.length else most)
@@ -236,28 +251,21 @@ class Run(pl.LightningModule):
             for callback in self._callbacks_with("run_metrics"):
                 metrics |= callback.run_metrics()
             metrics["train/n_updates"] = self.updates
-            metrics["train/learning_rate"] = self.learning_rate(self.progress)
+            metrics["train/learning_rate"] = self.raw_optimizers()[0].param_groups[0]["lr"]
             self.log_rows.write(self.trainer, self, metrics)
+        self._step_schedulers()
         if self.finished:
             self.trainer.should_stop = True
 
     def transfer_batch_to_device(self, batch: Tree, device: torch.device, dataloader_idx: int) -> Tree:
         return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
 
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """What learning itself needs, whatever Trainer runs it."""
-        target_updates = [] if self.target_update is None else self._unless_given(self.target_update)
-        ours = [CloseEnvironments(), *(make_curriculum(self.env) if self.counter == "env_steps" else [])]
-        return [*(callback for each in ours for callback in self._unless_given(each)), *target_updates]
+    def configure_callbacks(self) -> Any:
+        """Return more callbacks; those that a run needs are there in any case."""
+        return []
 
-    def setup(self, stage: str) -> None:
-        trainer: Any = self.trainer
-        if trainer.precision not in PRECISIONS:
-            raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
-        first = [EndIteration(), *(each for each in trainer.callbacks if isinstance(each, Curriculum))]
-        trainer.callbacks[:] = [*first, *(each for each in trainer.callbacks if not isinstance(each, EndIteration | Curriculum))]
-
-    def teardown(self, stage: str) -> None:
+    def end_run(self) -> None:
+        """After a run or an error: close the environments."""
         if self.dataset is not None:
             counts = {name: torch.tensor(getattr(self, name)) for name in self.COUNTS}
             self.trainer.callback_metrics.update(counts)  # which Lightning brings back from processes that it spawned
@@ -300,6 +308,33 @@ class Run(pl.LightningModule):
             self.say(notice)
         self.guard.notices.clear()
 
+    def _schedule_learning_rate(self) -> None:
+        """Set `learning_rate` for this iteration where no user's optimizer or scheduler says otherwise."""
+        scheduled = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]
+        rate = self.learning_rate(self.progress)
+        for optimizer in self.raw_optimizers():
+            if isinstance(optimizer, FlatOptimizer) and optimizer not in scheduled:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+
+    def _step_schedulers(self) -> None:
+        """Step a user's schedulers once per iteration, or once in `frequency` iterations."""
+        for config in self.trainer.lr_scheduler_configs:
+            if self.trainer.global_step % config.frequency == 0:
+                self.lr_scheduler_step(config.scheduler, None)
+
+    def _check_learning_rates(self) -> None:
+        """Raise `SettingError` for a scheduler that asks for a metric, and name a `learning_rate` that is not used."""
+        if any(isinstance(config.scheduler, ReduceLROnPlateau) for config in self.trainer.lr_scheduler_configs):
+            raise SettingError(
+                "ReduceLROnPlateau needs a metric, and schedulers are stepped once per iteration without one; "
+                "leave it out of configure_optimizers and step it in on_evaluation_end"
+            )
+        first, setting = self.raw_optimizers()[0], self.given_arguments[1].get("learning_rate")
+        if setting is not None and not isinstance(first, FlatOptimizer):
+            own = f"{type(first).__name__} of configure_optimizers has its own, {first.param_groups[0]['lr']:g}"
+            self.say(f"learning_rate {setting} is not used: {own}")
+
     def _agree_on_count(self) -> None:
         """All ranks must begin at the same place.
 
@@ -325,3 +360,21 @@ class Run(pl.LightningModule):
             self.guard.agree(bool(total[2]))
             counts = int(total[0]), int(total[1])
         self.env_steps, self.episodes = counts
+
+
+def adding_own(configure_callbacks: Callable[[Any], Any]) -> Any:
+    """Make a `configure_callbacks` add to the callbacks that a run needs, whether it calls `super()` or not."""
+
+    @wraps(configure_callbacks)
+    def adding(self: Run) -> list[pl.Callback]:
+        more = configure_callbacks(self) or []
+        more = [more] if isinstance(more, pl.Callback) else list(more)
+        return [*(each for each in self.own_callbacks() if not has_kind(more, each)), *more]
+
+    adding.adds_own = True  # type: ignore[attr-defined]
+    return adding
+
+
+def has_kind(callbacks: Iterable[Any], callback: pl.Callback) -> bool:
+    """Whether there is a callback of this kind."""
+    return any(isinstance(each, type(callback)) for each in callbacks)

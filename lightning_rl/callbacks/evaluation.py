@@ -19,6 +19,7 @@ from lightning_rl.callbacks.csv_logger import CsvTable
 from lightning_rl.callbacks.disk import log_row
 from lightning_rl.callbacks.interval import check_interval, interval
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
+from lightning_rl.callbacks.stopping import follow_evaluations, stop_early
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
@@ -131,11 +132,13 @@ class RolloutEvaluator(pl.Callback):
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        self.variants = {}
         check_interval("evaluation", self, pl_module)
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.table = None if self.file is None else CsvTable(self.file, pl_module.counter, pl_module.say)
+        follow_evaluations(trainer)
         if not self.continues:
             self.evaluated_at = pl_module.count
 
@@ -275,6 +278,7 @@ def report(trainer: Any, algorithm: Any, episodes: list[Episode], variants: dict
     for callback in trainer.callbacks:
         if hasattr(callback, "on_evaluation_end"):
             callback.on_evaluation_end(trainer, algorithm, metrics)
+    stop_early(trainer, algorithm, metrics)
 
 
 def as_row(algorithm: Any, episode: Episode) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What goes with every iteration of an algorithm, whatever Trainer runs it."""
+"""What goes with every iteration and every run of an algorithm, whatever Trainer runs it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,41 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from lightning_rl.callbacks.curriculum import Curriculum
+from lightning_rl.errors import SettingError
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
 
 class EndIteration(pl.Callback):
     """The first of all callbacks: those behind it judge and save a finished iteration."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if trainer.precision not in PRECISIONS:
+            raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
+        first = [self, *(each for each in trainer.callbacks if isinstance(each, Curriculum))]
+        trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         pl_module.end_iteration()
 
 
-class CloseEnvironments(pl.Callback):
-    """Lightning tears nothing down after an exception; environments with processes must still be closed."""
+class EndRun(pl.Callback):
+    """Ends a run, also after an exception, and gives the Trainer back the callbacks that it had before.
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        pl_module.teardown("fit")
+    Lightning tears nothing down after an exception, though environments with processes must be closed, and leaves the callbacks of a model
+    to the models after it.
+
+    Args:
+        before: the Trainer's callbacks without those of the model.
+    """
+
+    def __init__(self, before: list[pl.Callback]) -> None:
+        self.before = before
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        trainer.callbacks = self.before
+        pl_module.end_run()

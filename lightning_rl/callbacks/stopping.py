@@ -6,7 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from lightning_rl.errors import check_range
+from lightning_rl.errors import SettingError, check_range, nearest
 
 
 class StopOnEvaluation(pl.Callback):
@@ -41,3 +41,29 @@ class StopOnEvaluation(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.since_best = state_dict["best"], state_dict["since_best"]
+
+
+def early_stopping(trainer: pl.Trainer) -> list[Any]:
+    """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages, that monitors an evaluation."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [each for each in callbacks if hasattr(each, "_check_on_train_epoch_end") and each.monitor.startswith(("eval/", "val/"))]
+
+
+def follow_evaluations(trainer: pl.Trainer) -> None:
+    """Let `EarlyStopping` wait for evaluations: to Lightning a run is one epoch, at the end of which it would look once."""
+    for callback in early_stopping(trainer):
+        callback._check_on_train_epoch_end = False
+
+
+def stop_early(trainer: pl.Trainer, algorithm: Any, metrics: dict[str, float]) -> None:
+    """Let `EarlyStopping` decide from an evaluation.
+
+    Raises:
+        SettingError: it monitors what evaluations do not find.
+    """
+    for callback in early_stopping(trainer):
+        if callback.monitor in metrics:
+            callback.on_validation_end(trainer, algorithm)
+        elif callback.strict:
+            monitor = callback.monitor
+            raise SettingError(f"EarlyStopping: monitor {monitor!r} is not what evaluations find{nearest(monitor, metrics)}")

@@ -184,6 +184,11 @@ class ReplayBuffer:
             if ended:
                 env = int(self.count.argmin())
 
+    @property
+    def open_rows(self) -> int:
+        """How many rows there may be before one can be drawn; of sequences, resets that are no rows may take every other step."""
+        return max(self.n_steps - 1, 2 * self.lag) * len(self.envs)
+
     def sample(self, batch_size: int, progress: float = 0.0) -> Window:
         """Draw rows, or sequences of `batch_size` rows in all; `progress` of the run anneals the importance weights.
 

@@ -111,9 +111,7 @@ class ReplayDataset(ExperienceDataset):
         if self.learning_starts is None:
             wanted = self.settings.learning_starts / self.ranks
             begin = 0.0 if self.resumed and len(self.buffer) else self.steps
-            # no window need be complete before; of sequences, resets that are no rows may take every other step
-            open_rows = max(self.settings.n_steps - 1, 2 * self.buffer.lag) * self.collector.num_envs
-            self.learning_starts = begin + max(wanted, open_rows)
+            self.learning_starts = begin + max(wanted, self.buffer.open_rows)
             self.random_until = begin + wanted if self.settings.warmup == "random" and not self.resumed else 0.0
             self.phases = max(0, self._phases())
 

@@ -58,7 +58,10 @@ class FlatParameters(nn.Parameter):
 
 
 class FlatOptimizer(torch.optim.Optimizer):
-    """What optimizers of one `FlatParameters` have in common. They call torch's kernels without the bookkeeping that many tensors need."""
+    """What optimizers of one `FlatParameters` have in common. They call torch's kernels without the bookkeeping that many tensors need.
+
+    They are not given a learning rate: it follows the `learning_rate` of the algorithm.
+    """
 
     @property
     def vector(self) -> FlatParameters:
@@ -133,3 +136,14 @@ class FlatRMSprop(FlatOptimizer, torch.optim.RMSprop):
         vector.addcdiv_(gradient, square.sqrt().add_(group["eps"]), value=-group["lr"])
 
     step.hooked = True  # type: ignore[attr-defined]  # as above
+
+
+class FlatSGD(FlatOptimizer, torch.optim.SGD):
+    """Gradient descent with momentum μ on one `FlatParameters`: v ← μ v + (1 − μ) g, θ ← θ − η v, with v = 0 at first."""
+
+    def __init__(self, module: nn.Module, momentum: float) -> None:
+        weights = FlatParameters(module)
+        super().__init__([weights], momentum=momentum, dampening=momentum)
+        self.state[weights]["momentum_buffer"] = torch.zeros_like(
+            weights
+        )  # or torch begins with the first gradient, 1/(1 − μ) times as long

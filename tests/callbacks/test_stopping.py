@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pytorch_lightning.callbacks import EarlyStopping
 
-from lightning_rl import PPO, StopOnEvaluation
+from lightning_rl import PPO, StopOnEvaluation, Trainer
 from lightning_rl.errors import SettingError
 from tests.callbacks.evaluations import Scores
 from tests.fitting import fit, tiny
@@ -44,3 +45,41 @@ def test_a_run_that_continues_remembers_its_best_evaluation(tmp_path):
 def test_patience_is_at_least_one():
     with pytest.raises(SettingError, match=r"evaluation.patience must be >= 1, got 0"):
         StopOnEvaluation(patience=0)
+
+
+@pytest.mark.parametrize(
+    "settings, evaluations",
+    [
+        ({"patience": 1}, 3),  # 2 does not beat 3
+        ({"patience": 2}, 4),
+        ({"patience": 9, "stopping_threshold": 2.5}, 2),
+        ({"patience": 1, "check_on_train_epoch_end": False}, 3),
+        ({"patience": 9}, 5),
+    ],
+)
+def test_lightnings_early_stopping_decides_after_each_evaluation(settings, evaluations):
+    model = tiny(PPO, max_env_steps=80)
+    fit(model, callbacks=[EarlyStopping("eval/mean_reward", mode="max", **settings), Scores([1, 3, 2, 3, 4])])
+    assert model.env_steps == 16 * evaluations
+
+
+def test_lightnings_early_stopping_decides_once_for_an_evaluation_where_epochs_are_short():
+    model = tiny(PPO, max_env_steps=80)
+    scores = Scores([1, 2, 3])
+    scores.every_n_env_steps = 32  # at 32, 64 and 80
+    fit(model, callbacks=[EarlyStopping("eval/mean_reward", mode="max", patience=1), scores], limit_train_batches=1)
+    assert model.env_steps == 80
+
+
+def test_lightnings_early_stopping_follows_our_trainers_evaluations(tmp_path):
+    model = tiny(PPO, max_env_steps=80)
+    stop = EarlyStopping("eval/mean_reward", mode="max", patience=1)
+    Trainer(default_root_dir=tmp_path, accelerator="cpu", callbacks=[stop], logger=False, enable_progress_bar=False).fit(model)
+    assert model.env_steps == 32  # the environment always pays the same
+
+
+def test_early_stopping_that_monitors_nothing_is_refused_in_one_line_at_the_first_evaluation():
+    model = tiny(PPO, max_env_steps=80)
+    with pytest.raises(SettingError, match=r"^EarlyStopping: monitor 'eval/mean_rewrad' .*; did you mean eval/mean_reward\?$"):
+        fit(model, callbacks=[EarlyStopping("eval/mean_rewrad"), Scores([1, 3, 2, 3, 4])])
+    assert model.env_steps == 16

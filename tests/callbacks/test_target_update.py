@@ -102,6 +102,7 @@ class Watch(pl.Callback):
         self.seen = []
 
     def on_train_start(self, trainer, algorithm):
+        assert sum(isinstance(callback, TargetNetworkUpdate) for callback in trainer.callbacks) == 1
         assert all(torch.equal(online, target) for online, target in self.look(algorithm))
 
     def on_update_end(self, trainer, algorithm):
@@ -114,8 +115,7 @@ class Watch(pl.Callback):
 def moves(model, *callbacks):
     """Train; for each update and pair of networks: the target before, the online weights, and the target after."""
     watch = Watch()
-    trainer = fit(model, callbacks=[watch, *callbacks])
-    assert sum(isinstance(callback, TargetNetworkUpdate) for callback in trainer.callbacks) == 1
+    fit(model, callbacks=[watch, *callbacks])
     assert len(watch.seen) == model.updates == UPDATES
     after = [*watch.seen[1:], watch.look(model)]
     return [
@@ -170,11 +170,15 @@ def test_so_does_a_users_subclass_of_it():
 
 
 def test_a_model_that_is_fitted_again_keeps_one_callback():
+    counts = []
+    count = pl.callbacks.LambdaCallback(
+        on_train_start=lambda trainer, _: counts.append(sum(isinstance(each, TargetNetworkUpdate) for each in trainer.callbacks))
+    )
     model = model_of(DQN, tau=0.25)
-    fit(model)
+    trainer = fit(model, callbacks=[count])
     model.max_env_steps = 96
-    trainer = fit(model)
-    assert sum(isinstance(callback, TargetNetworkUpdate) for callback in trainer.callbacks) == 1
+    trainer.fit(model)
+    assert counts == [1, 1] and model.env_steps == 96
 
 
 def test_an_algorithm_without_target_networks_refuses_it_in_one_line():

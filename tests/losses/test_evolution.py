@@ -79,9 +79,8 @@ def test_the_first_step_of_an_optimizer(optimizer, step):
     with torch.no_grad():
         model.network.weight.copy_(torch.tensor([[1.0, 2.0]]))
         model.network.bias.fill_(3.0)
-    chosen = model.configure_optimizers()
+    (chosen,) = model.configure_optimizers()
     (vector,) = chosen.param_groups[0]["params"]
-    chosen.param_groups[0]["lr"] = 0.01
     weights = torch.cat([parameter.flatten() for parameter in model.network.parameters()])
     vector.differentiate(model.loss(Results(Golden(), RETURNS, RETURNS, RETURNS), weights))
     assert vector.grad.tolist() == numbers([0.17166667, -0.65666667, -0.31833333])
