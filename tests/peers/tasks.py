@@ -1,4 +1,4 @@
-"""The tasks of Stable-Baselines3's own tests, in our words: what is to be learned is known, and it passes with the settings given there."""
+"""The tasks of Stable-Baselines3's and sb3-contrib's own tests, in our words: what is to be learned is known."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from tests.environments import Reset, Step
@@ -81,5 +82,22 @@ class Identity(gym.Env):
         return self.seen, reward, False, self.t == 100, {}
 
 
-for environment in (Circle, PaidAtTheEnd, Identity):
-    gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")
+class CartPoleWithoutVelocities(CartPoleEnv):
+    """CartPole-v1 that shows where cart and pole are, not how fast they move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = Box(-self.observation_space.high[::2], self.observation_space.high[::2])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[::2], info
+
+    def step(self, action: Any) -> Step:
+        obs, *rest = super().step(action)
+        return obs[::2], *rest
+
+
+for environment in (Circle, PaidAtTheEnd, Identity, CartPoleWithoutVelocities):
+    limit = 500 if environment is CartPoleWithoutVelocities else None
+    gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}", max_episode_steps=limit)
