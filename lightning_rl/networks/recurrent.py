@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -32,11 +33,10 @@ class RecurrentMemory(nn.Module):
         self.goal = slice(size, self.num_features)
         self.weight_ih = nn.Parameter(torch.empty(self.gates * size, num_inputs))
         self.weight_hh = nn.Parameter(torch.empty(self.gates * size, size))
-        self.bias_ih = nn.Parameter(torch.zeros(self.gates * size))
-        self.bias_hh = nn.Parameter(torch.zeros(self.gates * size))
-        for weight in (self.weight_ih, self.weight_hh):
-            for gate in weight.detach().chunk(self.gates):
-                nn.init.xavier_uniform_(gate)
+        self.bias_ih = nn.Parameter(torch.empty(self.gates * size))
+        self.bias_hh = nn.Parameter(torch.empty(self.gates * size))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -1 / math.sqrt(size), 1 / math.sqrt(size))  # as nn.LSTM and nn.GRU
 
     def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The outputs `[T, N, H]` of inputs `[T, N, F]`, and the state after the last row; `state` has leaves `[N, H]`."""
@@ -104,14 +104,12 @@ HELD = 1e4
 
 
 class LSTMMemory(RecurrentMemory):
-    """i, f, o = σ(…), g = tanh(…);  c ← f c + i g,  h ← o tanh c. The forget gate begins open: its two biases are 1 each."""
+    """i, f, o = σ(…), g = tanh(…);  c ← f c + i g,  h ← o tanh c."""
 
     gates, leaves = 4, 2
 
     def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
         super().__init__(size, num_inputs, num_goal_features, sequence_length, burn_in)
-        for bias in (self.bias_ih, self.bias_hh):
-            nn.init.ones_(bias.detach()[size : 2 * size])
         self.register_buffer("hold", torch.tensor([-HELD, HELD, 0.0, 0.0]).repeat_interleave(size), persistent=False)
 
     def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

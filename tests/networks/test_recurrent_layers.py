@@ -97,7 +97,8 @@ def test_the_numbers_of_an_lstm_of_one_cell():
     with torch.no_grad():
         memory.weight_ih.copy_(torch.tensor([[0.1], [0.2], [0.3], [0.4]]))  # i, f, g, o
         memory.weight_hh.copy_(torch.tensor([[0.5], [0.6], [0.7], [0.8]]))
-    assert memory.bias_ih.tolist() == memory.bias_hh.tolist() == [0, 1, 0, 0]  # the forget gate begins open
+        for bias in (memory.bias_ih, memory.bias_hh):
+            bias.copy_(torch.tensor([0.0, 1.0, 0.0, 0.0]))
     output, (h, c) = memory(torch.tensor([[2.0]]), (torch.tensor([[0.5]]), torch.tensor([[-1.0]])), torch.tensor([False]))
     # gates: i 0.2 + 0.25, f 0.4 + 0.3 + 2, g 0.6 + 0.35, o 0.8 + 0.4
     cell = sigmoid(2.7) * -1 + sigmoid(0.45) * math.tanh(0.95)
@@ -118,6 +119,26 @@ def test_the_numbers_of_a_gru_of_two_cells():
     z = sigmoid(1)
     expected = [0.5 * math.tanh(0.5) + 0.5 * 0.4, (1 - z) * math.tanh(-0.1) + z * -0.8]
     assert output[0].tolist() == h[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@KINDS
+def test_a_new_layer_has_the_weights_and_biases_that_torch_begins_with(kind):
+    torch.manual_seed(0)
+    memory = kind(64).build(F)
+    plain = (torch.nn.LSTM if kind is LSTM else torch.nn.GRU)(F, memory.size)
+    bound = 1 / math.sqrt(memory.size)
+    for name, parameter in memory.named_parameters():
+        assert parameter.shape == getattr(plain, f"{name}_l0").shape
+        assert 0.9 * bound < parameter.detach().abs().max() <= bound
+        assert parameter.detach().mean().abs() < 0.3 * bound  # no gate begins open or closed
+
+
+def test_a_new_lstm_keeps_half_of_its_cell_from_one_step_to_the_next():
+    torch.manual_seed(0)
+    memory = LSTM(128).build(F)
+    h, c = torch.zeros(1, 64), torch.full((1, 64), 100.0)  # so large that what is added does not count
+    _, (_, after) = memory(torch.zeros(1, F), (h, c), torch.tensor([False]))
+    assert (after / c).mean().item() == pytest.approx(0.5, abs=0.03)
 
 
 def test_a_memory_size_is_what_is_kept_from_step_to_step():
