@@ -44,14 +44,11 @@ def take_run(
         return
     continues = ckpt_path == "last"
     with parents_made(folder):
-        while True:
+        run, found = choose_run(folder, ckpt_path, name)
+        is_new = not run.exists()
+        while is_new and not made(run):  # another process has just made it
             run, found = choose_run(folder, ckpt_path, name)
             is_new = not run.exists()
-            if not is_new:
-                break
-            with suppress(FileExistsError):  # else another process has just made it
-                run.mkdir()
-                break
         with locked(run, say):
             try:
                 if end_replacing(run):  # a kill left it there
@@ -85,16 +82,25 @@ def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = No
     return folder / (name or f"version_{numbers[-1] + 1 if numbers else 0}"), ckpt_path
 
 
+def made(folder: Path) -> bool:
+    """Make a folder; whether it was not there."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
 @contextmanager
 def parents_made(folder: Path) -> Iterator[None]:
     """Make a folder, and remove what was made of it if nothing is in it at the end."""
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
         with suppress(OSError):  # something is in it
-            for each in made:
+            for each in missing:
                 each.rmdir()
 
 

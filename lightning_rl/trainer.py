@@ -45,7 +45,6 @@ from lightning_rl.run_folder import (
 )
 from lightning_rl.saving.content import foreign_modules
 from lightning_rl.saving.files import AtomicCheckpointIO, differences, last_generation
-from lightning_rl.saving.lock import LOCK
 from lightning_rl.saving.manifest import threads_of
 
 OURS = {
@@ -113,8 +112,8 @@ class Trainer(pl.Trainer):
         check_flag("trainer.plot", plot)
         if run_name is not None and (Path(run_name).name != run_name or run_name in ("", "..")):
             raise SettingError(f"trainer.run_name must be the name of a folder, got {run_name!r}")
-        if run_name is not None and run_name.endswith((REPLACED, LOCK)):
-            raise SettingError(f"trainer.run_name {run_name!r}: names with this end are those of locks and of runs that --force replaces")
+        if run_name is not None and run_name.endswith(REPLACED):
+            raise SettingError(f"trainer.run_name {run_name!r}: {REPLACED} ends the name of a run that --force replaces; choose another")
         self.torch_threads, self.run_name = torch_threads, run_name
         self.config = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
         self.imports = []

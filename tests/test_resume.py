@@ -270,7 +270,7 @@ class Snapshot(pl.Callback):
 
 OTHERWISE = {
     *("started", "logged_at", "logged_env_steps_at", "seconds", "saved_when"),  # the clock
-    *("folder", "file", "path", "received", "continues", "ranks"),  # of this process
+    *("folder", "file", "left_as", "path", "received", "continues", "ranks"),  # of this process
     *("_trainer", "trainer", "_before", "hparams", "_hparams_initial", "given_arguments", "bar", "console", "resumed", "seed", "_seed"),
     *("_manifests", "store"),  # what was saved
     *("template", "action_space", "single_action_space", "observation_space", "single_observation_space"),  # only their shapes count

@@ -193,7 +193,7 @@ def test_a_run_goes_on_in_a_folder_where_a_kill_met_one_that_was_replacing_anoth
         "--trainer.precision 64-true",
         "--model.env.kwargs.nonsense 1",
         "--trainer.run_name mine --ckpt_path nowhere.ckpt",
-        "--trainer.run_name mine.lock",
+        "--trainer.run_name mine.replaced",
         "--init_from .",
     ],
 )

@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import signal
+import sys
 
 import gymnasium as gym
 import pytest
@@ -294,7 +295,8 @@ def test_a_run_says_where_it_lies_unless_told_to_be_quiet(fit, capsys):
 def test_the_command_that_a_python_program_prints_imports_the_modules_that_it_needs(fit, folder, capsys, monkeypatch, own, env):
     (folder / "mine.py").write_text(MODULE)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(gym.registry, "Mine-v0", raising=False)
+    monkeypatch.delitem(gym.registry, "Mine-v0", raising=False)  # of other tests
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     mine = importlib.import_module("mine")
     fit(env=tiny(mine.MyPPO if own else PPO, env), enable_progress_bar=True)
     name = f"runs/{'MyPPO' if own else 'PPO'}/{env.rpartition(':')[2]}/version_0/checkpoints/best.ckpt"

@@ -63,7 +63,7 @@ class BestModel(Checkpoint):
         self.mode = mode or ("min" if monitor.endswith("loss") else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.best, self.has_saved = -float("inf"), False
+        self.best, self.has_saved = -float("inf"), self.path.is_file()
 
     @property
     def path(self) -> Path:

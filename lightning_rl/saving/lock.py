@@ -11,8 +11,6 @@ from pathlib import Path
 
 from lightning_rl.errors import SettingError
 
-LOCK = ".lock"
-"""Ends the name of the file that is locked: next to the folder, which `--force` renames."""
 _held: set[int] = set()
 
 
@@ -20,10 +18,12 @@ _held: set[int] = set()
 def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
     """Keep other processes out of a folder. The kernel releases the lock of a process that is gone, however it ended.
 
+    The file that is locked is next to the folder, as `--force` renames the folder.
+
     Raises:
         SettingError: another process is in there, or there can be no lock file.
     """
-    file = folder.with_name(f"{folder.name}{LOCK}")
+    file = folder.with_name(f".{folder.name}.lock")
     try:
         descriptor = _open_locked(file, say)
     except BlockingIOError:

@@ -39,7 +39,7 @@ def test_a_second_one_is_refused_in_one_line_until_the_first_has_left(tmp_path):
     with locked(folder):
         with pytest.raises(SettingError) as error, locked(folder):
             pass
-        assert (tmp_path / "run.lock").read_text() == f"process {os.getpid()} on {os.uname().nodename}"
+        assert (tmp_path / ".run.lock").read_text() == f"process {os.getpid()} on {os.uname().nodename}"
     owner = f"process {os.getpid()} on {os.uname().nodename}"
     assert str(error.value) == f"{owner} trains in {folder}: wait for its end, or name another trainer.run_name"
     with locked(folder):
@@ -55,14 +55,14 @@ def test_a_killed_process_leaves_no_lock_though_its_worker_lives_on(tmp_path, fo
             pass
         os.kill(process, signal.SIGKILL)
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
-        assert (tmp_path / "run.lock").exists()
+        assert (tmp_path / ".run.lock").exists()
         with locked(folder):
             pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lock_of_a_file_that_was_removed_meanwhile_does_not_count(tmp_path, monkeypatch):
-    flock, file = fcntl.flock, tmp_path / "run.lock"
+    flock, file = fcntl.flock, tmp_path / ".run.lock"
 
     def remove_first(descriptor, operation):
         monkeypatch.setattr(fcntl, "flock", flock)
@@ -76,9 +76,9 @@ def test_the_lock_of_a_file_that_was_removed_meanwhile_does_not_count(tmp_path, 
 
 def test_a_link_in_the_place_of_the_lock_is_not_written_through(tmp_path):
     (tmp_path / "mine").write_text("years of work")
-    (tmp_path / "run.lock").symlink_to("mine")
+    (tmp_path / ".run.lock").symlink_to("mine")
     with (
-        pytest.raises(SettingError, match=r"run cannot be locked: .*run\.lock: Too many levels of symbolic links"),
+        pytest.raises(SettingError, match=r"run cannot be locked: .*\.run\.lock: Too many levels of symbolic links"),
         locked(tmp_path / "run"),
     ):
         pass
@@ -94,5 +94,5 @@ def test_a_file_system_without_locks_is_worked_on_with_a_warning(tmp_path, monke
     with locked(tmp_path / "run", lines.append):
         pass
     assert lines == [
-        f"{tmp_path / 'run.lock'} cannot be locked (No locks available): see to it that no other process trains in this folder"
+        f"{tmp_path / '.run.lock'} cannot be locked (No locks available): see to it that no other process trains in this folder"
     ]
