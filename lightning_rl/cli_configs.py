@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,49 @@ MERGE = "tag:yaml.org,2002:merge"
 WHOLE_FLOAT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
 
 
+DEEPEST, MOST_VALUES = 100, 10_000
+"""Mappings and lists inside one another in a config, and its values; ours have less than ten and some hundred."""
+
+
 class Loader(yaml.SafeLoader):
-    """YAML 1.1 without its surprise that `1e6` is a string: here it is 1000000, and `3e-4` a float. Refuses a key given twice."""
+    """YAML 1.1 without its surprise that `1e6` is a string: here it is 1000000, and `3e-4` a float. Refuses a key given twice.
+
+    Refuses with the line of the place what no settings are: thousands of brackets, aliases that multiply, integers beyond any number.
+    """
+
+    depth = values = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A value, as long as there are not too many of them."""
+        mark = self.peek_event().start_mark
+        self.depth, self.values = self.depth + 1, self.values + 1
+        if self.depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, f"more than {DEEPEST} brackets inside one another", mark)
+        if self.values > MOST_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {MOST_VALUES:,} values", mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge what `<<` names, as long as it does not multiply."""
+        super().flatten_mapping(node)
+        if len(node.value) > MOST_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, f"<< merges more than {MOST_VALUES:,} keys", node.start_mark)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """A value; one that its tag cannot have is refused where it stands."""
+        start = repr(node.value[:30]) if isinstance(node, yaml.ScalarNode) else "this"
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, str):
+                value.encode()
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            reason = f"{start} is no {node.tag.rpartition(':')[2]}: {str(error)[:60]}"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from error
+        if isinstance(value, int) and value.bit_length() > sys.float_info.max_exp:
+            raise yaml.constructor.ConstructorError(None, None, f"{start} is too large for a number", node.start_mark)
+        return value
 
 
 def _number(loader: Loader, node: yaml.ScalarNode) -> int | float:
@@ -82,12 +126,22 @@ def find_config(name: str) -> Path:
 def parse(text: str, source: str) -> Any:
     """YAML as plain data."""
     try:
-        return yaml.load(text, Loader)
+        parsed = yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}" if error.problem_mark else "somewhere"
         raise SettingError(f"{source} is not valid YAML, {line}: {error.problem}") from error
     except yaml.YAMLError as error:
         raise SettingError(f"{source} is not valid YAML: {error}") from error
+    if sum(1 for _ in islice(values(parsed), MOST_VALUES + 1)) > MOST_VALUES:
+        raise SettingError(f"{source} holds more than {MOST_VALUES:,} values: its aliases multiply")
+    return parsed
+
+
+def values(tree: Any) -> Iterator[Any]:
+    """All values in plain data, those that are shared wherever they are."""
+    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield child
+        yield from values(child)
 
 
 def spell_out(config: dict[str, Any]) -> dict[str, Any]:

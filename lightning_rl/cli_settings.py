@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -134,11 +133,13 @@ def known_algorithm(class_path: Any) -> type:
     if not module:
         return algorithm_class(name, Algorithm)
     try:
-        found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise SettingError(f"model {class_path!r}: {error}; a module lies in the current folder or is installed") from error
-    except AttributeError as error:
-        raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, vars(sys.modules[module]))}") from error
+        imported = importlib.import_module(module)
+    except Exception as error:  # the module of a user may raise anything
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise SettingError(f"model {class_path!r}: {reason}; a module lies in the current folder or is installed") from error
+    found = getattr(imported, name, None)
+    if found is None:
+        raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, vars(imported))}")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise SettingError(f"model {class_path!r} is not an algorithm: it must be a subclass of lightning_rl.Algorithm")
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -80,6 +82,17 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{closest(str(value), choices)}")
+
+
+def check_path(name: str, path: Any) -> None:
+    """Raise `SettingError` for a path that no file can have: too long, or with letters that are none."""
+    try:
+        os.lstat(path)
+    except ValueError as error:
+        raise SettingError(f"{name} {str(path)[:60]!r} is no path: {error}") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise SettingError(f"{name} {str(path)[:60]!r}… is too long for a path") from error
 
 
 def as_settings(name: str, kind: type[Settings], setting: Any) -> Settings:

@@ -29,7 +29,7 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.cpu_threads import one_thread, torch_threads
 from lightning_rl.envs.packages import own_module
-from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_range, printable
+from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.launching import bring_back, losing_ranks, tell_to_stop
 from lightning_rl.networks.thread_choice import choose_threads
 from lightning_rl.reports.curve import PlotCurve
@@ -112,6 +112,8 @@ class Trainer(pl.Trainer):
         check_flag("trainer.plot", plot)
         if run_name is not None and (Path(run_name).name != run_name or run_name in ("", "..")):
             raise SettingError(f"trainer.run_name must be the name of a folder, got {run_name!r}")
+        for name, path in {"default_root_dir": default_root_dir, "run_name": run_name or ""}.items():
+            check_path(f"trainer.{name}", path)
         if run_name is not None and run_name.endswith(REPLACED):
             raise SettingError(f"trainer.run_name {run_name!r}: {REPLACED} ends the name of a run that --force replaces; choose another")
         self.torch_threads, self.run_name = torch_threads, run_name
@@ -189,6 +191,8 @@ class Trainer(pl.Trainer):
             if isinstance(model, Algorithm):
                 if ckpt_path is not None and init_from is not None:
                     raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
+                for name, path in {"ckpt_path": ckpt_path or "", "init_from": init_from or ""}.items():
+                    check_path(name, path)
                 run_folder, found = self._choose_place(model, ckpt_path, force, place)
                 if ckpt_path == "last" and found is None:
                     self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting afresh")

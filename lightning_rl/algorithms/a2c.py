@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.burn_in import end_burn_in
 from lightning_rl.data.minibatch import Batch, make_batch, normalize
-from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.rollout import RolloutDataset, check_n_steps
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import check_range
 from lightning_rl.losses import policy_gradient as losses
@@ -67,7 +67,7 @@ class A2C(Algorithm):
         **common: Any,
     ) -> None:
         super().__init__(env, learning_rate=learning_rate, **common)
-        check_range("n_steps", n_steps, 1, whole=True)
+        check_n_steps(n_steps, self.num_envs)
         check_range("gae_lambda", gae_lambda, 0, 1)
         check_range("vf_coef", vf_coef, 0)
         check_range("rms_prop_eps", rms_prop_eps, 0, open_low=True)

@@ -11,7 +11,7 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.burn_in import end_burn_in
 from lightning_rl.data.minibatch import in_sequences, in_time
-from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.rollout import RolloutDataset, check_n_steps
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import policy_gradient as losses
@@ -79,7 +79,6 @@ class IMPALA(Algorithm):
         **common: Any,
     ) -> None:
         super().__init__(env, learning_rate=learning_rate, max_grad_norm=max_grad_norm, **common)
-        check_range("n_steps", n_steps, 1, whole=True)
         check_range("vf_coef", vf_coef, 0)
         check_range("lambda_", lambda_, 0, 1)
         check_range("rms_prop_eps", rms_prop_eps, 0, open_low=True)
@@ -90,6 +89,7 @@ class IMPALA(Algorithm):
         if clip_rho is not None and (clip_c is None or clip_c > clip_rho):
             raise SettingError(f"clip_c {'null' if clip_c is None else clip_c} must not be greater than clip_rho {clip_rho}")
         self.actors = None if actors is None else as_settings("actors", ActorsConfig, actors)
+        check_n_steps(n_steps, self.num_envs)
         self.n_steps, self.vf_coef = n_steps, vf_coef
         self.clips: dict[str, Any] = {"clip_rho": clip_rho, "clip_c": clip_c, "clip_pg_rho": clip_pg_rho, "lambda_": lambda_}
         self.ent_coef = make_schedule("ent_coef", ent_coef)

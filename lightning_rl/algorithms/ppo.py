@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.burn_in import end_burn_in
 from lightning_rl.data.minibatch import Batch, make_batch, minibatches
-from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.rollout import RolloutDataset, check_n_steps
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
 from lightning_rl.losses import policy_gradient as losses
@@ -79,7 +80,7 @@ class PPO(Algorithm):
         **common: Any,
     ) -> None:
         super().__init__(env, **common)
-        check_range("n_steps", n_steps, 1, whole=True)
+        check_n_steps(n_steps, self.num_envs)
         check_range("n_epochs", n_epochs, 1, whole=True)
         check_range("gae_lambda", gae_lambda, 0, 1)
         check_range("vf_coef", vf_coef, 0)
@@ -175,9 +176,10 @@ def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_leng
         raise SettingError(f"memory.sequence_length {sequence_length} is longer than batch_size {batch_size}; lower it")
     sequence_length = min(sequence_length, n_steps)
     sequences = -(-n_steps // sequence_length) * num_envs
-    sizes = [number * sequence_length for number in range(1, sequences + 1) if sequences % number == 0]
-    if batch_size not in sizes:
-        nearest = sorted(sorted(sizes, key=lambda size: abs(size - batch_size))[:2])
+    if batch_size % sequence_length or sequences % (batch_size // sequence_length):
+        small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
+        sizes = [number * sequence_length for divisor in small for number in {divisor, sequences // divisor}]
+        nearest = sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])
         rows = f"n_steps * num_envs = {n_steps} * {num_envs} = {n_steps * num_envs}"
         if sequence_length > 1:
             rows += f" in sequences of {sequence_length}"

@@ -15,6 +15,7 @@ from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 VECTORIZATIONS = ("auto", "sync", "async", "native", "envpool")
 AUTORESETS = ("SAME_STEP", "NEXT_STEP", "DISABLED")
 OF_PROCESSES = ("step_timeout", "max_restarts")
+MOST_ENVS = 10**6
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class EnvConfig:
         if not as_parameters(self.parameters) and self.observe_parameters:
             raise SettingError("env.observe_parameters needs env.parameters")
         check_range("env.num_envs", self.num_envs, 1, whole=True)
+        if self.num_envs > MOST_ENVS:
+            raise SettingError(f"env.num_envs {self.num_envs} is more than one process can step; the most are {MOST_ENVS:,}")
         check_choice("env.vectorization", self.vectorization, VECTORIZATIONS)
         if self.autoreset is not None:
             check_choice("env.autoreset", self.autoreset, AUTORESETS)
