@@ -90,7 +90,8 @@ class RayWorkers:
             self._join(address, num)
         self.calls: list[deque[Call]] = [deque() for _ in range(num)]
         self.deadlines = [0.0] * num
-        self._remote = ray.remote(RayWorker)
+        everywhere = {"scheduling_strategy": "SPREAD", "num_cpus": 0.01}  # Ray does not spread actors that ask for nothing
+        self._remote = ray.remote(RayWorker).options(**everywhere)
         self.publish(0)
         self.workers = [self._start(i) for i in range(num)]
 
