@@ -101,14 +101,14 @@ def test_wrong_input_ends_in_one_line(folder, capfd, checkpoint, options, messag
     assert not (folder / "run" / "videos").exists()
 
 
-@pytest.mark.parametrize("way", ["mkdir", "touch"])
+@pytest.mark.parametrize("way", ["mkdir", "open"])
 def test_a_place_that_cannot_be_written_to_is_named_in_one_line(folder, capfd, checkpoint, monkeypatch, way):
     path, real = checkpoint(), getattr(Path, way)
 
     def refuse(self, *args, **kwargs):
         if "films" in str(self):
             raise PermissionError(13, "Permission denied", str(self))
-        real(self, *args, **kwargs)
+        return real(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, way, refuse)
     status, out, err = run(f"record --ckpt_path {path} --out films", capfd)

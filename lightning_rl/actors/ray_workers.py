@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import pickle
+import signal
 import socket
 import time
 import traceback
@@ -20,7 +22,7 @@ from torch import nn
 from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
 from lightning_rl.cpu_threads import one_thread
 from lightning_rl.envs.processes import keeping_signal_handlers
-from lightning_rl.errors import SettingError, missing_extra
+from lightning_rl.errors import Interrupted, SettingError, missing_extra
 from lightning_rl.types import tree_to_numpy, tree_to_torch
 
 
@@ -103,6 +105,9 @@ class RayWorkers:
                 socket.create_connection((host, int(port)), 10.0).close()  # Ray itself would try for a long time
             with redirect_stderr(io.StringIO()), keeping_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
                 self.ray.init(**here, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        except SystemExit as error:  # Ray's answer to a SIGTERM while it begins
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise Interrupted from error
         except (OSError, ValueError, RuntimeError) as error:
             said = shorten(str(error), 120, placeholder=" …")
             raise SettingError(f"actors.address {address!r}: there is no Ray cluster to join ({said})") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -162,8 +161,8 @@ def table(file: Path, needed: str | None = None) -> list[dict[str, str]]:
     """
     try:
         rows, begin = read_rows(file), file.read_bytes()[:100].decode(errors="replace") if file.exists() else ""
-    except (OSError, csv.Error) as error:
-        raise SettingError(f"{file}: {getattr(error, 'strerror', None) or error}; it is not what a run wrote") from error
+    except OSError as error:
+        raise SettingError(f"{file}: {error.strerror}; it is not what a run wrote") from error
     first = re.split(r"[,\r\n]", begin)[0]
     if first not in AXES and (first != begin or not any(name.startswith(first) for name in AXES)):
         raise SettingError(f"{file} does not begin with the column {' or '.join(AXES)}: it is not what a run wrote")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ import torch
 from lightning_rl import SettingError
 from lightning_rl.actors.ray_workers import RayWorkers
 from lightning_rl.actors.workers import WorkerError
+from lightning_rl.errors import Interrupted
 from tests.actors.test_processes import Echo, ask, network
 
 ray = pytest.importorskip("ray")
@@ -76,6 +79,24 @@ assert heard == [signal.SIGTERM]
 def test_a_signal_after_ray_began_is_heard_by_the_program(tmp_path):
     done = subprocess.run([sys.executable, "-c", TERMINATED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "SIGTERM received" not in done.stderr, done.stderr
+
+
+def test_a_signal_while_ray_begins_is_heard_by_the_program(monkeypatch):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def begin(**settings):
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", begin)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    try:
+        with pytest.raises(Interrupted):
+            RayWorkers(Echo, 1, network())
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_no_cluster_at_an_address_is_told_in_one_line(workers):
