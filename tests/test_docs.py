@@ -43,9 +43,13 @@ PARSED = {
     "actors.address auto": "a Ray cluster",
     "configs/trainer/ddp.yaml": "several GPUs",
     "MASTER_ADDR": "two machines",
+    "--nnodes 2": "two machines",
 }
 """Parts of lines that need what is not here: their settings are read, by the parser that always reads them, and printed."""
-ELSEWHERE = {"python -m venv": ".ci/run installs, trains and tests by these two lines"}
+ELSEWHERE = {
+    "python -m venv": ".ci/run installs, trains and tests by these two lines",
+    **dict.fromkeys(("export RAY_", "ray start", "export GLOO_"), "benchmarks/machines.py makes several machines for them"),
+}
 FILES = {
     "ppo.yml": "CartPole-v1: {n_envs: 8, n_timesteps: 1e5, policy: MlpPolicy, n_steps: 32, batch_size: 256, learning_rate: lin_0.001}\n",
     "my_settings.yml": "atari: {env_wrapper: [stable_baselines3.common.atari_wrappers.AtariWrapper], n_timesteps: 1e7}\n",
