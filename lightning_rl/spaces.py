@@ -6,7 +6,7 @@ Only this file and `distributions/` ask what class a space has.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -185,6 +185,40 @@ def is_batch_of(space: Space, observation: Tree) -> bool:
     if isinstance(space, Tuple):
         return is_batch_of(space[0], observation[0])
     return np.ndim(observation) > len(space.shape or ())
+
+
+def mismatches(space: Space, obs: Tree, key: str = "") -> Iterator[str]:
+    """How an observation differs from its space, part by part."""
+    part = f"the observation {key!r}" if key else "the observation"
+    if isinstance(space, Dict):
+        if not isinstance(obs, Mapping):
+            yield f"{part} is a {type(obs).__name__}, and its space a Dict"
+            return
+        for name, child in space.items():
+            place = f"{key}.{name}" if key else name
+            if name in obs:
+                yield from mismatches(child, obs[name], place)
+            else:
+                yield f"the observation {place!r} is missing"
+    elif isinstance(space, Tuple):
+        if not isinstance(obs, tuple | list) or len(obs) != len(space):
+            yield f"{part} is not a tuple of {len(space)}"
+            return
+        for i, child in enumerate(space):
+            yield from mismatches(child, obs[i], f"{key}.{i}" if key else str(i))
+    elif what := misshape(obs, space.shape or ()):
+        yield f"{part} {what}, and its space {space.shape or ()}"
+
+
+def misshape(value: Any, shape: tuple[int, ...]) -> str:
+    """What is wrong with a value that must be numbers of a shape; nothing if it is."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return f"is {value!r}"
+    if array.dtype.kind not in "biuf":
+        return f"is {value!r}"
+    return "" if array.shape == shape else f"has shape {array.shape}"
 
 
 def short(space: Space) -> str:

@@ -11,8 +11,9 @@ import torch
 from torch import Generator
 
 from lightning_rl.data.episode_statistics import success
+from lightning_rl.envs.contract import Contract, name_of
 from lightning_rl.envs.masks import masks_of
-from lightning_rl.errors import Interrupted
+from lightning_rl.errors import Interrupted, SettingError
 from lightning_rl.finite import check_episode
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -113,13 +114,15 @@ class Seat:
     def __init__(self, index: int, env: gym.Env, masked: bool = False, on_nan: str = "raise", where: str = "in evaluation") -> None:
         self.index, self.env, self.masked, self.on_nan, self.where = index, env, masked, on_nan, where
         self.space = as_spaces(env.observation_space, env.action_space).observation
-        self.name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
+        self.name, self.contract = name_of(env), Contract(env, index)
 
     def start(self, seed: int) -> None:
         """Begin an episode."""
         self.seed, self.return_, self.length = seed, 0.0, 0
         self.obs = allocate(self.space)
-        obs, self.info = self.env.reset(seed=seed)
+        with self.contract.naming(OSError):
+            obs, self.info = self.env.reset(seed=seed)
+        self.contract.check_obs(obs)
         self.masks = masks_of(self.env, self.info, f"environment {{}} of {self.name}", self.masked)
         obs, self.mask = self.masks.one(obs, self.info, self.index)
         self.obs, self.reward = self._checked(obs, 0.0)
@@ -130,7 +133,14 @@ class Seat:
 
     def step(self, action: Tree, max_episode_steps: int) -> bool:
         """Step once. Whether this ended the episode."""
-        obs, paid, terminated, truncated, self.info = self.env.step(action)
+        try:
+            obs, paid, terminated, truncated, self.info = self.env.step(action)
+        except (SettingError, OSError):  # of wrappers that write what they see
+            raise
+        except Exception as error:  # an environment of others may raise anything
+            raise self.contract.failure(error) from error
+        self.contract.check_obs(obs)
+        self.contract.check_reward(paid)
         self.length += 1
         over = bool(terminated or truncated or self.length >= max_episode_steps)
         obs, self.mask = self.masks.one(obs, self.info, self.index, over)

@@ -10,6 +10,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, iterate
 
+from lightning_rl.envs.contract import NUMBERS, Contract
+from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK
 
 
@@ -25,6 +27,20 @@ class TurnVectorEnv(SyncVectorEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
         super().__init__(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+        self.contracts = [Contract(env, i) for i, env in enumerate(self.envs)]
+        self.shape = self.single_observation_space.shape or ()
+
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments."""
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
+        infos: dict[str, Any] = {}
+        for i, (env, each, contract) in enumerate(zip(self.envs, seeds, self.contracts, strict=True)):
+            with contract.naming():
+                self._env_obs[i], info = env.reset(seed=each, options=options)
+            contract.check_obs(self._env_obs[i])
+            infos = self._add_info(infos, info, i)
+        self._observations = concatenate(self.single_observation_space, self._env_obs, self._observations)
+        return self._observations, infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Step all environments. Observations, rewards `[N]`, terminated `[N]`, truncated `[N]`, and infos."""
@@ -32,17 +48,33 @@ class TurnVectorEnv(SyncVectorEnv):
         infos: dict[str, Any] = {}
         each = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
         for i, (env, action) in enumerate(zip(self.envs, each, strict=True)):
-            obs, rewards[i], terminated, truncated, info = env.step(action)
-            if terminated or truncated:
-                ends[:, i] = terminated, truncated
-                infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
-                obs, info = env.reset()
-            if MASK in info:
-                infos = self._add_info(infos, {MASK: info[MASK]}, i)
-            seen[i] = obs
+            try:
+                obs, reward, terminated, truncated, info = env.step(action)
+                if terminated or truncated:
+                    self.contracts[i].check_obs(obs)
+                    ends[:, i] = terminated, truncated
+                    infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
+                    obs, info = env.reset()
+                    self.contracts[i].check_obs(obs)
+                if MASK in info:
+                    infos = self._add_info(infos, {MASK: info[MASK]}, i)
+            except SettingError:
+                raise
+            except Exception as error:  # an environment of others may raise anything
+                raise self.contracts[i].failure(error) from error
+            if reward.__class__ not in NUMBERS:
+                self.contracts[i].check_reward(reward)
+            rewards[i], seen[i] = reward, obs
         if isinstance(self._observations, np.ndarray):
             for row, obs in enumerate(seen):
+                if obs.shape != self.shape if obs.__class__ is np.ndarray else self.shape or obs.__class__ not in NUMBERS:
+                    self.contracts[row].check_obs(obs)
                 self._observations[row] = obs
         else:
-            self._observations = concatenate(self.single_observation_space, seen, self._observations)
+            try:
+                self._observations = concatenate(self.single_observation_space, seen, self._observations)
+            except Exception:
+                for contract, obs in zip(self.contracts, seen, strict=True):
+                    contract.check_obs(obs)
+                raise
         return self._observations, rewards.copy(), *ends, infos

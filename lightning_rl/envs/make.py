@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.config import EnvConfig, one_of, settled
+from lightning_rl.envs.contract import CheckedEnv
 from lightning_rl.envs.in_turn import TurnVectorEnv
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
@@ -76,8 +77,12 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
         builders = [partial(build, first + i) for i in range(env.num_envs)]
         if mode is AutoresetMode.SAME_STEP:
             return TurnVectorEnv(builders)
-        return SyncVectorEnv(builders, autoreset_mode=mode, copy=False)
+        return SyncVectorEnv([partial(_checked, each, i) for i, each in enumerate(builders)], autoreset_mode=mode, copy=False)
     return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts, first)
+
+
+def _checked(build: Callable[[], gym.Env], index: int) -> gym.Env:
+    return CheckedEnv(build(), index)
 
 
 def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:

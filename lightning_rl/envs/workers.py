@@ -34,7 +34,7 @@ from gymnasium.vector.utils import (
     read_from_shared_memory,
 )
 
-from lightning_rl.envs.working import ERROR, work
+from lightning_rl.envs.working import ERROR, REFUSED, work
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK
 from lightning_rl.types import tree_index, tree_leaves
@@ -254,7 +254,11 @@ class WorkerVectorEnv(VectorEnv):
             self._pipes[i].send_bytes(request)
 
     def _receive(self, i: int, deadline: float) -> tuple[bytes | None, str | None]:
-        """The answer of a worker, or why there is none."""
+        """The answer of a worker, or why there is none.
+
+        Raises:
+            SettingError: its environment cannot be used.
+        """
         try:
             if not self._polls[i](max(0.0, deadline - time.monotonic())):
                 return None, f"TimeoutError: no answer in {self.step_timeout:g} s"
@@ -262,6 +266,8 @@ class WorkerVectorEnv(VectorEnv):
         except (EOFError, OSError):
             self.processes[i].join(1.0)
             return None, f"it died with exit code {self.processes[i].exitcode}"
+        if reply.startswith(REFUSED):
+            raise SettingError(reply[1:].decode())
         return (None, reply[1:].decode()) if reply.startswith(ERROR) else (reply, None)
 
     def _replace(self, i: int, failure: str | None) -> None:

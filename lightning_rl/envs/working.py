@@ -11,12 +11,16 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 
+from lightning_rl.envs.contract import Contract
 from lightning_rl.envs.processes import live_and_die_with_the_parent
 from lightning_rl.envs.state import get_state, record, set_state
+from lightning_rl.errors import SettingError
 
 DONE = b""
 ERROR = b"!"
 """Begins the answer of a worker whose environment raised. No pickle begins so."""
+REFUSED = b"?"
+"""Begins that of a worker whose environment cannot be used, however often it is started anew. No pickle begins so."""
 
 
 def work(
@@ -43,6 +47,8 @@ def work(
             pipe.send_bytes(getattr(worker, command)(*arguments))
     except (EOFError, ConnectionError):
         pass
+    except SettingError as error:
+        pipe.send_bytes(REFUSED + str(error).encode(errors="replace"))
     except Exception as error:  # an environment of others may raise anything
         line = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
         pipe.send_bytes(ERROR + line.encode(errors="replace"))
@@ -60,6 +66,7 @@ class Worker:
         self.reward = np.frombuffer(outcome[0], np.float64)
         self.terminated, self.truncated = (np.frombuffer(flags, bool) for flags in outcome[1:])
         self.ended = False
+        self.contract = Contract(env, index)
         self.env, self.way = record(env, way), way
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> bytes:
@@ -74,9 +81,11 @@ class Worker:
             self.reward[self.index], self.terminated[self.index], self.truncated[self.index] = 0.0, False, False
             return self.reset(None, None)
         obs, reward, terminated, truncated, info = self.env.step(action)
+        self.contract.check_reward(reward)
         self.reward[self.index], self.terminated[self.index], self.truncated[self.index] = reward, terminated, truncated
         self.ended = bool(terminated or truncated)
         if self.ended and self.mode == "SAME_STEP":
+            self.contract.check_obs(obs)
             final = {"final_obs": obs, "final_info": info}
             obs, info = self.env.reset()
             info = final | info
@@ -84,6 +93,7 @@ class Worker:
 
     def tell(self, obs: Any, info: dict[str, Any]) -> bytes:
         """The observation by shared memory, the rest as bytes."""
+        self.contract.check_obs(obs)
         write_to_shared_memory(self.space, self.index, obs, self.observations)
         return _bytes(info) if info else DONE
 

@@ -243,7 +243,7 @@ def test_environments_are_closed_after_an_exception():
         def close(self):
             closed.append(self)
 
-    with pytest.raises(RuntimeError, match="in the middle"):
+    with pytest.raises(SettingError, match="environment 0 of Break raised RuntimeError: in the middle"):
         fit(tiny(PPO), callbacks=[RolloutEvaluator(16, episodes=2, env=Break)])
     assert len(closed) == 2
 

@@ -1,0 +1,146 @@
+"""An environment that returns something else than it promised, or raises, is named in one line, however it is stepped."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete
+
+from lightning_rl import PPO, EnvConfig, SettingError
+from lightning_rl.__main__ import main
+from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.envs.make import make_vector_env
+from tests.command_line import TINY, run
+from tests.environments import Scripted
+from tests.fitting import fit, tiny
+
+BODY = Dict(arm=Box(-1, 1, (4,), np.float32), mode=Discrete(3))
+ODD = {
+    "a scalar observation": ({"obs": np.float32(1)}, "the observation has shape (), and its space (2,)"),
+    "a longer observation": ({"obs": np.zeros(3)}, "the observation has shape (3,), and its space (2,)"),
+    "an observation of one number": ({"obs": np.zeros(1)}, "the observation has shape (1,), and its space (2,)"),
+    "a batch of one observation": ({"obs": np.zeros((1, 2))}, "the observation has shape (1, 2), and its space (2,)"),
+    "texts": ({"obs": ["1", "2"]}, "the observation is ['1', '2'], and its space (2,)"),
+    "nothing": ({"obs": None}, "the observation is None, and its space (2,)"),
+    "lists of two lengths": ({"obs": [[1], [1, 2]]}, "the observation is [[1], [1, 2]], and its space (2,)"),
+    "a reward in a list": ({"reward": np.ones(1)}, "the reward has shape (1,), and must be a number"),
+    "a reward as a text": ({"reward": "1"}, "the reward is '1', and must be a number"),
+    "no reward": ({"reward": None}, "the reward is None, and must be a number"),
+    "a part of another shape": (
+        {"space": BODY, "obs": {"arm": np.zeros(3), "mode": 1}},
+        "the observation 'arm' has shape (3,), and its space (4,)",
+    ),
+    "a part that is a scalar": ({"space": BODY, "obs": {"arm": 0.0, "mode": 1}}, "the observation 'arm' has shape (), and its space (4,)"),
+    "a part that is missing": ({"space": BODY, "obs": {"arm": np.zeros(4)}}, "the observation 'mode' is missing"),
+    "a number as a text": ({"space": Discrete(3), "obs": "1"}, "the observation is '1', and its space ()"),
+    "a number in a list": ({"space": Discrete(3), "obs": np.array([1])}, "the observation has shape (1,), and its space ()"),
+    "an error": ({"obs": ValueError("no sensor")}, "raised ValueError: no sensor"),
+}
+FINE = {
+    "a list": {"obs": [0.5, 1]},
+    "integers": {"obs": np.ones(2, int)},
+    "a reward without dimensions": {"reward": np.array(1.0)},
+    "a truth as reward": {"reward": np.True_},
+    "a number of Python": {"space": Discrete(3), "obs": 1},
+}
+
+
+class Odd(gym.Env):
+    """Its second step is odd."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, case):
+        odd = FINE[case] if case in FINE else ODD[case][0]
+        self.observation_space = odd.get("space", Box(-np.inf, np.inf, (2,), np.float32))
+        self.odd = {"obs": None, "reward": 1.0} | odd
+        self.good = {"obs": self.observation_space.sample(), "reward": 1.0}
+        if "obs" not in odd:
+            self.odd["obs"] = self.good["obs"]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.good["obs"], {}
+
+    def step(self, action):
+        self.t += 1
+        said = self.odd if self.t == 2 else self.good
+        if isinstance(said["obs"], Exception):
+            raise said["obs"]
+        return said["obs"], said["reward"], False, self.t == 5, {}
+
+
+gym.register("Odd-v0", f"{__name__}:Odd")
+
+
+def config(case, vectorization="sync", autoreset=None):
+    return EnvConfig("Odd-v0", 2, vectorization, autoreset, {"case": case})
+
+
+def two_steps(case, *how):
+    with closing(make_vector_env(config(case, *how))) as envs:
+        envs.reset(seed=0)
+        for _ in range(2):
+            obs, reward, *_ = envs.step(np.zeros(2, int))
+        return obs, reward
+
+
+@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
+def test_an_odd_environment_in_turn_is_named_with_what_is_wrong(case, autoreset):
+    with pytest.raises(SettingError) as error:
+        two_steps(case, "sync", autoreset)
+    said = ODD[case][1]
+    assert str(error.value) == f"environment 0 of Odd-v0{' ' if said.startswith('raised') else ': '}{said}"
+
+
+@pytest.mark.parametrize("case", ["a scalar observation", "a part of another shape", "a reward as a text"])
+def test_an_odd_environment_in_a_process_is_named_at_once(case):
+    with pytest.raises(SettingError, match=r"^environment 0 of Odd-v0: ") as error:
+        two_steps(case, "async")
+    assert str(error.value).endswith(ODD[case][1])
+
+
+@pytest.mark.parametrize("case", ["a longer observation", "a reward in a list", "an error"])
+def test_an_odd_environment_in_evaluation_is_named(case):
+    model = tiny(PPO, "Odd-v0", env={"kwargs": {"case": case}})
+    with closing(make_player(model.env, 1, None)) as player, pytest.raises(SettingError) as error:
+        player.play(model.network, 1, 0, True)
+    assert str(error.value).startswith("environment 0 of Odd-v0") and str(error.value).endswith(ODD[case][1])
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_what_means_the_same_is_taken(case):
+    for how in (("sync",), ("sync", "NEXT_STEP")):
+        obs, reward = two_steps(case, *how)
+        assert np.allclose(obs, FINE[case].get("obs", obs)) and np.allclose(reward, float(FINE[case].get("reward", 1.0)))
+
+
+class Resets(Scripted):
+    """Ends after three steps, and does not begin again."""
+
+    def reset(self, **arguments):
+        if getattr(self, "t", 0):
+            raise RuntimeError("the level is locked")
+        return super().reset(**arguments)
+
+
+def test_what_a_reset_raises_is_named():
+    with pytest.raises(SettingError, match=r"^environment 0 of Resets raised RuntimeError: the level is locked$"):
+        fit(PPO(Resets, n_steps=8, batch_size=8, max_env_steps=64))
+
+
+def test_the_command_line_says_one_line_and_with_debug_where_it_came_from(folder, capfd):
+    arguments = f"fit --model.env.id {__name__}:Odd-v0 --model.env.vectorization sync {TINY}"
+    status, _, err = run(f"{arguments} --model.env.kwargs.case 'an error'", capfd)
+    assert (status, err) == (2, "error: environment 0 of Odd-v0 raised ValueError: no sensor\n")
+    with pytest.raises(SettingError) as error:
+        main([*arguments.split(), "--model.env.kwargs.case", "an error", "--debug"])
+    cause = error.value
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    assert repr(cause) == "ValueError('no sensor')" and cause.__traceback__ is not None
