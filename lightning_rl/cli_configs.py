@@ -25,7 +25,7 @@ DEEPEST, MOST_VALUES = 100, 10_000
 class Loader(yaml.SafeLoader):
     """YAML 1.1 without its surprise that `1e6` is a string: here it is 1000000, and `3e-4` a float. Refuses a key given twice.
 
-    Refuses with the line of the place what no settings are: thousands of brackets, aliases that multiply, integers beyond any number.
+    Refuses what no settings are, with the line where it is: thousands of brackets, aliases that multiply, integers beyond any number.
     """
 
     depth = values = 0

@@ -85,11 +85,11 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def check_path(name: str, path: Any) -> None:
-    """Raise `SettingError` for a path that no file can have: too long, or with letters that are none."""
+    """Raise `SettingError` for a path that no file can have: too long, or with a NUL or an invalid character."""
     try:
         os.lstat(path)
     except ValueError as error:
-        raise SettingError(f"{name} {str(path)[:60]!r} is no path: {error}") from error
+        raise SettingError(f"{name} {str(path)[:60]!r} is not a valid path: {error}") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise SettingError(f"{name} {str(path)[:60]!r}… is too long for a path") from error

@@ -58,7 +58,7 @@ def take_run(
                 if name is not None and not (force or (continues and saves) or is_blank(run)):
                     saved = last_generation(run / "checkpoints") is not None
                     what = ": --ckpt_path last continues it," if saved else " that saved nothing:"
-                    raise SettingError(f"there is a run in {run}{what} --force begins anew and loses it")
+                    raise SettingError(f"there is a run in {run}{what} --force starts again and deletes it")
                 yield run, found
             finally:
                 if is_new and is_blank(run):

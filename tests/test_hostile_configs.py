@@ -63,16 +63,19 @@ SYNTAX = {
 }
 PLACES = {
     "a run's name": (f"{GOOD}trainer: {{run_name: {'a' * 300}}}", "trainer.run_name 'aaaaaaaaaa", "is too long for a path"),
-    "a run's name with a zero": (f'{GOOD}trainer: {{run_name: "a\\0b"}}', r"trainer.run_name 'a\x00b' is no path: embedded null byte"),
+    "a run's name with a zero": (
+        f'{GOOD}trainer: {{run_name: "a\\0b"}}',
+        r"trainer.run_name 'a\x00b' is not a valid path: embedded null byte",
+    ),
     "a run's name with half a letter": (
         f'{GOOD}trainer: {{run_name: "a\\uD800b"}}',
         r"line 9: 'a\ud800b' is no str: 'utf-8' codec",
     ),
     "a folder": (f"{GOOD}trainer: {{default_root_dir: {'a/' * 3000}}}", "trainer.default_root_dir 'a/a/a/", "is too long for a path"),
-    "a folder with a zero": (f'{GOOD}trainer: {{default_root_dir: "a\\0b"}}', r"trainer.default_root_dir 'a\x00b' is no path"),
+    "a folder with a zero": (f'{GOOD}trainer: {{default_root_dir: "a\\0b"}}', r"trainer.default_root_dir 'a\x00b' is not a valid path"),
     "another run": (f"{GOOD}init_from: {'a' * 5000}", "init_from 'aaaaaaaa", "is too long for a path"),
     "a checkpoint": (f"{GOOD}ckpt_path: {'a' * 5000}", "ckpt_path 'aaaaaaaa", "is too long for a path"),
-    "a checkpoint with a zero": (f'{GOOD}ckpt_path: "a\\0b"', r"ckpt_path 'a\x00b' is no path"),
+    "a checkpoint with a zero": (f'{GOOD}ckpt_path: "a\\0b"', r"ckpt_path 'a\x00b' is not a valid path"),
     "a module of dots": (GOOD.replace("PPO", "...PPO"), "model '...PPO': TypeError"),
     "a module of modules": (GOOD.replace("PPO", "a." * 5000 + "PPO"), "model 'a.a.a."),
     "an environment of dots": (GOOD.replace("CartPole-v1", "..a:Cart-v0"), "environment"),

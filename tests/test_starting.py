@@ -127,7 +127,7 @@ def test_a_named_run_that_was_killed_before_it_saved_begins_again_with_last(fold
     rows = (home / "metrics.csv").read_text()
     shutil.rmtree(home / "checkpoints")
     status, _, err = run(named, capfd)
-    assert (status, err.count("\n")) == (2, 1) and "mine that saved nothing: --force begins anew and loses it" in err
+    assert (status, err.count("\n")) == (2, 1) and "mine that saved nothing: --force starts again and deletes it" in err
     assert run(f"{named} --ckpt_path last --trainer.enable_checkpointing false", capfd)[0] == 2  # which could not be continued either
     assert (home / "metrics.csv").read_text() == rows
     assert run(f"{named} --ckpt_path last", capfd)[::2] == (0, "")

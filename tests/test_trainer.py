@@ -377,7 +377,8 @@ def test_a_run_whose_folder_is_deleted_goes_on_in_it_and_can_be_continued(fit, f
     every = {"checkpoint": CheckpointConfig(every_n_env_steps=16), "enable_progress_bar": True}
     run = fit(algorithm, env, callbacks=[Delete()], **every).run_folder
     out, err = capfd.readouterr()
-    assert err == "" and out.count(f"{run} was deleted during the run: it is made again, without the rows before\n") == 1
+    lost = f"the run's folder, with the rows before, was deleted during the run: {run} gets what is saved from now on\n"
+    assert err == "" and out.count(lost) == 1
     assert {"config.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"} < files(run)
     fit(algorithm, env, max_env_steps=128, ckpt_path="last", **every)
     assert capfd.readouterr().err == ""

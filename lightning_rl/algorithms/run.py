@@ -251,7 +251,8 @@ class Run(pl.LightningModule):
             for callback in self._callbacks_with("run_metrics"):
                 metrics |= callback.run_metrics()
             metrics["train/n_updates"] = self.updates
-            metrics["train/learning_rate"] = self.raw_optimizers()[0].param_groups[0]["lr"]
+            rate = self._current_rate()
+            metrics |= {} if rate is None else {"train/learning_rate": rate}
             self.log_rows.write(self.trainer, self, metrics)
         self._step_schedulers()
         if self.finished:
@@ -330,10 +331,15 @@ class Run(pl.LightningModule):
                 "ReduceLROnPlateau needs a metric, and schedulers are stepped once per iteration without one; "
                 "leave it out of configure_optimizers and step it in on_evaluation_end"
             )
-        first, setting = self.raw_optimizers()[0], self.given_arguments[1].get("learning_rate")
-        if setting is not None and not isinstance(first, FlatOptimizer):
-            own = f"{type(first).__name__} of configure_optimizers has its own, {first.param_groups[0]['lr']:g}"
-            self.say(f"learning_rate {setting} is not used: {own}")
+        rate, setting = self._current_rate(), self.hparams.get("learning_rate")
+        if rate not in (None, setting) and not isinstance(optimizer := self.raw_optimizers()[0], FlatOptimizer):
+            own = f"{type(optimizer).__name__} of configure_optimizers has its own, {rate:g}"
+            self.say(f"learning_rate {setting} is not used: {own}; FlatAdam follows it")
+
+    def _current_rate(self) -> float | None:
+        """Return the learning rate of the first optimizer; None where there is no optimizer or it has none."""
+        groups = [group for optimizer in self.raw_optimizers()[:1] for group in getattr(optimizer, "param_groups", [])]
+        return groups[0].get("lr") if groups else None
 
     def _agree_on_count(self) -> None:
         """All ranks must begin at the same place.

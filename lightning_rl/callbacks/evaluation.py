@@ -132,7 +132,7 @@ class RolloutEvaluator(pl.Callback):
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
-        self.variants = {}
+        self.variants, self.reports_success, self.continues = {}, False, False
         check_interval("evaluation", self, pl_module)
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
 

@@ -16,8 +16,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class StopOnSignal(pl.Callback):
-    """Ends a run at the first SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: the iteration under way is finished, an evaluation under way is given up
-    and made again when the run continues. A second one of the same kind is not waited for, but for SIGHUP, which a terminal that closes
+    """End a run at the first SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: the running iteration is finished, a running evaluation is interrupted
+    and repeated when the run continues. A second one of the same kind is not waited for, but for SIGHUP, which a terminal that closes
     and its shell both send. Below `nohup` SIGHUP stays ignored. All ranks stop when one is asked to.
     """
 

@@ -53,7 +53,9 @@ class Contract:
         """Raise what the environment raises with its name, but for what is `passed`."""
         try:
             yield
-        except (SettingError, *passed):
+        except SettingError:
+            raise
+        except passed:
             raise
         except Exception as error:  # an environment of others may raise anything
             raise self.failure(error) from error

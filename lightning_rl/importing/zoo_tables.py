@@ -38,7 +38,7 @@ SCHEDULED: dict[str, dict[str, str]] = {
     **{algorithm: _SCHEDULED for algorithm in ("a2c", "dqn", "sac", "td3", "ddpg")},
 }
 """Numbers that may be schedules, `lin_0.001`."""
-DIFFERENT = {"clip_range_vf": "the larger of the clipped and the unclipped loss; there always the clipped one"}
+DIFFERENT = {"clip_range_vf": "the larger of the clipped and the unclipped loss; Stable-Baselines3 takes the clipped one"}
 """Settings whose name and range are the same, and whose effect is not."""
 
 OFTEN = {"train_freq", "gradient_steps"}

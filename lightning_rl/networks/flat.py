@@ -144,6 +144,5 @@ class FlatSGD(FlatOptimizer, torch.optim.SGD):
     def __init__(self, module: nn.Module, momentum: float) -> None:
         weights = FlatParameters(module)
         super().__init__([weights], momentum=momentum, dampening=momentum)
-        self.state[weights]["momentum_buffer"] = torch.zeros_like(
-            weights
-        )  # or torch begins with the first gradient, 1/(1 − μ) times as long
+        # or torch begins with the first gradient, 1/(1 − μ) times as long
+        self.state[weights]["momentum_buffer"] = torch.zeros_like(weights)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_rl.errors import SettingError
@@ -52,8 +52,9 @@ def _open_locked(file: Path, say: Callable[[str], None]) -> int:
             raise
         except OSError as error:  # a network file system without locks
             say(f"{file} cannot be locked ({error.strerror}): see to it that no other process trains in this folder")
-        if file.exists() and os.path.samestat(os.fstat(descriptor), file.stat()):
-            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(file, follow_symlinks=False)):
+                return descriptor
         os.close(descriptor)  # its owner has just removed it
 
 

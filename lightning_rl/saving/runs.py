@@ -69,7 +69,7 @@ def check_optimizer(stored: Any, own: Optimizer) -> None:
     parameters: dict[int, Tensor] = {}
     for there, group, own_group in zip(stored["param_groups"], here, own.param_groups, strict=True):
         for name, value in group.items():
-            if name != "params" and not _is_like(there.get(name, _default(value)), value):
+            if name != "params" and not _is_like(there.get(name, _default(name, value)), value):
                 raise SettingError(f"its {name[:30]} is wrong")
         if (there.get("momentum", 0) > 0) != (group.get("momentum", 0) > 0):
             raise SettingError("its momentum is another")
@@ -108,6 +108,7 @@ def _wrong_things(checkpoint: Mapping[str, Any]) -> Iterator[str]:
             kind = name.partition("{")[0]
             numbers = [state.get(key) for key in CALLBACKS.get(kind, ())]
             good = all(type(number) in (int, float) and number < LARGEST_COUNT for number in numbers)
+            good = good and type(state.get("reports_success", False)) is bool
             if not good or (kind == "Curriculum" and not _are_lessons(state)):
                 yield f"state of {kind}"
     own = checkpoint["lightning_rl"]
@@ -194,7 +195,13 @@ def _are_lessons(state: Mapping[str, Any]) -> bool:
     if not (isinstance(lessons, dict) and isinstance(smoothed, dict) and _are_windows(windows)):
         return False
     alike = lessons.keys() == smoothed.keys() == _keys(windows)
-    return alike and all(map(_is_count, lessons.values())) and all(map(_is_number, smoothed.values()))
+    unreported = state.get("unreported", 0)
+    return (
+        alike
+        and (unreported is None or _is_count(unreported))
+        and all(map(_is_count, lessons.values()))
+        and all(map(_is_number, smoothed.values()))
+    )
 
 
 def _are_windows(windows: Any) -> bool:
@@ -259,9 +266,9 @@ def _is_step(value: Any) -> bool:
     return _is_number(number) and number >= 0 and (not isinstance(value, Tensor) or value.dtype.is_floating_point)
 
 
-def _default(value: Any) -> Any:
-    """What a group of another version of torch may lack: switches."""
-    return value if value is None or type(value) is bool else ...
+def _default(name: str, value: Any) -> Any:
+    """What a group may lack: switches of another version of torch, and what a scheduler adds that the run began without."""
+    return value if value is None or type(value) is bool or name == "initial_lr" else ...
 
 
 def _is_like(value: Any, own: Any) -> bool:

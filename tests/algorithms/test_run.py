@@ -247,10 +247,35 @@ def test_a_scheduler_that_waits_for_a_plateau_is_refused_in_one_line():
 
 
 def test_a_learning_rate_that_nothing_follows_is_named(capsys):
-    fit(tiny(WithoutAScheduler))
+    for setting, line in ({"learning_rate": 1e-3}, 0.001), ({}, 0.0003):  # the default too
+        fit(tiny(WithoutAScheduler, **setting))
+        assert f"learning_rate {line} is not used: AdamW of configure_optimizers has its own, 0.02" in capsys.readouterr().out
+    fit(tiny(WithoutAScheduler, learning_rate=0.02))
     assert "learning_rate" not in capsys.readouterr().out
-    fit(tiny(WithoutAScheduler, learning_rate=1e-3))
-    assert "learning_rate 0.001 is not used: AdamW of configure_optimizers has its own, 0.02" in capsys.readouterr().out
+
+
+class WithoutAnOptimizer(PPO):
+    """Learns nothing by gradients, as an algorithm that counts would."""
+
+    def training_step(self, rollout, batch_idx):
+        self.end_update(rollout)
+
+    def configure_optimizers(self):
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
+def test_an_algorithm_without_an_optimizer_runs_and_logs_no_learning_rate():
+    logger = Rows()
+    fit(tiny(WithoutAnOptimizer, log_interval=1), logger=logger)
+    assert len(logger.rows) == 6 and all("train/learning_rate" not in row for _, row in logger.rows)
+
+
+def test_a_scheduler_may_be_added_to_a_run_that_continues(tmp_path):
+    fit(tiny(WithoutAScheduler, max_env_steps=48)).save_checkpoint(tmp_path / "half.ckpt")
+    model = tiny(WithAScheduler)
+    fit(model, tmp_path / "half.ckpt")
+    assert model.env_steps == 96
 
 
 # ---------------------------------------------------------------- a fast dev run

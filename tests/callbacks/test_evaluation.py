@@ -181,6 +181,16 @@ def test_an_episode_that_reports_no_success_is_a_failure_once_any_of_the_run_has
     assert [row["success"] for row in read_rows(file)][:12] == [""] * 4 + ["0.0", "1.0", "0.0", "0.0"] + ["0.0"] * 4
 
 
+def test_an_evaluator_that_is_used_again_forgets_that_another_environment_reported_success():
+    heard, trainer = Episodes(), pl.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1)
+    evaluator = RolloutEvaluator(96, episodes=2)
+    trainer.callbacks += [evaluator, heard]
+    for env_id in ("tests.environments:Scripted-v0", "CartPole-v1"):
+        trainer.fit(tiny(PPO, env_id))
+        trainer.should_stop = False
+    assert ["eval/success_rate" in metrics for _, metrics in heard.heard] == [True, False]
+
+
 def test_a_success_in_training_makes_evaluations_without_one_failures():
     heard = Episodes()
     quiet = EnvConfig("tests.environments:Scripted-v0", wrappers=["tests.environments.Reported"])

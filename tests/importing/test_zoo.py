@@ -88,7 +88,7 @@ def test_ppos_minibatches_divide_the_rollout():
 def test_what_clips_the_value_is_imported_with_what_differs(convert):
     text = convert("{clip_range_vf: 0.2}")
     assert settings(text)["clip_range_vf"] == 0.2
-    assert remark(text, "clip_range_vf") == "the larger of the clipped and the unclipped loss; there always the clipped one"
+    assert remark(text, "clip_range_vf") == "the larger of the clipped and the unclipped loss; Stable-Baselines3 takes the clipped one"
     for section in ("{clip_range_vf: -1}", "{clip_range: 0.2}"):  # where nothing is clipped nothing differs
         assert comments(convert(section)) == []
 

@@ -167,6 +167,8 @@ CASES = [
     (("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"), "x"),
     *[(("callbacks",), value) for value in (3, [], "x", None, {"BestModel": 3}, {"BestModel": {}}, {"BestModel": {"best": "x"}}, {3: {}})],
     *[(("callbacks",), {"RolloutEvaluator{'seed': 1}": {"evaluated_at": value}}) for value in ("x", None, nan)],
+    (("callbacks",), {"RolloutEvaluator": {"evaluated_at": 1, "reports_success": 1}}),
+    (("callbacks",), {"Curriculum": {"lessons": {"a": 0}, "smoothed": {"a": 0.0}, "windows": {"a": []}, "unreported": "x"}}),
     *[
         (("callbacks",), {"Curriculum": {"lessons": {"a": lesson}, "smoothed": {"a": smoothed}, "windows": {"a": window}}})
         for lesson, smoothed, window in ((-1, 0.0, []), ("x", 0.0, []), (0, nan, []), (0, None, []), (0, 0.0, 3), (0, 0.0, ["x"]))
