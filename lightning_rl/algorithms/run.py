@@ -52,6 +52,8 @@ class Run(pl.LightningModule):
     """How target networks follow, if there are any."""
     counter = "env_steps"
     """What a run goes by, up to `max_<counter>`: its schedules, rows, evaluations and checkpoints."""
+    min_optimizers = 1
+    """How many optimizers its updates need."""
     COUNTS = ("env_steps", "updates", "episodes")
     env: Any
     spaces: Spaces
@@ -189,7 +191,7 @@ class Run(pl.LightningModule):
         self._scaler = getattr(self.trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         trainer: Any = self.trainer
         self._agree_on_count()
-        self._check_learning_rates()
+        self._check_optimizers()
         folder = trainer.strategy.broadcast(getattr(trainer, "run_folder", None))
         self.guard = self.collector.guard = Guard(self.on_nan, folder, trainer.world_size)
         self.guard.begin(self, self.all_optimizers())
@@ -324,8 +326,17 @@ class Run(pl.LightningModule):
             if self.trainer.global_step % config.frequency == 0:
                 self.lr_scheduler_step(config.scheduler, None)
 
-    def _check_learning_rates(self) -> None:
-        """Raise `SettingError` for a scheduler that asks for a metric, and name a `learning_rate` that is not used."""
+    def _check_optimizers(self) -> None:
+        """Name a `learning_rate` that is not used.
+
+        Raises:
+            SettingError: there are too few optimizers, or a scheduler asks for a metric.
+        """
+        if (found := len(self.raw_optimizers())) < self.min_optimizers:
+            name, needed = type(self).__name__, self.min_optimizers
+            raise SettingError(
+                f"{name} needs {needed} optimizers, got {found}: override configure_optimizers in a subclass, or leave it out"
+            )
         if any(isinstance(config.scheduler, ReduceLROnPlateau) for config in self.trainer.lr_scheduler_configs):
             raise SettingError(
                 "ReduceLROnPlateau needs a metric, and schedulers are stepped once per iteration without one; "

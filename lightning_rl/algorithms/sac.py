@@ -124,6 +124,7 @@ class SAC(Algorithm):
         self.target = make_target(self.value or self.critic)
         self.target_networks = [(self.value or self.critic, self.target)]
         self.temperature = Temperature(self.actions.kinds, ent_coef)
+        self.min_optimizers = 2 + self.temperature.learned
         self.kind_names = [f"_{kind}" for kind in self.actions.kinds] if len(self.actions.kinds) > 1 else [""]
         auto = self.actions.target_entropy(target_entropy_multiplier, target_entropy_scale)
         self.register_buffer("target_entropy", torch.tensor(entropy_targets(target_entropy, auto)), persistent=False)

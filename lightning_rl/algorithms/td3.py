@@ -57,6 +57,7 @@ class TD3(Algorithm):
     """
 
     losses = ("critic_loss", "actor_loss")
+    min_optimizers = 2
 
     def __init__(
         self,

@@ -246,6 +246,14 @@ def test_a_scheduler_that_waits_for_a_plateau_is_refused_in_one_line():
         fit(tiny(OnAPlateau))
 
 
+@pytest.mark.parametrize(("algorithm", "settings", "needed"), [(SAC, {}, 3), (SAC, {"ent_coef": 0.1}, 2), (TD3, {}, 2)])
+def test_one_optimizer_where_several_are_needed_is_refused_in_one_line(algorithm, settings, needed):
+    model = tiny(algorithm, **settings)
+    model.configure_optimizers = lambda: torch.optim.AdamW(model.parameters(), lr=0.01)  # as LightningCLI does
+    with pytest.raises(SettingError, match=rf"^{algorithm.__name__} needs {needed} optimizers, got 1: "):
+        fit(model)
+
+
 def test_a_learning_rate_that_nothing_follows_is_named(capsys):
     for setting, line in ({"learning_rate": 1e-3}, 0.001), ({}, 0.0003):  # the default too
         fit(tiny(WithoutAScheduler, **setting))
