@@ -37,7 +37,7 @@ class A2C(Algorithm):
         value_support: [low, high]: learn it as a histogram over these integers.
         critic_burn_in_steps: environment steps at the start, in whole rollouts, of which only the value function learns (and an encoder it
             shares); those that `normalize_obs: frozen` takes are among them.
-        share_encoder: one encoder and memory for policy and value, or one each.
+        share_encoder: one encoder and memory for policy and value, or one each; shared unless there is a memory.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
 
@@ -61,7 +61,7 @@ class A2C(Algorithm):
         value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity",
         value_support: list[int] | None = None,
         critic_burn_in_steps: int = 0,
-        share_encoder: bool = True,
+        share_encoder: bool | None = None,
         action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
         log_std_init: float = 0.0,
         **common: Any,

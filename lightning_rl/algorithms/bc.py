@@ -42,7 +42,7 @@ class BehavioralCloning(Algorithm):
         validation_fraction: the most of all steps that is held back for validation, in whole episodes.
         split_seed: of the draw of these episodes.
         normalize_obs: by the statistics of what is learned from: `running` and `frozen` alike; or `off`.
-        share_encoder: one image encoder for policy and value, or one each.
+        share_encoder: one encoder and memory for policy and value, or one each; shared unless there is a memory.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
 
@@ -74,7 +74,7 @@ class BehavioralCloning(Algorithm):
         ent_coef: ScheduleSetting = 0.0,
         validation_fraction: float = 0.2,
         split_seed: int = 0,
-        share_encoder: bool = True,
+        share_encoder: bool | None = None,
         action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
         log_std_init: float = 0.0,
         **common: Any,

@@ -120,7 +120,7 @@ class EvolutionStrategies(Algorithm):
             "watched_share": normalize_obs_share if self.normalize_obs == "running" else 0.0,
         }
         log_std = torch.tensor(action_noise).log().item()
-        self.network = ActorCritic(self.spaces, **self.network_settings, action_dist=action_dist, log_std_init=log_std)
+        self.network = ActorCritic(self.spaces, **self.network_settings, share_encoder=True, action_dist=action_dist, log_std_init=log_std)
         self.network.critic.requires_grad_(False)
         self.network.distribution.requires_grad_(False)
 

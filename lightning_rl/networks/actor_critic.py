@@ -36,7 +36,7 @@ class ActorCritic(PolicyNetwork):
         encoder_features: width of the image encoder's output.
         entities: names of observations that are sets of entities, see `networks/attention.py`.
         goals: names of observations that generate the last hidden layer, see `networks/goal.py`.
-        share_encoder: one encoder and memory for policy and value, or one each.
+        share_encoder: one encoder and memory for policy and value, or one each; shared unless there is a memory.
         normalize_obs: `off`, `running` or `frozen` (statistics of random steps at the start of the run).
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
@@ -59,7 +59,7 @@ class ActorCritic(PolicyNetwork):
         encoder_features: int = 512,
         entities: Sequence[str] = (),
         goals: Sequence[str] = (),
-        share_encoder: bool = True,
+        share_encoder: bool | None = None,
         normalize_obs: str = "off",
         action_dist: str = "clipped_normal",
         log_std_init: float = 0.0,
@@ -75,13 +75,14 @@ class ActorCritic(PolicyNetwork):
         if memory is not None and memory.burn_in:
             raise SettingError(f"memory.burn_in {memory.burn_in} is for replayed sequences; rollouts hold what was remembered: leave it 0")
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
-        self.shares = share_encoder  # not told by comparing modules, which are wrapped while a graph is traced
+        # not told by comparing modules, which are wrapped while a graph is traced
+        self.shares = memory is None if share_encoder is None else share_encoder
         observed = (spaces.observation, encoder, encoder_features, entities, goals)
         self.actor_encoder = TreeEncoder(*observed)
-        self.critic_encoder = self.actor_encoder if share_encoder else TreeEncoder(*observed)
+        self.critic_encoder = self.actor_encoder if self.shares else TreeEncoder(*observed)
         remembered = (memory, self.actor_encoder.num_features, self.actor_encoder.num_goal_features)
         self.memory = make_memory(*remembered)
-        self.critic_memory = self.memory if share_encoder else make_memory(*remembered)
+        self.critic_memory = self.memory if self.shares else make_memory(*remembered)
         features, goal = self.memory.num_features, self.memory.goal
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
         last = net_arch[-1] if net_arch else features

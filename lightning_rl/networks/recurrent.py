@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -33,10 +32,11 @@ class RecurrentMemory(nn.Module):
         self.goal = slice(size, self.num_features)
         self.weight_ih = nn.Parameter(torch.empty(self.gates * size, num_inputs))
         self.weight_hh = nn.Parameter(torch.empty(self.gates * size, size))
-        self.bias_ih = nn.Parameter(torch.empty(self.gates * size))
-        self.bias_hh = nn.Parameter(torch.empty(self.gates * size))
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -1 / math.sqrt(size), 1 / math.sqrt(size))  # as nn.LSTM and nn.GRU
+        self.bias_ih = nn.Parameter(torch.zeros(self.gates * size))
+        self.bias_hh = nn.Parameter(torch.zeros(self.gates * size))
+        for weight in (self.weight_ih, self.weight_hh):
+            for gate in weight.detach().chunk(self.gates):
+                nn.init.xavier_uniform_(gate)
 
     def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The outputs `[T, N, H]` of inputs `[T, N, F]`, and the state after the last row; `state` has leaves `[N, H]`."""
