@@ -109,10 +109,12 @@ def test_a_run_whose_terminal_is_closed_is_saved(folder):
     trainer.callbacks.insert(0, CloseTerminal())
     kept = os.dup(1)
     os.dup2(terminal, 1)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup have it ignored
     try:
         with redirect_stdout(open(1, "w", closefd=False)), pytest.raises(SystemExit) as ended:
             trainer.fit(model)
     finally:
+        signal.signal(signal.SIGHUP, before)
         os.dup2(kept, 1)
     assert ended.value.code == 143
     saved = torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)
