@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from lightning_rl.__main__ import config_folder
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.locations import config_folder
 
 MERGE = "tag:yaml.org,2002:merge"
 WHOLE_FLOAT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")

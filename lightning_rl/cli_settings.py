@@ -15,7 +15,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from lightning_rl.__main__ import find_modules_here
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.cloning import CloningConfig
@@ -27,6 +26,7 @@ from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, sp
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.locations import find_modules_here
 from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.trainer import Trainer
 
