@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightning_rl import ALGORITHMS, __version__
 from lightning_rl.errors import LostRankError, SettingError, nearest, printable
-from lightning_rl.locations import config_folder, find_modules_here
+from lightning_rl.locations import config_folder, find_modules_here, search_here_last
 from lightning_rl.starting import INTERRUPTED, leave_when_interrupted, raise_when_interrupted
 
 HELP = """usage: lightning-rl <subcommand> [options]
@@ -177,6 +177,5 @@ def list_all() -> None:
 
 
 if __name__ == "__main__":
-    if sys.path[0] in ("", os.getcwd()):  # where `python -m` puts the current folder
-        del sys.path[0]
+    search_here_last()
     sys.exit(main())

@@ -8,11 +8,25 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+"""Where this package lies: a checkout, or where packages are installed."""
+
 
 def config_folder() -> Path:
     """Find the packaged configs: next to the package in a checkout, inside it when installed."""
-    package = Path(__file__).parent
-    return package.parent / "configs" if (package.parent / "configs").is_dir() else package / "configs"
+    return ROOT / "configs" if (ROOT / "configs").is_dir() else Path(__file__).parent / "configs"
+
+
+def search_here_last() -> None:
+    """Take the current folder from the front of `sys.path`, where `python -m` puts it.
+
+    It goes to the end where this package lies in it: in a checkout that is not installed, workers would not find the package otherwise.
+    """
+    here = os.getcwd()
+    if sys.path[0] in ("", here):
+        del sys.path[0]
+        if ROOT.samefile(here):
+            sys.path.append(here)
 
 
 def find_modules_here(names: Iterable[str]) -> None:
