@@ -7,12 +7,11 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_rl import ALGORITHMS, __version__
 from lightning_rl.errors import LostRankError, SettingError, nearest, printable
+from lightning_rl.locations import config_folder, find_modules_here, search_here_last
 from lightning_rl.starting import INTERRUPTED, leave_when_interrupted, raise_when_interrupted
 
 HELP = """usage: lightning-rl <subcommand> [options]
@@ -114,17 +113,6 @@ def run(arguments: list[str], debug: bool = False) -> int:
     return {name: command for room in rooms for name, command in room.SUBCOMMANDS.items()}[subcommand](arguments, modules)
 
 
-def find_modules_here(names: Iterable[str]) -> None:
-    """Let Python find modules in the current folder, behind all others, if one of the names is of a module that is found nowhere else.
-
-    Only then: the folder may hold anything, and a file in it must not be imported because a package has the same name.
-
-    """
-    packages = {name.partition(".")[0] for name in names}
-    if any(package not in sys.modules and find_spec(package) is None for package in packages):
-        sys.path.append(os.getcwd())
-
-
 def take_subcommand(arguments: list[str]) -> str | None:
     """Remove the subcommand from the arguments; None if only help is asked for."""
     for position, argument in enumerate(arguments):
@@ -174,12 +162,6 @@ def one_line(text: str) -> str:
     return line if len(line) <= 200 else line[:197] + "..."
 
 
-def config_folder() -> Path:
-    """Where the packaged configs lie: beside the package in a checkout, inside it when installed."""
-    package = Path(__file__).parent
-    return package.parent / "configs" if (package.parent / "configs").is_dir() else package / "configs"
-
-
 def list_all() -> None:
     """Print the algorithms and the packaged configs, each with the first line of its file. Imports no torch."""
     print("algorithms (lightning-rl fit --model NAME --model.env.id ENVIRONMENT):")
@@ -195,6 +177,5 @@ def list_all() -> None:
 
 
 if __name__ == "__main__":
-    if sys.path[0] in ("", os.getcwd()):  # where `python -m` puts the current folder
-        del sys.path[0]
+    search_here_last()
     sys.exit(main())

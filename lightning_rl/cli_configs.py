@@ -11,15 +11,20 @@ from typing import Any
 
 import yaml
 
-from lightning_rl.__main__ import config_folder
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.locations import config_folder
 
 MERGE = "tag:yaml.org,2002:merge"
 WHOLE_FLOAT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
 
 
-DEEPEST, MOST_VALUES = 100, 10_000
-"""Mappings and lists inside one another in a config, and its values; ours have less than ten and some hundred."""
+DEEPEST = 100
+"""Mappings and lists inside one another in a config; ours have less than ten."""
+
+
+def most_values(text: str) -> int:
+    """Count the values that a config may have: as many as can stand in its text, and 10,000 by aliases and merges."""
+    return len(text) + 10_000
 
 
 class Loader(yaml.SafeLoader):
@@ -28,16 +33,16 @@ class Loader(yaml.SafeLoader):
     Refuses what no settings are, with the line where it is: thousands of brackets, aliases that multiply, integers beyond any number.
     """
 
-    depth = values = 0
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.most, self.depth, self.keys = most_values(text), 0, 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """A value, as long as there are not too many of them."""
+        """Read a value, as long as it does not lie too deep."""
         mark = self.peek_event().start_mark
-        self.depth, self.values = self.depth + 1, self.values + 1
+        self.depth += 1
         if self.depth > DEEPEST:
             raise yaml.composer.ComposerError(None, None, f"more than {DEEPEST} brackets inside one another", mark)
-        if self.values > MOST_VALUES:
-            raise yaml.composer.ComposerError(None, None, f"more than {MOST_VALUES:,} values", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -45,8 +50,9 @@ class Loader(yaml.SafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Merge what `<<` names, as long as it does not multiply."""
         super().flatten_mapping(node)
-        if len(node.value) > MOST_VALUES:
-            raise yaml.constructor.ConstructorError(None, None, f"<< merges more than {MOST_VALUES:,} keys", node.start_mark)
+        self.keys += len(node.value)
+        if self.keys > self.most:
+            raise yaml.constructor.ConstructorError(None, None, f"<< merges more than {self.most:,} keys", node.start_mark)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """A value; one that its tag cannot have is refused where it stands."""
@@ -132,8 +138,9 @@ def parse(text: str, source: str) -> Any:
         raise SettingError(f"{source} is not valid YAML, {line}: {error.problem}") from error
     except yaml.YAMLError as error:
         raise SettingError(f"{source} is not valid YAML: {error}") from error
-    if sum(1 for _ in islice(values(parsed), MOST_VALUES + 1)) > MOST_VALUES:
-        raise SettingError(f"{source} holds more than {MOST_VALUES:,} values: its aliases multiply")
+    most = most_values(text)
+    if sum(1 for _ in islice(values(parsed), most + 1)) > most:
+        raise SettingError(f"{source} holds more than {most:,} values: its aliases multiply")
     return parsed
 
 

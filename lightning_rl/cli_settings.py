@@ -15,7 +15,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from lightning_rl.__main__ import find_modules_here
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.cloning import CloningConfig
@@ -27,6 +26,7 @@ from lightning_rl.cli_configs import WHOLE_FLOAT, number, parse, read_config, sp
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.locations import find_modules_here
 from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.trainer import Trainer
 
@@ -40,8 +40,10 @@ EXPLAINED = {**PARTS, **{f"reward_signals.{name}": signal for name, signal in SI
 MEMORY_KIND = "name it first, --model.memory LSTM or GRU, or memory: {class_path: LSTM, init_args: {…}} in a config"
 CLASSES = ("logger", "callbacks", "strategy", "plugins", "profiler", "accelerator")
 """The Trainer's flags that may be objects, given by their class."""
-MODULE = re.compile(r"(?<![\w./-])([a-zA-Z_]\w*)[.:][a-zA-Z_]")
+MODULE = re.compile(r"([a-zA-Z_]\w*)[.:][a-zA-Z_]")
 """What something in a module is named with: `my_module.MyClass`, `my_module:MyEnv-v0`."""
+NAMES_A_CLASS = re.compile(rf"\b(class_path|env|env\.id|env\.wrappers|memory|{'|'.join(CLASSES)})\+?$")
+"""The settings whose texts are class paths and environments' ids; others may be files with such names."""
 
 
 ELSEWHERE = {
@@ -151,7 +153,9 @@ def read_arguments(arguments: list[str]) -> list[str]:
     The algorithm is the one that is named last; every setting, wherever it stands, must be one of its own.
     """
     options = [(option, value, config_of(option, value)) for option, value in split_options(arguments)]
-    find_modules_here(name for _, value, config in options for text in texts(config or value) for name in MODULE.findall(text))
+    for option, value, config in options:
+        given = {option: parse(value, option)} if config is None and NAMES_A_CLASS.search(option) else config
+        find_modules_here(named_modules(given))
     for option, value, _ in options:
         if option == "--model.help":
             known_algorithm(value)
@@ -236,13 +240,16 @@ def config_of(option: str, value: str) -> dict[str, Any] | None:
     return config
 
 
-def texts(tree: Any) -> Iterator[str]:
-    """All texts among the values of a config."""
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, Mapping | list):
-        for child in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from texts(child)
+def named_modules(tree: Any, key: str = "") -> Iterator[str]:
+    """Find the modules that the class paths and environments' ids of a config name; `key` is where the config stands in another."""
+    if isinstance(tree, Mapping):
+        for name, child in tree.items():
+            yield from named_modules(child, f"{key}.{name}")
+    elif isinstance(tree, list):
+        for child in tree:
+            yield from named_modules(child, key)
+    elif isinstance(tree, str) and NAMES_A_CLASS.search(key) and (found := MODULE.match(tree)):
+        yield found[1]
 
 
 def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:

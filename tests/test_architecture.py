@@ -10,7 +10,7 @@ import lightning_rl
 
 ROOT = Path(lightning_rl.__file__).parent
 FLOORS = (
-    {"types", "errors", "cpu_threads", "starting"},
+    {"types", "errors", "cpu_threads", "starting", "locations"},
     {"finite", "ranks", "figures", "saving"},
     {"returns", "value_transforms", "schedules", "spaces", "guards"},
     {"distributions", "losses"},
@@ -98,6 +98,11 @@ def test_every_module_has_a_floor():
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_point_down(name):
     assert upward_imports(name, MODULES[name]) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_module_imports_the_program_that_imports_it(name):
+    assert [inside for inside in imports(MODULES[name]) if inside.startswith("__main__")] == []
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import math
+import shlex
 import struct
 import sys
 import time
@@ -255,11 +256,22 @@ def test_a_file_beside_a_checkpoint_is_not_imported_for_having_the_name_of_a_pac
         ("--config ppo/cartpole --model.env.id mine:Mine-v0", True),
         ("--config ppo/cartpole --model.env.wrappers [mine.Wrapper]", True),
         ("--config wrapped.yaml", True),
+        ("--config ppo/cartpole --trainer.logger '{class_path: mine.Logger, init_args: {save_dir: runs.d}}'", True),
+        ("--config ppo/cartpole --ckpt_path best.ckpt", False),
+        ("--config paths.yaml --trainer.default_root_dir my.runs --init_from best.ckpt", False),
+        (
+            "--config ppo/cartpole --trainer.logger '{class_path: pytorch_lightning.loggers.CSVLogger, init_args: {save_dir: runs.d}}'",
+            False,
+        ),
     ],
 )
 def test_fit_looks_for_modules_in_the_current_folder_where_the_user_names_one(arguments, looks, folder):
     (folder / "wrapped.yaml").write_text("model: {class_path: PPO, init_args: {env: {id: A-v0, wrappers: [{class_path: mine.Wrapper}]}}}")
-    read_arguments(arguments.split())
+    (folder / "paths.yaml").write_text(
+        "model: {class_path: PPO, init_args: {env: {id: A-v0, kwargs: {xml_file: ant.xml, id: a.b}}, "
+        "reward_signals: {gail: {demo_path: expert.demo}}}}"
+    )
+    read_arguments(shlex.split(arguments))
     assert (str(folder) in sys.path) == looks
 
 
@@ -362,7 +374,7 @@ def test_help_is_readable(arguments, words, folder, capfd):
 
 
 def test_every_packaged_config_names_its_kind_in_a_comment_and_parses(folder, capfd):
-    from lightning_rl.__main__ import config_folder
+    from lightning_rl.locations import config_folder
 
     files = sorted(config_folder().rglob("*.yaml"))
     assert len(files) >= 5

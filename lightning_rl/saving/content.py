@@ -25,6 +25,9 @@ LARGEST_SPACE = 1 << 26
 UNTRUSTED_WRAPPERS = {"RecordVideo": "writes files where the checkpoint says", "HumanRendering": "opens a window"}
 """Wrappers that do more than to change what is observed, done and paid, and what they do."""
 
+FRAME_STACK = "FrameStackObservation"
+"""The wrapper that repeats observations as often as it is asked to."""
+
 
 def check_content(checkpoint: Any, path: str | Path) -> None:
     """Raise `SettingError` unless a file holds one of our checkpoints, of a format that this version reads."""
@@ -92,9 +95,9 @@ def check_environment(env: Any, numbers: int, path: str | Path) -> None:
     for each in mappings(env):
         if each.get("render_mode") == "human":
             raise SettingError(f"{shown(path)} names the render_mode human, which opens a window; pass env yourself")
-        for name in ("frame_stack", "stack_size"):
-            if isinstance(each.get(name), int | float) and each[name] > numbers:
-                raise SettingError(f"{shown(path)} holds env.{name} {each[name]}, and its observations have {numbers} numbers")
+    for name, frames in _stacked_frames(env):
+        if isinstance(frames, int | float) and frames > numbers:
+            raise SettingError(f"{shown(path)} holds env.{name} {frames}, and its observations have {numbers} numbers")
 
 
 def foreign_modules(settings: Mapping[str, Any], path: str | Path) -> list[str]:
@@ -153,6 +156,17 @@ def _named(settings: Mapping[str, Any], path: str | Path) -> Iterator[tuple[str,
                     raise _wrong(path, f"{each[key]!r} as a {key}")
                 module, _, name = each[key].rpartition(".")
                 yield module or "gymnasium", name
+
+
+def _stacked_frames(env: Any) -> Iterator[tuple[str, Any]]:
+    """Find the settings that multiply an environment's observations; its own arguments may have the same names and mean anything."""
+    if not isinstance(env, Mapping):
+        return
+    yield "frame_stack", env.get("frame_stack")
+    for wrapper in env.get("wrappers") or []:
+        if isinstance(wrapper, Mapping) and str(wrapper.get("class_path")).rpartition(".")[2] == FRAME_STACK:
+            for arguments in mappings(wrapper.get("init_args")):
+                yield "stack_size", arguments.get("stack_size")
 
 
 def _has_sane_shape(shape: Any) -> bool:

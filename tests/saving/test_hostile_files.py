@@ -13,6 +13,7 @@ import torch
 
 from lightning_rl import PPO, SAC, Algorithm, SettingError, Trainer, load_policy
 from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.saving.content import check_environment
 from lightning_rl.saving.plain import to_arrays
 from lightning_rl.saving.segments import SegmentStore
 from tests.command_line import run, run_apart
@@ -124,6 +125,15 @@ def test_an_environment_that_takes_all_memory_or_opens_a_window_is_refused_befor
     assert (status, line.count("\n")) == (2, 1) and said in line
     refused(lambda: load_policy(tmp_path / "a.ckpt"), proof)
     assert PPO.load_from_checkpoint(tmp_path / "a.ckpt", env="CartPole-v1").env_steps == 16
+
+
+def test_an_environments_own_arguments_may_be_called_as_those_of_a_frame_stack():
+    own = {"frame_stack": 40, "stack_size": 40}
+    check_environment({"id": "Mine-v0", "kwargs": own, "wrappers": [{"class_path": "mine.Wrapper", "init_args": own}]}, 4, "a.ckpt")
+    for module in ("", "gymnasium.wrappers.", "gymnasium.wrappers.stateful_observation."):
+        wrapper = {"class_path": f"{module}FrameStackObservation", "init_args": {"stack_size": 5}}
+        with pytest.raises(SettingError, match=r"holds env\.stack_size 5, and its observations have 4 numbers"):
+            check_environment({"id": "Mine-v0", "kwargs": own, "wrappers": [wrapper]}, 4, "a.ckpt")
 
 
 def test_networks_too_large_for_their_weights_are_refused_before_they_are_built(made, tmp_path):

@@ -1,0 +1,23 @@
+"""Where Python looks for modules."""
+
+import sys
+
+import pytest
+
+from lightning_rl.locations import ROOT, search_here_last
+
+
+@pytest.mark.parametrize("first", ["", "the folder itself"])
+def test_python_m_leaves_the_current_folder_to_its_workers_where_the_package_lies_in_it(first, folder, monkeypatch):
+    others = ["/somewhere", "/elsewhere"]
+    for here, left in [(ROOT, [*others, str(ROOT)]), (folder, others)]:
+        monkeypatch.chdir(here)
+        sys.path[:] = [first and str(here), *others]
+        search_here_last()
+        assert sys.path == left
+
+
+def test_only_the_current_folder_is_taken_from_the_front(folder):
+    sys.path[:] = ["/somewhere", str(folder)]
+    search_here_last()
+    assert sys.path == ["/somewhere", str(folder)]
