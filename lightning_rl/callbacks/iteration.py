@@ -7,6 +7,8 @@ from typing import Any
 import pytorch_lightning as pl
 
 from lightning_rl.callbacks.curriculum import Curriculum
+from lightning_rl.callbacks.evaluation import RolloutEvaluator
+from lightning_rl.callbacks.stopping import follow_evaluations
 from lightning_rl.errors import SettingError
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -20,6 +22,7 @@ class EndIteration(pl.Callback):
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
         first = [self, *(each for each in trainer.callbacks if isinstance(each, Curriculum))]
         trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]
+        follow_evaluations(trainer, any(isinstance(each, RolloutEvaluator) for each in trainer.callbacks))
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         pl_module.end_iteration()

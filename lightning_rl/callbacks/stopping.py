@@ -44,14 +44,25 @@ class StopOnEvaluation(pl.Callback):
 
 
 def early_stopping(trainer: pl.Trainer) -> list[Any]:
-    """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages, that monitors an evaluation."""
+    """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return [each for each in callbacks if hasattr(each, "_check_on_train_epoch_end") and each.monitor.startswith(("eval/", "val/"))]
+    return [each for each in callbacks if hasattr(each, "_check_on_train_epoch_end")]
 
 
-def follow_evaluations(trainer: pl.Trainer) -> None:
-    """Let `EarlyStopping` wait for evaluations: to Lightning a run is one epoch, at the end of which it would look once."""
+def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
+    """Let `EarlyStopping` wait for evaluations: to Lightning a run is one epoch, at the end of which it would look once.
+
+    Args:
+        trainer: has the callbacks.
+        evaluated: whether the run has evaluations.
+
+    Raises:
+        SettingError: it monitors what no evaluation of the run finds.
+    """
     for callback in early_stopping(trainer):
+        if not (evaluated and callback.monitor.startswith(("eval/", "val/"))):
+            found = f"EarlyStopping: monitor {callback.monitor!r} is not what an evaluation of this run finds"
+            raise SettingError(f"{found}; use an evaluation and its eval/mean_reward, or evaluation.patience")
         callback._check_on_train_epoch_end = False
 
 

@@ -83,3 +83,14 @@ def test_early_stopping_that_monitors_nothing_is_refused_in_one_line_at_the_firs
     with pytest.raises(SettingError, match=r"^EarlyStopping: monitor 'eval/mean_rewrad' .*; did you mean eval/mean_reward\?$"):
         fit(model, callbacks=[EarlyStopping("eval/mean_rewrad"), Scores([1, 3, 2, 3, 4])])
     assert model.env_steps == 16
+
+
+@pytest.mark.parametrize(
+    "monitor, evaluated", [("eval/mean_reward", False), ("val/loss", False), ("rollout/ep_rew_mean", True), ("train/loss", True)]
+)
+def test_early_stopping_that_no_evaluation_would_ask_is_refused_before_the_run(monitor, evaluated):
+    model = tiny(PPO, max_env_steps=80)
+    callbacks = [EarlyStopping(monitor), *([Scores([1, 2, 3, 4, 5])] if evaluated else [])]
+    with pytest.raises(SettingError, match=f"^EarlyStopping: monitor '{monitor}' is not what .*; use .*evaluation.patience$"):
+        fit(model, callbacks=callbacks)
+    assert model.env_steps == 0
