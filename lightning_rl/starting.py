@@ -15,7 +15,9 @@ INTERRUPTED = 130
 
 def is_program() -> bool:
     """Whether this package is being imported to be run, by `lightning-rl` or `python -m lightning_rl`."""
-    return os.path.basename(sys.argv[0]) in ("lightning-rl", "-m")
+    if sys.argv[0] == "-m":  # a module that is being looked for: ours, or one of a package that imports us
+        return sys.orig_argv[-len(sys.argv)].removeprefix("-m") in ("lightning_rl", "lightning_rl.__main__")
+    return os.path.basename(sys.argv[0]) == "lightning-rl"
 
 
 def leave_when_interrupted() -> None:

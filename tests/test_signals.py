@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import redirect_stdout
 
@@ -16,6 +17,7 @@ from pytorch_lightning import Callback
 from lightning_rl import PPO, Trainer, load_policy
 from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.callbacks.preemption import StopOnSignal, ignore
+from lightning_rl.starting import is_program
 from tests.apart import Apart
 from tests.command_line import run, run_apart, run_python
 from tests.fitting import tiny
@@ -148,6 +150,23 @@ sys.exit(main())
 @pytest.mark.parametrize("module", ["gymnasium", "torch"])
 def test_ctrl_c_while_the_program_is_loaded_ends_it_with_its_status_and_without_a_traceback(tmp_path, module):
     assert run_python(("-c", INTERRUPTED.replace("MODULE", repr(module))), "", tmp_path) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "command, ends",
+    [
+        ("python -m lightning_rl fit", True),
+        ("python -X dev -m lightning_rl.__main__ fit", True),  # as Lightning begins the other ranks
+        ("python -mlightning_rl", True),
+        ("python -m mine.train -m lightning_rl", False),  # whose package imports ours
+    ],
+)
+def test_ctrl_c_ends_only_our_own_program_at_once(monkeypatch, command, ends):
+    words = command.split()
+    first = next(place for place, word in enumerate(words) if word.startswith("-m"))
+    monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setattr(sys, "argv", ["-m", *words[first + (2 if words[first] == "-m" else 1) :]])  # until the module is found
+    assert is_program() == ends
 
 
 @pytest.mark.parametrize("place", ["lightning_rl.cli.read_arguments", "lightning_rl.algorithms.algorithm.probe_spaces"])

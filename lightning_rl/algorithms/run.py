@@ -23,7 +23,7 @@ from lightning_rl.algorithms.run_log import RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
 from lightning_rl.algorithms.side_learner import SideLearner, SignalLearner
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
-from lightning_rl.callbacks.iteration import EndIteration, EndRun
+from lightning_rl.callbacks.iteration import EndIteration, EndRun, callbacks_before
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate
 from lightning_rl.cpu_threads import one_thread
@@ -169,9 +169,10 @@ class Run(pl.LightningModule):
     def own_callbacks(self) -> list[pl.Callback]:
         """Return what a run itself needs, whatever Trainer runs it."""
         trainer: Any = self.trainer
+        trainer.callbacks = before = callbacks_before(trainer.callbacks)
         target_update = [] if self.target_update is None else [self.target_update]
-        replaceable = [each for each in (*self.curriculum, *target_update) if not has_kind(trainer.callbacks, each)]
-        return [EndIteration(), EndRun(list(trainer.callbacks)), *replaceable]
+        replaceable = [each for each in (*self.curriculum, *target_update) if not has_kind(before, each)]
+        return [EndIteration(), EndRun(before), *replaceable]
 
     # ---------------------------------------------------------------- Lightning's hooks, in their order
 

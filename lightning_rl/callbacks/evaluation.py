@@ -19,7 +19,7 @@ from lightning_rl.callbacks.csv_logger import CsvTable
 from lightning_rl.callbacks.disk import log_row
 from lightning_rl.callbacks.interval import check_interval, interval
 from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
-from lightning_rl.callbacks.stopping import follow_evaluations, stop_early
+from lightning_rl.callbacks.stopping import stop_early
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
@@ -138,7 +138,6 @@ class RolloutEvaluator(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.table = None if self.file is None else CsvTable(self.file, pl_module.counter, pl_module.say)
-        follow_evaluations(trainer)
         if not self.continues:
             self.evaluated_at = pl_module.count
 

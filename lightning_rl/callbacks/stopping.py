@@ -44,15 +44,33 @@ class StopOnEvaluation(pl.Callback):
 
 
 def early_stopping(trainer: pl.Trainer) -> list[Any]:
-    """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages, that monitors an evaluation."""
+    """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return [each for each in callbacks if hasattr(each, "_check_on_train_epoch_end") and each.monitor.startswith(("eval/", "val/"))]
+    return [each for each in callbacks if hasattr(each, "_check_on_train_epoch_end")]
 
 
-def follow_evaluations(trainer: pl.Trainer) -> None:
-    """Let `EarlyStopping` wait for evaluations: to Lightning a run is one epoch, at the end of which it would look once."""
+def monitors_evaluations(callback: Any) -> bool:
+    """Return whether an `EarlyStopping` waits for what evaluations find."""
+    return callback.monitor.startswith(("eval/", "val/"))
+
+
+def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
+    """Let `EarlyStopping` wait for evaluations: to Lightning a run is one epoch, at the end of which it would look once.
+
+    Args:
+        trainer: has the callbacks.
+        evaluated: whether the run has evaluations.
+
+    Raises:
+        SettingError: it would never stop the run: nothing evaluates, or it waits for the end of an epoch that is the end of the run.
+    """
     for callback in early_stopping(trainer):
-        callback._check_on_train_epoch_end = False
+        if monitors_evaluations(callback) and evaluated:
+            callback._check_on_train_epoch_end = False
+        elif monitors_evaluations(callback) or trainer.limit_train_batches == 1.0:
+            reason = "a run is one epoch" if evaluated else "this run has no evaluations"
+            way_out = "monitor eval/mean_reward of an evaluation, or use evaluation.patience"
+            raise SettingError(f"EarlyStopping: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")
 
 
 def stop_early(trainer: pl.Trainer, algorithm: Any, metrics: dict[str, float]) -> None:
@@ -61,7 +79,7 @@ def stop_early(trainer: pl.Trainer, algorithm: Any, metrics: dict[str, float]) -
     Raises:
         SettingError: it monitors what evaluations do not find.
     """
-    for callback in early_stopping(trainer):
+    for callback in filter(monitors_evaluations, early_stopping(trainer)):
         if callback.monitor in metrics:
             callback.on_validation_end(trainer, algorithm)
         elif callback.strict:

@@ -101,19 +101,34 @@ class Taus(pl.Callback):
 def test_a_trainer_that_is_used_again_follows_the_second_model(kind, folder):
     taus = Taus()
     trainer = trainer_of(kind, callbacks=[taus])
-    before = list(trainer.callbacks)
     for model in (tiny(SAC, tau=0.005), tiny(SAC, tau=1.0), tiny(PPO)):
         trainer.fit(model)
-        assert trainer.callbacks == before
     assert taus.seen == [[0.005], [1.0], []]
 
 
-def test_callbacks_of_a_model_leave_after_an_error_too():
-    trainer = trainer_of(pl.Trainer, callbacks=[pl.callbacks.LambdaCallback(on_train_start=lambda *_: 1 / 0)])
+def test_callbacks_of_a_model_leave_when_the_next_one_comes_also_after_an_error():
+    begun = []
+    trainer = trainer_of(pl.Trainer, callbacks=[pl.callbacks.LambdaCallback(on_train_start=lambda *_: begun.append(1) or 1 / 0)])
     before = list(trainer.callbacks)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            trainer.fit(tiny(SAC))
+    assert [type(each).__name__ for each in trainer.callbacks if each not in before] == ["EndIteration", "EndRun", "TargetNetworkUpdate"]
     with pytest.raises(ZeroDivisionError):
-        trainer.fit(tiny(SAC))
-    assert trainer.callbacks == before
+        trainer.fit(tiny(PPO))
+    assert [type(each).__name__ for each in trainer.callbacks if each not in before] == ["EndIteration", "EndRun"]
+    assert len(begun) == 3
+
+
+@pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
+def test_callbacks_that_are_added_or_taken_away_between_two_runs_stay_so(kind, folder):
+    first, second = Taus(), Taus()
+    trainer = trainer_of(kind, callbacks=[first])
+    trainer.fit(tiny(SAC, tau=0.5))
+    trainer.callbacks.remove(first)
+    trainer.callbacks.append(second)
+    trainer.fit(tiny(SAC, tau=1.0))
+    assert (first.seen, second.seen) == ([[0.5]], [[1.0]])
 
 
 class Lessons(pl.Callback):

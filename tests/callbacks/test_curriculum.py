@@ -10,6 +10,7 @@ import gymnasium as gym
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import OnExceptionCheckpoint
 
 from lightning_rl import PPO, SAC, BehavioralCloning, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
 from lightning_rl.callbacks.csv_logger import read_rows
@@ -179,6 +180,8 @@ def test_a_curriculum_comes_with_lessons_only():
 
 EASY = {"measure": "reward", "threshold": 1, "min_lesson_length": 2}
 ENV = {"id": "CartPole-v1", "max_episode_steps": 10}
+LEARNED = ENV | {"parameters": {"length": lessons(EASY, {"threshold": 1e6})}}
+"""The second lesson is played after a few episodes, and to the end."""
 
 
 def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys, monkeypatch):
@@ -271,6 +274,23 @@ def test_the_weights_of_another_run_begin_with_the_first_lesson(tmp_path):
     again = Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False, callbacks=[held[1]])
     again.fit(tiny(PPO, **settings | {"max_env_steps": 128}), ckpt_path=runs[0].run_folder / "checkpoints" / "last.ckpt")
     assert held[1].lessons[0] == {"length": 1}
+
+
+def test_a_checkpoint_that_is_saved_after_a_run_keeps_the_lesson(tmp_path):
+    fit(tiny(PPO, env=LEARNED)).save_checkpoint(tmp_path / "a.ckpt")
+    watch = Watch()
+    fit(tiny(PPO, env=LEARNED, max_env_steps=128), tmp_path / "a.ckpt", callbacks=[watch])
+    assert watch.lessons[0] == {"length": 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*was called without a model", "ignore:.*there is no last checkpoint")  # as this callback has it
+def test_a_checkpoint_that_lightning_saves_at_an_exception_keeps_the_lesson(tmp_path):
+    failing = pl.callbacks.LambdaCallback(on_train_end=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fit(tiny(PPO, env=LEARNED), callbacks=[failing, OnExceptionCheckpoint(tmp_path, "a")], enable_checkpointing=True)
+    watch = Watch()
+    fit(tiny(PPO, env=LEARNED, max_env_steps=128), tmp_path / "a.ckpt", callbacks=[watch])
+    assert watch.lessons[0] == {"length": 1}
 
 
 class Watch(pl.Callback):

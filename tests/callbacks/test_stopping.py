@@ -83,3 +83,20 @@ def test_early_stopping_that_monitors_nothing_is_refused_in_one_line_at_the_firs
     with pytest.raises(SettingError, match=r"^EarlyStopping: monitor 'eval/mean_rewrad' .*; did you mean eval/mean_reward\?$"):
         fit(model, callbacks=[EarlyStopping("eval/mean_rewrad"), Scores([1, 3, 2, 3, 4])])
     assert model.env_steps == 16
+
+
+@pytest.mark.parametrize(
+    "monitor, evaluated", [("eval/mean_reward", False), ("val/loss", False), ("rollout/ep_rew_mean", True), ("train/loss", True)]
+)
+def test_early_stopping_that_no_evaluation_would_ask_is_refused_before_the_run(monitor, evaluated):
+    model = tiny(PPO, max_env_steps=80)
+    callbacks = [EarlyStopping(monitor), *([Scores([1, 2, 3, 4, 5])] if evaluated else [])]
+    with pytest.raises(SettingError, match=f"^EarlyStopping: monitor '{monitor}' would stop nothing, .*; .*evaluation.patience$"):
+        fit(model, callbacks=callbacks)
+    assert model.env_steps == 0
+
+
+def test_early_stopping_looks_at_any_metric_where_epochs_are_short():
+    stopping, model = EarlyStopping("train/loss", patience=1, mode="max", stopping_threshold=-1e9), tiny(PPO, log_interval=1)
+    fit(model, callbacks=[stopping], limit_train_batches=2)
+    assert model.env_steps == 32  # two iterations of 16
