@@ -271,8 +271,7 @@ class Trainer(pl.Trainer):
     def _keep_settings(self) -> None:
         """Write `config.yaml` again where the run's folder was deleted during the run: what is saved next can then be continued."""
         if self.settings is not None and not (self.run_folder / "config.yaml").is_file():
-            lost = "config.yaml" if self.run_folder.is_dir() else "the run's folder, with the rows before,"
-            self.say(f"{lost} was deleted during the run: {self.run_folder} gets what is saved from now on")
+            self.say(f"{self.run_folder / 'config.yaml'} was deleted during the run and is written again; what went with it is lost")
             with going_on(self, "config.yaml"):
                 write_config(self.run_folder, self.settings)
 

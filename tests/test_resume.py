@@ -274,6 +274,7 @@ OTHERWISE = {
     *("_trainer", "trainer", "_before", "hparams", "_hparams_initial", "given_arguments", "bar", "console", "resumed", "seed", "_seed"),
     *("_manifests", "store"),  # what was saved
     *("template", "action_space", "single_action_space", "observation_space", "single_observation_space"),  # only their shapes count
+    "contracts",  # the same spaces
     *("processes", "parent_pipes", "error_queue", "shared_memory", "_state"),  # of workers
     "compiled",  # made of the losses
 }

@@ -112,7 +112,7 @@ def test_a_named_run_is_not_overwritten_unless_forced_and_can_be_continued(folde
     metrics = folder / "runs/PPO/CartPole-v1/mine/metrics.csv"
     before = metrics.read_text()
     status, _, err = run(named, capfd)
-    assert status == 2 and "there is a run in runs/PPO/CartPole-v1/mine: --ckpt_path last continues it, --force begins anew" in err
+    assert status == 2 and "there is a run in runs/PPO/CartPole-v1/mine: --ckpt_path last continues it, --force starts again" in err
     assert metrics.read_text() == before
     assert run(f"{named} --ckpt_path last --model.max_env_steps 128", capfd)[::2] == (0, "")
     assert metrics.read_text().startswith(before.rstrip()[: len(before) // 2])

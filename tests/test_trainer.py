@@ -377,7 +377,7 @@ def test_a_run_whose_folder_is_deleted_goes_on_in_it_and_can_be_continued(fit, f
     every = {"checkpoint": CheckpointConfig(every_n_env_steps=16), "enable_progress_bar": True}
     run = fit(algorithm, env, callbacks=[Delete()], **every).run_folder
     out, err = capfd.readouterr()
-    lost = f"the run's folder, with the rows before, was deleted during the run: {run} gets what is saved from now on\n"
+    lost = f"{run / 'config.yaml'} was deleted during the run and is written again; what went with it is lost\n"
     assert err == "" and out.count(lost) == 1
     assert {"config.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"} < files(run)
     fit(algorithm, env, max_env_steps=128, ckpt_path="last", **every)

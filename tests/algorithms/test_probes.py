@@ -100,7 +100,7 @@ def learned_values(model: Any, obs: torch.Tensor) -> torch.Tensor:
     """What the network, or each critic, says of the best choice and of the policy's continuous actions, `[B, …]`."""
     model.eval()
     if isinstance(model, DQN):
-        return model.transform.inverse(model.network.value(obs)).amax(1)
+        return model.network.value(obs).amax(1)
     if not hasattr(model, "critic"):
         return model.network.value(obs)
     action = model.network.sample(obs, deterministic=True)[0]

@@ -76,7 +76,7 @@ def _tensors(rows):
         ("discrete", lambda mask: mask),
         ("multi-discrete", lambda mask: (mask[:, :2], mask[:, 2:])),
         ("hybrid", lambda mask: {"choice": mask}),
-        ("nested", lambda mask: (None, {"pair": (mask[:, :2], mask[:, 2:6])}, mask[:, 6:])),
+        ("nested", lambda mask: (None, {"pair": (mask[:, :2], mask[:, 2:6]), "bits": mask[:, 6:10]}, mask[:, 10:])),
     ],
 )
 def test_masks_are_read_in_all_their_forms_and_rule_over_the_actions(action, form):

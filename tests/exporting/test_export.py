@@ -207,7 +207,7 @@ def test_another_dtype_or_shape_is_refused(wrong, words):
 
 
 def test_a_memory_that_is_not_handed_on_is_refused():
-    policy, exact = graph_of("discrete", memory=GRU(4, 4))
+    policy, exact = graph_of("discrete", memory=GRU(4, 4), share_encoder=True)
     check(exact, policy)
     with pytest.raises(SettingError, match=r"differs by .* in a memory"):
         check(lambda arrays: [exact(arrays)[0], arrays[1]], policy)
