@@ -37,7 +37,7 @@ class A2C(Algorithm):
         value_support: [low, high]: learn it as a histogram over these integers.
         critic_burn_in_steps: environment steps at the start, in whole rollouts, of which only the value function learns (and an encoder it
             shares); those that `normalize_obs: frozen` takes are among them.
-        share_encoder: one encoder and memory for policy and value; unless given, without memory only.
+        share_encoder: policy and value share encoder and memory; null: if without memory.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
 

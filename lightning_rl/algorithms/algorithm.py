@@ -69,7 +69,7 @@ class Algorithm(Run):
         behavioral_cloning: gradient steps of the policy towards demonstrations beside all that, see `algorithms/cloning.py`.
         memory: what networks remember with, LSTM or GRU, see `networks/memory.py`; nothing unless given.
         log_interval: environment steps between logged rows; 1 % of the run unless given.
-        on_nan: what to do about a number that is none or infinite: `raise`, `skip_update` or `restore_last`, see `guards.py`.
+        on_nan: what to do about NaN or infinity: `raise`, `skip_update` or `restore_last`, see `guards.py`.
         compile: `auto` computes losses of small networks in numpy, `true` compiles them, which takes seconds, `false` does neither.
         spaces: observation and action space, and whether the environment masks actions; probed from one environment unless given.
 

@@ -42,7 +42,7 @@ class BehavioralCloning(Algorithm):
         validation_fraction: the most of all steps that is held back for validation, in whole episodes.
         split_seed: of the draw of these episodes.
         normalize_obs: by the statistics of what is learned from: `running` and `frozen` alike; or `off`.
-        share_encoder: one encoder and memory for policy and value; unless given, without memory only.
+        share_encoder: policy and value share encoder and memory; null: if without memory.
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
 
