@@ -5,9 +5,19 @@ import os
 import sys
 
 import pytest
+import pytorch_lightning  # noqa: F401  (its loggers have their handlers from here on)
 import torch
 
 torch.set_num_threads(1)
+LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")]
+AT_FIRST = [(logger.handlers, logger.propagate) for logger in LOGGERS]
+
+
+@pytest.fixture(autouse=True)
+def loggers_of_lightning():
+    """Give Lightning's loggers the handlers they had at first: the command line, also in a fixture of a module, gives them its stdout."""
+    for logger, (handlers, propagate) in zip(LOGGERS, AT_FIRST, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
 
 
 @pytest.fixture
@@ -17,11 +27,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["lightning-rl"])
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")]
-    before, modules = [(logger.handlers, logger.propagate) for logger in loggers], set(sys.modules)
+    modules = set(sys.modules)
     yield tmp_path
-    for logger, (handlers, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
