@@ -7,6 +7,7 @@ import sys
 import pytest
 import pytorch_lightning  # noqa: F401  (its loggers have their handlers from here on)
 import torch
+from gymnasium.envs.registration import registry
 
 torch.set_num_threads(1)
 LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")]
@@ -22,7 +23,7 @@ def loggers_of_lightning():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty current folder; what the command line changes in this process is put back."""
+    """An empty current folder; what the command line changes in this process is put back, and modules of the folder are forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lightning-rl"])
     monkeypatch.setattr(sys, "path", sys.path.copy())
@@ -32,3 +33,10 @@ def folder(tmp_path, monkeypatch):
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
+            for spec in [spec for spec in registry.values() if module_of(spec.entry_point) == name]:
+                del registry[spec.id]
+
+
+def module_of(entry_point):
+    """Return the name of the module that an environment's class or its "module:Class" comes from."""
+    return entry_point.split(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", None)
