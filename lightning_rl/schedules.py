@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 
@@ -37,16 +34,7 @@ def piecewise(points: list[list[float]]) -> Schedule:
 def _interpolate(at: Sequence[float], value: Sequence[float], progress: Any) -> Any:
     if len(at) == 1:
         return float(value[0])
-    return _traced(at, value, progress) if isinstance(progress, Tensor) else float(np.interp(progress, at, value))
-
-
-def _traced(at: Sequence[float], value: Sequence[float], progress: Tensor) -> Tensor:
-    """The same for a compiled loss, of which progress is an input."""
-    total = torch.full_like(progress, value[0])
-    for (begin, before), (end, after) in pairwise(zip(at, value, strict=True)):
-        share = ((progress - begin) / (end - begin)).clamp(0, 1) if begin < end else progress >= begin
-        total = total + (after - before) * share
-    return total.float()
+    return float(np.interp(progress, at, value))
 
 
 def make_schedule(name: str, setting: ScheduleSetting, low: float = 0.0, high: float = float("inf")) -> Schedule:

@@ -95,23 +95,23 @@ class A2C(Algorithm):
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         if self.normalize_advantage:
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
+        policy_coef = float(self.began_at >= self.critic_burn_in_steps)
         with self.learning():
-            loss = self.loss(batch)
-            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+            loss, metrics = self.loss(batch, self.ent_coef(self.progress), policy_coef)
+            self.record(loss=loss, **metrics)
+            self.record(grad_norm=self.step(loss, optimizer))
             self.end_update(batch)
         end_burn_in(self, optimizer)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step)."""
+    def loss(self, batch: Batch, ent_coef: float, policy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step), and what is logged of it."""
         log_prob, entropy, z = self.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), batch.advantage), batch.weight)
         value_loss = losses.mean(self.network.value_head.loss(z, batch.returns), batch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), batch.weight)
-        self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
-        self.record_parts(batch.weight, entropy=entropy, log_prob=log_prob)
-        actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = 1.0 * (self.began_at >= self.critic_burn_in_steps)
-        return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
+        loss = losses.scaled(policy_coef, policy_loss + losses.scaled(ent_coef, entropy_loss)) + self.vf_coef * value_loss
+        parts = self.means_of_parts(batch.weight, entropy=entropy, log_prob=log_prob)
+        return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy_loss": entropy_loss, **parts}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         if self.use_rms_prop:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,19 +19,16 @@ from lightning_rl.algorithms.run import Run
 from lightning_rl.algorithms.run_log import Metric, RunLog
 from lightning_rl.algorithms.settings import complete_settings, plain, remember_arguments
 from lightning_rl.algorithms.side_learner import SignalLearner
-from lightning_rl.algorithms.traced import replaced
 from lightning_rl.data.priorities import sequence_errors
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.distributions import Distribution
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.guards import ON_NAN, Guard
 from lightning_rl.networks.flat import FlatOptimizer
 from lightning_rl.networks.memory import Memory, as_memory
-from lightning_rl.networks.tape import in_numpy
 from lightning_rl.ranks import mean_over_ranks
 from lightning_rl.rewards.settings import make_signals
 from lightning_rl.schedules import ScheduleSetting, make_schedule
@@ -204,13 +200,19 @@ class Algorithm(Run):
                 optimizer.param_groups[0]["lr"] = self.learning_rate(0.0)
         return [*optimizers, *(each for learner in self.side_learners for each in learner.optimizers(self, list(optimizers)))]
 
-    def step(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
-        """One gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping.
+    def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
+        """Make one gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping.
+
+        Args:
+            loss: a scalar.
+            optimizer: whose parameters get gradients, and no others.
+            name: what an error calls the loss.
 
         Raises:
-            NotFiniteError: the loss or the norm is infinite or not a number, unless `on_nan` says to go on without this step.
+            NotFiniteError: the loss or the norm is NaN or infinite, unless `on_nan` says to go on without this step.
         """
         guard = self.guard
+        loss = guard.check_loss(name, loss)
         norm = gradient_step(loss, optimizer, self._scaler, self.max_grad_norm, self.trainer.world_size, guard.passes)
         if guard.refused:
             at = f"at environment step {self.env_steps:,}, update {self.updates:,}"
@@ -218,13 +220,7 @@ class Algorithm(Run):
         return norm
 
     def end_update(self, batch: Any) -> None:
-        """Once per joint learning step: count it, let others learn beside it, tell the callbacks that follow updates.
-
-        Raises:
-            SettingError: losses are to be compiled, and this is not in the context where they are.
-        """
-        if self.compiles is True and self.compiled.keys().isdisjoint(vars(self)):
-            raise SettingError(f"compile: {type(self).__name__} must make its updates, end_update included, in `with self.learning():`")
+        """Count an update, once per joint learning step; let reward signals and cloning learn, and call `on_update_end` of callbacks."""
         self.updates += 1
         for learner in self.side_learners:
             learner.end_update(self, batch)
@@ -239,45 +235,37 @@ class Algorithm(Run):
         """
         self.log_rows.record(**values)
 
-    def record_parts(self, weight: Tensor, **values: Tensor) -> None:
-        """Of a Dict or Tuple action, keep the mean of values `[B, D]`, such as entropies, for each part, as `train/<name>/<part>`."""
+    def means_of_parts(self, weight: Tensor, **values: Tensor) -> dict[str, Tensor]:
+        """Return the mean of values `[B, D]`, such as entropies, for each part of a Dict or Tuple action, as `train/<name>/<part>`."""
         distribution = self.network.distribution
-        for k, part in enumerate(distribution.names):
-            for name, value in values.items():
-                self.record(**{f"train/{name}/{part}": partial(_leaf_mean, distribution, value.detach(), weight, k)})
+        if not distribution.names:
+            return {}
+        means = {name: (weight.unsqueeze(-1) * distribution.leaf_sums(value.detach())).sum(0) for name, value in values.items()}
+        return {f"train/{name}/{part}": mean[k] for name, mean in means.items() for k, part in enumerate(distribution.names)}
 
-    def finite(self, name: str, loss: Tensor) -> Tensor:
-        """The loss, by its name, on its way to `step`, which does what `on_nan` says if it is infinite or not a number."""
-        return self.guard.check_loss(name, loss)
-
-    def learned(self, batch: Transition, errors: Callable[[], Tensor]) -> None:
-        """A batch's errors |δ| `[B]`, which only a buffer that draws by them asks for."""
+    def update_priorities(self, batch: Transition, errors: Tensor) -> None:
+        """Hand the errors |δ| `[B]` of a batch to its buffer, which draws by them if it is prioritized."""
         assert isinstance(self.dataset, ReplayDataset)
 
         def finite() -> Tensor:
-            numbers = errors().nan_to_num(0.0, 0.0, 0.0)
+            numbers = errors.nan_to_num(0.0, 0.0, 0.0)
             return sequence_errors(numbers, batch.weight, len(batch.rows)) if len(batch.successor) else numbers
 
         self.dataset.buffer.update(batch.rows, finite)
 
     @contextmanager
     def learning(self, alone: bool = True) -> Iterator[None]:
-        """A context for updates, whose gradients `step` makes. Losses are compiled on request, else small perceptrons computed in numpy;
-        wide layers multiply faster where this processor loses nothing by it, unless a thread that acts meanwhile would share that."""
-        compiled = {name: loss for name, loss in self.compiled.items() if getattr(self, name) == loss.loss}  # and not patched since
-        for loss in compiled.values():
-            loss.begin()
-        with matmul_precision(self._matmul) if alone else nullcontext(), in_numpy(), replaced(vars(self), compiled):
+        """Enter a context for updates, in which wide layers multiply faster where this processor loses no precision by it.
+
+        Args:
+            alone: whether no thread acts meanwhile, which would share that.
+        """
+        with matmul_precision(self._matmul) if alone else nullcontext():
             yield
 
     def mean_over_ranks(self, value: Tensor) -> float:
         """The mean of a number over all ranks, so that they decide alike."""
         return float(mean_over_ranks(value.detach()))
-
-
-def _leaf_mean(distribution: Distribution, value: Tensor, weight: Tensor, k: int) -> Tensor:
-    """The mean over rows of leaf k of values `[B, D]`."""
-    return (weight * distribution.leaf_sums(value)[:, k]).sum()
 
 
 Algorithm.__init__ = remember_arguments(Algorithm.__init__)  # type: ignore[method-assign]

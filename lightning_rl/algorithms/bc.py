@@ -122,28 +122,28 @@ class BehavioralCloning(Algorithm):
         optimizer = self.raw_optimizers()[0]
         with self.learning():
             for batch in batches:
-                loss, told = self.loss(batch)
-                self.record(grad_norm=self.step(self.finite("loss", loss), optimizer))
-                self.record(**{f"train/{name}": value for name, value in told.items()})
+                loss, metrics = self.loss(batch, self.ent_coef(self.progress))
+                self.record(grad_norm=self.step(loss, optimizer))
+                self.record(**{f"train/{name}": value for name, value in metrics.items()})
                 self.end_update(batch)
 
-    def loss(self, batch: DemonstrationBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = Σ over parts of −log π(a|s), or (μ − a)² of Box, − ent_coef · H, the mean over rows; and what there is to log."""
+    def loss(self, batch: DemonstrationBatch, ent_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """L = Σ over parts of −log π(a|s), or (μ − a)² of Box, − ent_coef · H, the mean over rows, and what is logged of it."""
         x, _ = self.network.policy(batch.obs, (), batch.episode_start)
         distribution = self.network.distribution
         cost, near = imitate(distribution, x, batch.action, batch.action_mask, self.box_loss, self.label_smoothing)
         _, entropy = distribution.evaluate(x, batch.action, batch.action_mask)
         parts = dict(zip((f"loss/{name}" for name in distribution.names), distribution.leaf_sums(cost).unbind(-1), strict=False))
-        told = {name: mean(each, batch.weight) for name, each in {"entropy": entropy.sum(-1), **near, **parts}.items()}
-        loss = mean(cost.sum(-1), batch.weight) - scaled(self.ent_coef(self.progress), told["entropy"])
-        return loss, {"loss": loss, **told}
+        metrics = {name: mean(each, batch.weight) for name, each in {"entropy": entropy.sum(-1), **near, **parts}.items()}
+        loss = mean(cost.sum(-1), batch.weight) - scaled(ent_coef, metrics["entropy"])
+        return loss, {"loss": loss, **metrics}
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """The same of the demonstrations that are held back, as `val/<name>`."""
         total: dict[str, float] = defaultdict(float)
         for count, batch in self.dataset.validation():
-            for name, value in self.loss(batch)[1].items():
+            for name, value in self.loss(batch, self.ent_coef(self.progress))[1].items():
                 total[f"val/{name}"] += float(value) * count / self.dataset.held.num_rows
         return dict(total)
 

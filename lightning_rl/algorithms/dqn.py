@@ -160,12 +160,17 @@ class DQN(Algorithm):
             for batch in batches:
                 self.network.resample(self.noise)
                 self.target.resample(self.noise)
-                loss = self.loss(batch)
-                self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+                loss, errors, metrics = self.loss(batch)
+                self.record(loss=loss, **metrics)
+                self.record(grad_norm=self.step(loss, optimizer))
+                self.update_priorities(batch, errors)
                 self.end_update(batch)
 
-    def loss(self, batch: Transition) -> Tensor:
-        """The distance of Z(s, a) from h(r + γ h⁻¹(Z̄(s', a*))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018)."""
+    def loss(self, batch: Transition) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """D(Z(s, a), h(r + γ h⁻¹(Z̄(s', a*)))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018).
+
+        Returns the loss, the error of each row `[B]`, and what is logged.
+        """
         returns = self.network.returns
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
@@ -176,10 +181,7 @@ class DQN(Algorithm):
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))
         z = chosen(self.network(self.network.normalizer(batch.obs), batch.memory, batch.episode_start), batch.action)
         loss, error = returns.loss(z, target, probs)  # [B, S]
-        self.learned(batch, lambda: error.mean(-1))
-        taken = z.detach()  # a function that is kept must not keep the graph
-        self.record(q_value=lambda: batch.mean(returns.mean(taken).sum(-1)))
-        return self.finite("loss", mean(loss, batch.weight))
+        return mean(loss, batch.weight), error.mean(-1), {"q_value": batch.mean(returns.mean(z.detach()).sum(-1))}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(FlatAdam(self.network, self.adam_eps))

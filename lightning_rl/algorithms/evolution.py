@@ -147,7 +147,7 @@ class EvolutionStrategies(Algorithm):
         worth, generation = shape(getattr(results, of_what)), results.generation
         noise = (torch.from_numpy(generation.noise(job, len(weights))) for job in range(len(worth)))
         gradient = antithetic_gradient(worth, noise).to(weights)
-        return self.finite("loss", 0.5 * self.l2 * weights.square().sum() - (gradient * weights).sum())
+        return 0.5 * self.l2 * weights.square().sum() - (gradient * weights).sum()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(FlatAdam(self.network) if self.uses_adam else FlatSGD(self.network, self.momentum))

@@ -115,14 +115,16 @@ class IMPALA(Algorithm):
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
+        policy_coef = float(self.began_at >= self.critic_burn_in_steps)
         with self.learning():
-            loss = self.loss(*self.prepare(rollout))
-            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+            loss, metrics = self.loss(*self.prepare(rollout), self.ent_coef(self.progress), policy_coef)
+            self.record(loss=loss, **metrics)
+            self.record(grad_norm=self.step(loss, optimizer))
             self.end_update(rollout)
         end_burn_in(self, optimizer)
 
-    def loss(self, rollout: Rollout, discount: Tensor) -> Tensor:
-        """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace."""
+    def loss(self, rollout: Rollout, discount: Tensor, ent_coef: float, policy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace, and what is logged of it."""
         log_prob, entropy, z = self.evaluate(rollout)
         log_rho = (log_prob.detach() - rollout.log_prob).sum(-1, keepdim=True)
         carry = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)
@@ -133,18 +135,22 @@ class IMPALA(Algorithm):
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), advantage.sum(-1)), weight)
         value_loss = 0.5 * losses.mean(self.network.value_head.loss(z, target), weight)
         entropy_loss = -losses.mean(entropy.sum(-1), weight)
-        self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
-        self.record_parts(weight, entropy=entropy, log_prob=log_prob)
+        loss = losses.scaled(policy_coef, policy_loss + losses.scaled(ent_coef, entropy_loss)) + self.vf_coef * value_loss
+
         rho = log_rho.squeeze(-1).exp()
-        beyond = rho > (self.clips["clip_rho"] or float("inf"))
-        self.record(rho_mean=(weight * rho).sum(), rho_clip_fraction=(weight * beyond).sum())
-        self.record(explained_variance=lambda: explained_variance(flatten_time(rollout.value), target, weight > 0))
-        actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = 1.0 * (self.began_at >= self.critic_burn_in_steps)
-        return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy_loss": entropy_loss,
+            "rho_mean": (weight * rho).sum(),
+            "rho_clip_fraction": (weight * (rho > (self.clips["clip_rho"] or float("inf")))).sum(),
+            "explained_variance": explained_variance(flatten_time(rollout.value), target, weight > 0),
+            **self.means_of_parts(weight, entropy=entropy, log_prob=log_prob),
+        }
+        return loss, metrics
 
     def evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
-        """As that of the network, `[T, N, ...]`, by sequences of which each begins with the actor's memory."""
+        """Evaluate the network as `ActorCritic.evaluate`, `[T, N, ...]`, by sequences that begin with the actor's memory each."""
         (steps, num), length = rollout.valid.shape, min(self.network.memory.sequence_length, self.n_steps)
         obs, action, mask, start = in_sequences((rollout.obs, rollout.action, rollout.action_mask, rollout.episode_start), length)
         evaluated = self.network.evaluate(obs, action, flatten_time(rollout.memory), start.unflatten(0, (length, -1)), mask)

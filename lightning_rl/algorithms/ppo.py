@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal
 
@@ -117,18 +116,24 @@ class PPO(Algorithm):
         optimizer = self.raw_optimizers()[0]
         batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
+        clip_range, ent_coef = self.clip_range(self.progress), self.ent_coef(self.progress)
+        clip_range_vf = None if self.clip_range_vf is None else self.clip_range_vf(self.progress)
+        policy_coef = float(self.began_at >= self.critic_burn_in_steps)
         epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
         with self.learning(alone=self.actors is None):
             for minibatch in chain.from_iterable(epochs):
-                loss, kl = self.loss(minibatch)
-                if self.target_kl is not None and self.mean_over_ranks(kl()) > 1.5 * self.target_kl:
+                loss, metrics = self.loss(minibatch, clip_range, clip_range_vf, ent_coef, policy_coef)
+                self.record(loss=loss, **metrics)
+                if self.target_kl is not None and self.mean_over_ranks(metrics["approx_kl"]) > 1.5 * self.target_kl:
                     break
-                self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+                self.record(grad_norm=self.step(loss, optimizer))
                 self.end_update(minibatch)
         end_burn_in(self, optimizer)
 
-    def loss(self, minibatch: Batch) -> tuple[Tensor, Callable[[], Tensor]]:
-        """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and the approximate KL divergence, on request."""
+    def loss(
+        self, minibatch: Batch, clip_range: float, clip_range_vf: float | None, ent_coef: float, policy_coef: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and what is logged of it."""
         log_prob, entropy, z = self.network.evaluate(
             minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask
         )
@@ -137,33 +142,26 @@ class PPO(Algorithm):
         if self.ratio == "per_part":
             log_ratio = self.network.distribution.leaf_sums(log_ratio)
         ratio = (joint if self.ratio == "joint" else log_ratio).exp()
-        clip_range = self.clip_range(self.progress)
 
         policy_loss = losses.mean(losses.clipped_surrogate(ratio, minibatch.advantage.unsqueeze(-1), clip_range), minibatch.weight)
-        if self.clip_range_vf is None:
+        if clip_range_vf is None:
             value_loss = self.network.value_head.loss(z, minibatch.returns)
         else:
-            clip_range_vf = self.clip_range_vf(self.progress)
             value_loss = losses.clipped_value_loss(z, minibatch.value, minibatch.returns, clip_range_vf)
         value_loss = losses.mean(value_loss, minibatch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), minibatch.weight)
+        loss = losses.scaled(policy_coef, policy_loss + losses.scaled(ent_coef, entropy_loss)) + self.vf_coef * value_loss
 
-        joint, ratio = joint.detach(), ratio.detach()  # functions that are kept must not keep the graph
-
-        def kl() -> Tensor:
-            return losses.mean(losses.approximate_kl(joint), minibatch.weight)
-
-        self.record(
-            policy_gradient_loss=policy_loss,
-            value_loss=value_loss,
-            entropy_loss=entropy_loss,
-            approx_kl=kl,
-            clip_fraction=lambda: losses.mean(((ratio - 1).abs() > clip_range).float(), minibatch.weight),
-        )
-        self.record_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
-        actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = 1.0 * (self.began_at >= self.critic_burn_in_steps)
-        return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss), kl
+        with torch.no_grad():
+            metrics = {
+                "policy_gradient_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy_loss": entropy_loss,
+                "approx_kl": losses.mean(losses.approximate_kl(joint), minibatch.weight),
+                "clip_fraction": losses.mean(((ratio - 1).abs() > clip_range).float(), minibatch.weight),
+                **self.means_of_parts(minibatch.weight, entropy=entropy, log_prob=log_prob),
+            }
+        return loss, metrics
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(FlatAdam(self.network, eps=1e-5))

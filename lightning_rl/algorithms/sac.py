@@ -139,35 +139,50 @@ class SAC(Algorithm):
         with self.learning():
             for batch in batches:
                 obs = self.network.normalizer(batch.obs)
-                policy = self.policy(obs, batch.action_mask, batch)
-                self.record(critic_grad_norm=self.step(self.critic_loss(batch, obs, policy), critic_optimizer))
-                self.record(actor_grad_norm=self.step(self.actor_loss(batch, obs, policy), actor_optimizer))
+                policy = self.policy(obs, batch.action_mask, batch, self.draw(batch))
+                loss, errors, metrics = self.critic_loss(batch, obs, policy.detach(), self.draw(batch))
+                self.record(**metrics)
+                self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
+                self.update_priorities(batch, errors)
+                loss, metrics = self.actor_loss(batch, obs, policy)
+                self.record(**metrics)
+                self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
                 for optimizer in temperature_optimizers:
-                    self.step(self.temperature_loss(batch, policy), optimizer)
+                    loss = self.temperature_loss(batch, policy)
+                    self.record(ent_coef_loss=loss)
+                    self.step(loss, optimizer, "ent_coef_loss")
                 self.end_update(batch)
 
-    def policy(self, obs: Tree, action_mask: Tree, batch: Transition) -> SoftSample:
-        """π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
-        return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), action_mask, self.noise)
+    def draw(self, batch: Transition) -> Tensor:
+        """Draw noise for the continuous dimensions of an action in each row, `[B, A]`."""
+        return self.actions.noise(len(batch.reward), self.noise)
 
-    def critic_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
-        """J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), beside J(V) if V has a network of its own."""
+    def policy(self, obs: Tree, action_mask: Tree, batch: Transition, noise: Tensor) -> SoftSample:
+        """Return π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
+        return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), noise, action_mask)
+
+    def critic_loss(self, batch: Transition, obs: Tree, policy: SoftSample, noise: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) if V has a network of its own.
+
+        Returns the loss, the error of each row `[B]`, and what is logged.
+        """
         with torch.no_grad():
-            target = batch.reward + batch.discount * batch.follow(self.next_value(batch))
+            target = batch.reward + batch.discount * batch.follow(self.next_value(batch, noise))
         q = self.critic(obs, self.actions.continuous(batch.action), batch.episode_start)
         q = losses.chosen(q, self.actions.choices(batch.action))
-        self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
-        loss = mean(losses.critic_loss(q, target), batch.weight)
-        taken = q.detach()  # a function that is kept must not keep the graph
-        self.record(critic_loss=loss, q_value=lambda: batch.mean(taken.mean(0)))
-        return self.finite("critic_loss", loss if self.value is None else loss + self.value_loss(batch, obs, policy))
+        loss, taken = mean(losses.critic_loss(q, target), batch.weight), q.detach()
+        metrics = {"critic_loss": loss, "q_value": batch.mean(taken.mean(0))}
+        if self.value is not None:
+            metrics["value_loss"] = self.value_loss(batch, obs, policy)
+            loss = loss + metrics["value_loss"]
+        return loss, (taken - target).abs().mean((0, 2)), metrics
 
-    def next_value(self, batch: Transition) -> Tensor:
+    def next_value(self, batch: Transition, noise: Tensor) -> Tensor:
         """V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""
         next_obs = self.network.normalizer(batch.next_obs)
         if self.value is not None:
             return self.target(next_obs, None, batch.episode_start)[0, :, 0]
-        policy = self.policy(next_obs, batch.next_action_mask, batch)
+        policy = self.policy(next_obs, batch.next_action_mask, batch, noise)
         q = self.target(next_obs, policy.action, batch.episode_start).amin(0)
         return losses.soft_value(self.expected(q, policy), policy.entropy, self.temperature())
 
@@ -177,31 +192,28 @@ class SAC(Algorithm):
         with torch.no_grad():
             q = self.expected(self.critic(obs, policy.action, batch.episode_start), policy).amin(0)
             target = losses.soft_value(q, policy.entropy, self.temperature())
-        loss = mean(losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target), batch.weight)
-        self.record(value_loss=loss)
-        return loss
+        return mean(losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target), batch.weight)
 
-    def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
-        """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12); beside a value network Q is the first critic's."""
+    def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> tuple[Tensor, dict[str, Tensor]]:
+        """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12), and what is logged of it.
+
+        With a value network Q is the first critic's.
+        """
         q = self.critic(obs, policy.action, batch.episode_start)
         q = q.amin(0) if self.value is None else q[0]
         loss = mean(losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature()), batch.weight)
-        seen = policy.detach()
+        metrics = {"actor_loss": loss}
         for k, kind in enumerate(self.kind_names):
-            self.record(
-                **{f"entropy{kind}": lambda k=k: batch.mean(seen.entropy[:, k]), f"ent_coef{kind}": lambda k=k: self.temperature()[k]}
-            )
-        for k, part in enumerate(self.network.distribution.names):
-            self.record(**{f"train/entropy/{part}": lambda k=k: batch.mean(self.actions.leaf_entropies(seen)[:, k])})
-        self.record(actor_loss=loss)
-        return self.finite("actor_loss", loss)
+            metrics |= {f"entropy{kind}": batch.mean(policy.entropy[:, k].detach()), f"ent_coef{kind}": self.temperature()[k]}
+        if names := self.network.distribution.names:
+            entropies = self.actions.leaf_entropies(policy.detach())
+            metrics |= {f"train/entropy/{part}": batch.mean(entropies[:, k]) for k, part in enumerate(names)}
+        return loss, metrics
 
     def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
         """J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α for α as in the authors' code)."""
         target = self.actions.attainable(self.target_entropy, batch.action_mask)
-        loss = mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target), batch.weight)
-        self.record(ent_coef_loss=loss)
-        return self.finite("ent_coef_loss", loss)
+        return mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target), batch.weight)
 
     def expected(self, q: Tensor, policy: SoftSample) -> Tensor:
         """E_π[Q], exact over the choices."""

@@ -122,33 +122,40 @@ class TD3(Algorithm):
         with self.learning():
             for batch in batches:
                 obs = self.network.normalizer(batch.obs)
-                self.record(critic_grad_norm=self.step(self.critic_loss(batch, obs), critic_optimizer))
+                loss, errors, metrics = self.critic_loss(batch, obs, self.smoothing_noise(batch))
+                self.record(critic_loss=loss, **metrics)
+                self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
+                self.update_priorities(batch, errors)
                 if (self.updates + 1) % self.policy_delay == 0:
-                    self.record(actor_grad_norm=self.step(self.actor_loss(batch, obs), actor_optimizer))
+                    loss = self.actor_loss(batch, obs)
+                    self.record(actor_loss=loss)
+                    self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
                 self.end_update(batch)
 
-    def critic_loss(self, batch: Transition, obs: Tree) -> Tensor:
-        """½ (Q(s, a) − y)² with y = r + γ min Q̄(s', π̄(s') + clip(ε, −c, c)) (alg. 1)."""
+    def smoothing_noise(self, batch: Transition) -> Tensor:
+        """Draw clip(ε, −c, c) for the target policy, `[B, A]` (alg. 1)."""
+        noise = torch.empty_like(batch.action).normal_(generator=self.noise) * self.target_policy_noise
+        return noise.clamp(-self.target_noise_clip, self.target_noise_clip)
+
+    def critic_loss(self, batch: Transition, obs: Tree, noise: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """½ (Q(s, a) − y)² with y = r + γ min Q̄(s', π̄(s') + clip(ε, −c, c)) (alg. 1).
+
+        Returns the loss, the error of each row `[B]`, and what is logged.
+        """
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
-            next_action = self.target_network(next_obs, batch.memory, batch.episode_start)
-            noise = torch.empty_like(next_action).normal_(generator=self.noise) * self.target_policy_noise
-            next_action = (next_action + noise.clamp(-self.target_noise_clip, self.target_noise_clip)).clamp(-1, 1)
+            next_action = (self.target_network(next_obs, batch.memory, batch.episode_start) + noise).clamp(-1, 1)
             next_q = self.target_critic(next_obs, next_action, batch.episode_start)[:, :, 0].amin(0)
             target = batch.reward + batch.discount * batch.follow(next_q)
         q = self.critic(obs, batch.action, batch.episode_start)[:, :, 0]
         loss = mean(critic_loss(q, target), batch.weight)
-        self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
-        taken = q.detach()  # a function that is kept must not keep the graph
-        self.record(critic_loss=loss, q_value=lambda: batch.mean(taken.mean(0)))
-        return self.finite("critic_loss", loss)
+        taken = q.detach()
+        return loss, (taken - target).abs().mean((0, 2)), {"q_value": batch.mean(taken.mean(0))}
 
     def actor_loss(self, batch: Transition, obs: Tree) -> Tensor:
         """−Q₁(s, π(s)), summed over the reward streams (alg. 1, deterministic policy gradient)."""
         action = self.network(obs, batch.memory, batch.episode_start)
-        loss = -mean(self.critic(obs, action, batch.episode_start)[0, :, 0].sum(-1), batch.weight)
-        self.record(actor_loss=loss)
-        return self.finite("actor_loss", loss)
+        return -mean(self.critic(obs, action, batch.episode_start)[0, :, 0].sum(-1), batch.weight)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(FlatAdam(self.critic), FlatAdam(self.network))
