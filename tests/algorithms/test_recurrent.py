@@ -70,7 +70,7 @@ def test_rows_that_fill_a_last_sequence_do_not_count():
     model = tiny(PPO, memory=LSTM(4, 5), batch_size=10, n_steps=8)  # 5 + 3 rows of 2 environments
     seen = []
     loss = model.loss
-    model.loss = lambda batch, *scheduled: (seen.append((batch.weight > 0).sum()), loss(batch))[1]
+    model.loss = lambda batch, *scheduled: (seen.append((batch.weight > 0).sum()), loss(batch, *scheduled))[1]
     fit(model)
     assert len(seen) == 6 * 2 * 2  # iterations, epochs, minibatches
     assert sum(map(int, seen)) == 6 * 2 * 16
