@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial, wraps
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pytorch_lightning as pl
 import torch
@@ -19,6 +19,7 @@ from lightning_rl.algorithms.loading import stored_name
 from lightning_rl.algorithms.optimization import best_matmul
 from lightning_rl.algorithms.run_log import RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
+from lightning_rl.algorithms.settings import check_names
 from lightning_rl.algorithms.side_learner import SideLearner, SignalLearner
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.iteration import EndIteration, EndRun, callbacks_before
@@ -55,8 +56,10 @@ class Run(pl.LightningModule):
     spaces: Spaces
     guard: Guard
     on_nan: Any
-    losses: tuple[str, ...]
-    compiles: Any
+    losses: ClassVar[tuple[str, ...]]
+    discounts: Tensor
+    ignore_done: Tensor
+    compile: Any
     generator: Generator
     """Of the rank's draws while it learns."""
     seed: int
@@ -67,6 +70,12 @@ class Run(pl.LightningModule):
     normalize_obs_steps: int
     side_learners: list[SideLearner]
     signal_learner: SignalLearner
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_names(cls, kwargs)
+        run = super().__new__(cls)
+        object.__setattr__(run, "given_arguments", (args, kwargs))
+        return run
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +196,7 @@ class Run(pl.LightningModule):
         self.guard.begin(self, self.all_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         self._matmul = best_matmul(self.modules(), self.device)
-        self.compiled = compiled_losses(self) if self.compiles is True else {}
+        self.compiled = compiled_losses(self) if self.compile is True else {}
         vars(self).update(self.compiled)  # in place of the methods
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
         self.log_rows.start(self.count)

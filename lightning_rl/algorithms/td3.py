@@ -3,21 +3,21 @@
 DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is `n_critics: 1, policy_delay: 1, target_policy_noise: 0`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.groups import ReplayFields, replay_settings
+from lightning_rl.algorithms.settings import Range
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
 from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
+from lightning_rl.data.replay_dataset import ReplayDataset
 from lightning_rl.distributions import check_box_actions
-from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import as_settings, check_range
+from lightning_rl.errors import as_settings
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.soft_actor_critic import critic_loss
 from lightning_rl.networks.actor import Actor
@@ -27,95 +27,52 @@ from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.types import Transition, Tree
 
 
-class TD3(Algorithm):
+@dataclass(kw_only=True, eq=False, repr=False)
+class TD3(ReplayFields, Algorithm):
     """A deterministic policy that follows the gradient of the first of two critics, every other update, and explores with noise.
-
-    Args:
-        learning_rate: step size of the optimizers, a number or a schedule.
-        net_arch: widths of the hidden layers, [256, 256] unless given, of the policy and of each critic.
-        activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
-        max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
-        buffer_size: how many transitions are remembered.
-        batch_size: rows of a batch, with a memory a multiple of its sequence_length.
-        learning_starts: environment steps before the first update.
-        train_freq: environment steps, counted over all environments, between learning.
-        gradient_steps: updates each time; -1 makes as many as there were steps.
-        steps_per_iteration: environment steps of an iteration, between which acting and learning take turns.
-        n_steps: length of the returns' windows; shorter at the end of an episode.
-        warmup: actions before learning starts: `random` or from the `policy`.
-        replay: how memories are kept and drawn, see `ReplayConfig`.
-        tau: fraction by which the target networks move each time.
-        policy_delay: updates of the critics for one of the policy and of the targets.
-        n_critics: how many critics; the least of their values is the target.
-        action_noise: standard deviation of the noise that explores, for actions in [-1, 1].
-        target_policy_noise: standard deviation of the noise on the target's actions in [-1, 1].
-        target_noise_clip: that noise is cut to ± this.
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/q_value`, `train/critic_grad_norm` and `train/actor_grad_norm` (before
     clipping), and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of
     its own environment newer than a drawn one, in the last batch).
     """
 
+    learning_rate: ScheduleSetting = 1e-3
+    """Step size of the optimizers."""
+    activation: str = "relu"
+    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
+    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
+    """Cut gradients to this Euclidean norm; null leaves them."""
+    tau: float = 0.005
+    """Fraction by which the target networks move each time."""
+    policy_delay: Annotated[int, Range(1)] = 2
+    """Updates of the critics for one of the policy and of the targets."""
+    n_critics: Annotated[int, Range(1)] = 2
+    """How many critics; the least of their values is the target."""
+    action_noise: Annotated[float, Range(0)] = 0.1
+    """Standard deviation of the noise that explores, for actions in [-1, 1]."""
+    target_policy_noise: Annotated[float, Range(0)] = 0.2
+    """Standard deviation of the noise on the target's actions in [-1, 1]."""
+    target_noise_clip: Annotated[float, Range(0)] = 0.5
+    """That noise is cut to ± this."""
+
     losses = ("critic_loss", "actor_loss")
     min_optimizers = 2
 
-    def __init__(
-        self,
-        env: EnvConfig,
-        *,
-        learning_rate: ScheduleSetting = 1e-3,
-        net_arch: list[int] | None = None,
-        activation: str = "relu",
-        max_grad_norm: float | None = None,
-        buffer_size: int = 1_000_000,
-        batch_size: int = 256,
-        learning_starts: int = 100,
-        train_freq: int = 1,
-        gradient_steps: int = 1,
-        steps_per_iteration: int = 100,
-        n_steps: int = 1,
-        warmup: Literal["random", "policy"] = "random",
-        replay: ReplayConfig = ReplayConfig(),
-        tau: float = 0.005,
-        policy_delay: int = 2,
-        n_critics: int = 2,
-        action_noise: float = 0.1,
-        target_policy_noise: float = 0.2,
-        target_noise_clip: float = 0.5,
-        **common: Any,
-    ) -> None:
-        net_arch = [256, 256] if net_arch is None else net_arch
-        super().__init__(env, learning_rate=learning_rate, net_arch=net_arch, activation=activation, max_grad_norm=max_grad_norm, **common)
+    def __post_init__(self) -> None:
+        self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
+        super().__post_init__()
         check_box_actions("TD3", self.spaces.action)
-        check_range("policy_delay", policy_delay, 1, whole=True)
-        check_range("n_critics", n_critics, 1, whole=True)
-        check_range("action_noise", action_noise, 0)
-        check_range("target_policy_noise", target_policy_noise, 0)
-        check_range("target_noise_clip", target_noise_clip, 0)
-        self.policy_delay = policy_delay
-        self.target_policy_noise, self.target_noise_clip = target_policy_noise, target_noise_clip
-        self.replay_config = as_settings("replay", ReplayConfig, replay)
-        self.replay_settings = ReplaySettings(
-            buffer_size=buffer_size,
-            batch_size=batch_size,
-            learning_starts=learning_starts,
-            train_freq=train_freq,
-            gradient_steps=gradient_steps,
-            steps_per_iteration=steps_per_iteration,
-            n_steps=n_steps,
-            warmup=warmup,
-            memory=self.memory,
-        )
-        self.target_update = TargetNetworkUpdate(tau, policy_delay)
+        self.replay = as_settings("replay", ReplayConfig, self.replay)
+        self.target_update = TargetNetworkUpdate(self.tau, self.policy_delay)
         self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings)
-        self.network.distribution.sigma = action_noise
+        self.network.distribution.sigma = self.action_noise
         actions = self.network.distribution.num_parts
-        self.critic = Critic(self.spaces.observation, actions, ensemble=n_critics, **self.critic_settings)
+        self.critic = Critic(self.spaces.observation, actions, ensemble=self.n_critics, **self.critic_settings)
         self.target_network, self.target_critic = make_target(self.network), make_target(self.critic)
         self.target_networks = [(self.network, self.target_network), (self.critic, self.target_critic)]
 
     def experience(self) -> ReplayDataset:
-        return self.replay(self.replay_settings, self.replay_config)
+        return self.replay_experience(replay_settings(self), self.replay)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer = self.raw_optimizers()

@@ -120,7 +120,7 @@ def test_the_density_of_an_action_is_that_in_unit_space():
     log_prob = model.network.distribution.evaluate(x, torch.stack([unit, unit], -1))[0]
     for dim in range(2):
         assert torch.trapezoid(log_prob[:, dim].exp(), unit) == pytest.approx(1, abs=1e-3)
-    assert model.target_entropy.item() == -2  # on the same scale
+    assert model.temperature.target.item() == -2  # on the same scale
     with torch.no_grad():
         entropy = model.actions.evaluate(
             x.expand(100_000, 4), model.actions.noise(100_000, torch.Generator().manual_seed(0))
