@@ -7,9 +7,9 @@
 `run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint
 over episodes that no run has seen (`evaluate --seed 50000`), and writes a row to `benchmarks/results/<algorithm>_<config>.csv`: what was
 found, and the commit, processor and versions that found it. Rows that exist are kept, with `--again` those of the current commit; an
-interrupted run continues. `check` trains and judges rows again and compares: with the processor, the versions and the code of a row the return
-is the same, elsewhere it may be lower than every seed's by no more than the seeds differ. `table` writes the rows between the marks in
-docs/zoo.md, with the figures of `references.py`, and in short into README.md.
+interrupted run continues. `check` trains and judges rows again and compares: with the processor, the versions and the code of a row the
+return is the same, elsewhere it may be lower than every seed's by no more than the seeds differ. `table` writes the rows between the marks
+in docs/zoo.md, with the figures of `references.py`, and in short into README.md.
 """
 
 from __future__ import annotations

@@ -46,6 +46,10 @@ class A2C(ActorCriticFields, Algorithm):
         check_n_steps(self.n_steps, self.num_envs)
         self.network = make_actor_critic(self)
 
+    @property
+    def planned_updates(self) -> int:
+        return self.max_env_steps // (self.n_steps * self.num_envs)
+
     def experience(self) -> RolloutDataset:
         return self.collect(self.n_steps, log_probs=False)
 

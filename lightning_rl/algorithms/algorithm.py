@@ -131,6 +131,11 @@ class Algorithm(Run):
         self.side_learners = [self.signal_learner, make_cloning(self.behavioral_cloning)]
 
     @property
+    def planned_updates(self) -> int:
+        """How many updates the run will make, by its settings; 0 where that is not known."""
+        return 0
+
+    @property
     def network_settings(self) -> dict[str, Any]:
         """The settings of a policy network."""
         return {

@@ -97,6 +97,10 @@ class BehavioralCloning(Algorithm):
         """None is stepped: the state of a run does not depend on it."""
         return 1
 
+    @property
+    def planned_updates(self) -> int:
+        return self.max_updates
+
     def experience(self) -> DemonstrationDataset:
         return demonstrations(self, self.source, self.settings)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,11 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
 from lightning_rl.errors import SettingError
+from lightning_rl.networks.thread_choice import is_wide
 from lightning_rl.types import Tree, tree_map
+
+MIN_UPDATES = 50_000
+"""Fewest updates of a run that `auto` compiles: about 4 s of compiling are repaid at 0.1 ms an update (benchmarks/notes.md)."""
 
 
 class CompiledLoss:
@@ -22,16 +28,17 @@ class CompiledLoss:
     Args:
         name: what errors call it.
         loss: the method, which returns a scalar or a tuple that begins with it.
+        say: prints that the loss is computed without compiling where it cannot be compiled; None: that is an error.
     """
 
-    def __init__(self, name: str, loss: Callable[..., Any]) -> None:
-        self.name = name
+    def __init__(self, name: str, loss: Callable[..., Any], say: Callable[[str], None] | None = None) -> None:
+        self.name, self.loss, self.say = name, loss, say
 
         def compute(*batch: Any) -> Any:
             returned = loss(*batch)
             return (returned[0], *tree_map(torch.Tensor.detach, returned[1:])) if isinstance(returned, tuple) else returned
 
-        self.compute = torch.compile(compute, fullgraph=True, dynamic=False)
+        self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False)
 
     def __call__(self, *batch: Any) -> Any:
         """Compute the loss.
@@ -39,10 +46,17 @@ class CompiledLoss:
         Raises:
             SettingError: it cannot be compiled.
         """
+        if self.compute is None:
+            return self.loss(*batch)
         try:
             return self.compute(*tree_map(as_input, batch))
         except TorchDynamoException as error:
-            raise SettingError(f"compile: {self.name} cannot be compiled: {why(error)}") from error
+            line = f"{self.name} cannot be compiled: {why(error)}"
+            if self.say is None:
+                raise SettingError(f"compile: {line}") from error
+            self.say(f"compile auto: {line}; it runs as it is written")
+            self.compute = None
+            return self.loss(*batch)
 
 
 def as_input(leaf: Any) -> Tree:
@@ -53,16 +67,24 @@ def as_input(leaf: Any) -> Tree:
 
 
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
-    """Return the compiled losses of an algorithm by the names of their methods.
+    """Return the compiled losses of an algorithm by the names of their methods; none where `auto` would not repay the seconds it takes.
 
     Raises:
         SettingError: there is no such method.
     """
-    kind = type(algorithm).__name__
+    if algorithm.compile is False or (algorithm.compile == "auto" and not repays(algorithm)):
+        return {}
+    kind, say = type(algorithm).__name__, algorithm.say if algorithm.compile == "auto" else None
     for name in algorithm.losses:
         if not hasattr(algorithm, name):
             raise SettingError(f"compile: {kind} has no method {name}; name its losses in the attribute `losses`")
-    return {name: CompiledLoss(f"{kind}.{name}", getattr(algorithm, name)) for name in algorithm.losses}
+    return {name: CompiledLoss(f"{kind}.{name}", getattr(algorithm, name), say) for name in algorithm.losses}
+
+
+def repays(algorithm: Any) -> bool:
+    """Whether compiling is repaid, by the settings alone: in a long run of narrow layers on a CPU where there is a compiler."""
+    long = algorithm.planned_updates >= MIN_UPDATES and algorithm.memory is None
+    return long and algorithm.device.type == "cpu" and not is_wide(algorithm) and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def why(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.groups import ReplayFields, replay_settings
+from lightning_rl.algorithms.groups import ReplayFields, replay_settings, replay_updates
 from lightning_rl.algorithms.settings import Range
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
 from lightning_rl.data.replay_config import ReplayConfig
@@ -93,6 +93,10 @@ class DQN(ReplayFields, Algorithm):
         )
         self.target = make_target(self.network)
         self.target_networks = [(self.network, self.target)]
+
+    @property
+    def planned_updates(self) -> int:
+        return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
         return self.replay_experience(replay_settings(self), self.replay)

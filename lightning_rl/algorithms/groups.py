@@ -40,6 +40,12 @@ def replay_settings(algorithm: Any) -> ReplaySettings:
     return ReplaySettings(**{name: getattr(algorithm, name) for name in names}, memory=algorithm.memory)
 
 
+def replay_updates(algorithm: Any) -> int:
+    """Return how many updates the run of an algorithm with `ReplayFields` will make."""
+    steps = max(0, algorithm.max_env_steps - algorithm.learning_starts)
+    return int(steps if algorithm.gradient_steps == -1 else steps // algorithm.train_freq * algorithm.gradient_steps)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class ActorCriticFields:
     """Losses and network of the actor-critic family."""

@@ -69,6 +69,10 @@ class IMPALA(ActorCriticFields, Algorithm):
         """How many environments' steps a batch has side by side."""
         return super().num_envs * (1 if self.actors is None else self.actors.batch)
 
+    @property
+    def planned_updates(self) -> int:
+        return self.max_env_steps // (self.n_steps * self.num_envs)
+
     def experience(self) -> RolloutDataset:
         return self.collect(self.n_steps, actors=self.actors)
 

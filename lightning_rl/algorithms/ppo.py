@@ -63,6 +63,10 @@ class PPO(ActorCriticFields, Algorithm):
         self.actors = IN_A_THREAD if self.threaded else None
         self.network = make_actor_critic(self)
 
+    @property
+    def planned_updates(self) -> int:
+        return self.max_env_steps * self.n_epochs // self.batch_size
+
     def experience(self) -> RolloutDataset:
         return self.collect(self.n_steps, actors=self.actors)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.groups import ReplayFields, replay_settings
+from lightning_rl.algorithms.groups import ReplayFields, replay_settings, replay_updates
 from lightning_rl.algorithms.settings import Range
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
 from lightning_rl.data.replay_config import ReplayConfig
@@ -86,6 +86,10 @@ class SAC(ReplayFields, Algorithm):
         self.temperature = Temperature(self.actions.kinds, self.ent_coef, entropy_targets(self.target_entropy, auto))
         self.min_optimizers = 2 + self.temperature.learned
         self.kind_names = [f"_{kind}" for kind in self.actions.kinds] if len(self.actions.kinds) > 1 else [""]
+
+    @property
+    def planned_updates(self) -> int:
+        return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
         return self.replay_experience(replay_settings(self), self.replay, IN_A_THREAD if self.threaded else None)

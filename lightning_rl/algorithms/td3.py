@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.groups import ReplayFields, replay_settings
+from lightning_rl.algorithms.groups import ReplayFields, replay_settings, replay_updates
 from lightning_rl.algorithms.settings import Range
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
 from lightning_rl.data.replay_config import ReplayConfig
@@ -70,6 +70,10 @@ class TD3(ReplayFields, Algorithm):
         self.critic = Critic(self.spaces.observation, actions, ensemble=self.n_critics, **self.critic_settings)
         self.target_network, self.target_critic = make_target(self.network), make_target(self.critic)
         self.target_networks = [(self.network, self.target_network), (self.critic, self.target_critic)]
+
+    @property
+    def planned_updates(self) -> int:
+        return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
         return self.replay_experience(replay_settings(self), self.replay)

@@ -83,6 +83,38 @@ def test_a_compiled_loss_learns_and_logs_the_same_and_is_compiled_once(case):
                 assert other[name] == pytest.approx(row[name], abs=5e-3, rel=1e-2, nan_ok=True), name
 
 
+def compiled_names(algorithm, env_id, **settings):
+    """The losses that a run compiles, asked in its first iteration."""
+    names = []
+
+    class Looks(pl.Callback):
+        def on_train_batch_start(self, trainer, model, *_):
+            names.extend(model.compiled)
+            trainer.should_stop = True
+
+    fit(algorithm(env_id, **settings), callbacks=[Looks()], max_steps=1)
+    return names
+
+
+def test_auto_compiles_long_runs_of_narrow_networks():
+    long = {"max_env_steps": 400_000, "n_steps": 16, "batch_size": 32}  # 400,000 · 4 / 32 = 50,000 updates
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long) == ["loss"]
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"max_env_steps": 399_999}) == []
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"net_arch": [256, 256]}) == []
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long, compile=False) == []
+    assert compiled_names(lrl.A2C, "CartPole-v1", max_env_steps=10_000, n_steps=8) == []
+
+
+def test_what_auto_cannot_compile_runs_as_it_is_written(capfd):
+    class Slow(Deciding):
+        planned_updates = 50_000
+
+    model = tiny(Slow)
+    fit(model)
+    assert model.updates > 0
+    assert capfd.readouterr().out.count("compile auto: Slow.loss cannot be compiled: Python decides by the value of a tensor; it runs") == 1
+
+
 class Deciding(lrl.PPO):
     """Decides by a value, which no compiled function can follow."""
 
