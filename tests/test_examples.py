@@ -6,11 +6,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import lightning_rl as lrl
-from tests.fitting import Rows, fit
+from tests.fitting import Rows, fit, weights
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_the_unrolled_loop_learns_the_weights_of_ppo(monkeypatch, env_id):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from ppo_unrolled import train
+
+    own = {"max_env_steps": 2048, "n_steps": 64, "batch_size": 64, "ent_coef": 0.01, "learning_rate": 1e-3}
+    torch.manual_seed(7)
+    model = lrl.PPO({"id": env_id, "num_envs": 8}, **own)
+    fit(model)
+    torch.testing.assert_close(
+        torch.nn.utils.parameters_to_vector(train(env_id, seed=7, **own).parameters()), weights(model), atol=2e-5, rtol=1e-4
+    )
 
 
 @pytest.fixture
