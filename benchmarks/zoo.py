@@ -7,9 +7,9 @@
 `run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint
 over episodes that no run has seen (`evaluate --seed 50000`), and writes a row to `benchmarks/results/<algorithm>_<config>.csv`: what was
 found, and the commit, processor and versions that found it. Rows that exist are kept, with `--again` those of the current commit; an
-interrupted run continues. `check` trains and judges rows again and compares: with the processor and the versions of a row the return is the
-same, elsewhere it may be lower than every seed's by no more than the seeds differ. `table` writes the rows between the marks in
-docs/zoo.md, with the figures of `references.py`, and in short into README.md.
+interrupted run continues. `check` trains and judges rows again and compares: with the processor, the versions and the code of a row the
+return is the same, elsewhere it may be lower than every seed's by no more than the seeds differ. `table` writes the rows between the marks
+in docs/zoo.md, with the figures of `references.py`, and in short into README.md.
 """
 
 from __future__ import annotations
@@ -153,14 +153,22 @@ def check(options: argparse.Namespace) -> None:
     raise SystemExit(1 if wrong else 0)
 
 
+def code_differs(old: str, new: str) -> bool:
+    """Return whether what learns changed between two commits; `+` marks changes that are in no commit."""
+    if old == new:
+        return False
+    paths = ["lightning_rl", "configs"]
+    return subprocess.run(["git", "-C", str(ROOT), "diff", "--quiet", old, new, "--", *paths], stderr=subprocess.DEVNULL).returncode != 0
+
+
 def compare(rows: dict[str, Row], old: Row, new: Row) -> tuple[bool, str]:
     """Return whether a row that was measured again confirms the old one, of all `rows` of its config by their seeds, and a line."""
     values = f"{new['config']} seed {new['seed']}: {old['return_mean']} at {old['commit'] or '?'}, {new['return_mean']} at {new['commit']}"
     if old["return_mean"] == new["return_mean"] and old["best_env_steps"] == new["best_env_steps"]:
         return True, f"{values}: the same"
-    others = [name for name in MACHINE if old[name] != new[name]]
+    others = [name for name in MACHINE if old[name] != new[name]] + ["the code"] * code_differs(old["commit"], new["commit"])
     if not others:
-        return False, f"{values}: differs on the same processor with the same versions"
+        return False, f"{values}: differs on the same processor with the same versions and code"
     returns = [float(row["return_mean"]) for row in rows.values()]
     error = 2 * float(new["return_std"]) / math.sqrt(EPISODES)
     least = min(returns) - (max(returns) - min(returns)) - error

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
+import textwrap
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import lightning_rl
+from lightning_rl.algorithms.settings import default_of, settings_of
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -35,8 +40,8 @@ def page(name: str) -> str:
     """The page of an algorithm."""
     cls, module = getattr(lightning_rl, name), import_module(lightning_rl.ALGORITHMS[name])
     file = f"{module.__name__.rpartition('.')[2]}.py"
-    text, settings, metrics = sections(cls)
-    without = ", ".join(f"`{each}`" for each in cls.without)
+    text, metrics = sections(cls)
+    without = ", ".join(f"`{field.name}`" for field in fields(cls) if not field.init)
     blocks = [
         f"# {name}",
         docstring(module),
@@ -48,7 +53,7 @@ def page(name: str) -> str:
         abilities(file),
         "## Settings",
         f"Beside those of [every algorithm](common.md){without and f', but for {without}'}:",
-        table(cls, settings),
+        table(cls, own_settings(cls)),
         "## Metrics",
         f"Beside those of [every algorithm](common.md): {metrics}",
         "## Configs",
@@ -59,37 +64,51 @@ def page(name: str) -> str:
 
 def common() -> str:
     """The page of what all algorithms share."""
-    _, settings, metrics = sections(lightning_rl.Algorithm)
+    metrics, settings = sections(lightning_rl.Algorithm)[1], own_settings(lightning_rl.Algorithm)
     head = "Settings and metrics that all algorithms share, unless their own pages say otherwise."
     return "\n\n".join(["# Every algorithm", head, "## Settings", table(lightning_rl.Algorithm, settings), "## Metrics", metrics]) + "\n"
 
 
 def docstring(thing: Any) -> str:
-    """What it says of itself, addresses as links; bars, asterisks and angles outside of code are no Markdown."""
-    parts = inspect.cleandoc(thing.__doc__ or "").split("`")
+    """Return the docstring of a module, class or function as Markdown."""
+    return escaped(thing.__doc__ or "")
+
+
+def escaped(text: str) -> str:
+    """Return a text as Markdown, addresses as links; bars, asterisks and angles outside of code are no markup."""
+    parts = inspect.cleandoc(text).split("`")
     parts[::2] = [re.sub(r"([*|<])", r"\\\1", part) for part in parts[::2]]
     return re.sub(r"(https://[^\s,)]+)", r"<\1>", "`".join(parts))
 
 
-def sections(cls: type) -> tuple[str, dict[str, str], str]:
-    """Of a class docstring: what stands before Args, each setting with what is said of it, and the metrics."""
-    text, _, rest = docstring(cls).partition("\nArgs:\n")
-    arguments, _, metrics = rest.partition("\nMetrics: ")
-    lines = re.split(r"\n    (?=\w)", f"\n{arguments.rstrip()}")[1:]
-    settings = dict(re.sub(r"\s+", " ", line).split(": ", 1) for line in lines)
-    return text.strip(), settings, metrics.strip()
+def sections(cls: type) -> tuple[str, str]:
+    """Return what a class docstring says before its metrics, and the metrics."""
+    text, _, metrics = docstring(cls).partition("\nMetrics: ")
+    return text.strip(), metrics.strip()
+
+
+def own_settings(cls: type) -> dict[str, str]:
+    """Return the settings that an algorithm does not take over from `Algorithm` as they are, with the text below each."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__[: 1 if cls is lightning_rl.Algorithm else cls.__mro__.index(lightning_rl.Algorithm)]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                texts[field.target.id] = escaped(text.value.value)
+    return {name: texts[name] for name in settings_of(cls) if name in texts}
 
 
 def table(cls: type, settings: dict[str, str]) -> str:
     """Settings, what they are unless given, and what they mean."""
-    parameters = {**inspect.signature(lightning_rl.Algorithm).parameters, **inspect.signature(cls).parameters}
-    rows = [f"| `{name}` | {unless_given(parameters[name])} | {told} |" for name, told in settings.items() if name != "spaces"]
+    defaults = {name: default_of(cls, each) for name, each in settings_of(cls).items()}
+    rows = [
+        f"| `{name}` | {unless_given(defaults[name])} | {' '.join(text.split())} |" for name, text in settings.items() if name != "spaces"
+    ]
     return "\n".join(["| setting | unless given | |", "|---|---|---|", *rows]).replace("|  |", "| |")
 
 
-def unless_given(parameter: inspect.Parameter) -> str:
-    """A default as one would write it in a config; nothing for one that is required, and for objects."""
-    value = parameter.default
+def unless_given(value: Any) -> str:
+    """Return a default as one would write it in a config; nothing for one that is required, and for objects."""
     if value is None or isinstance(value, bool):
         return f"`{ ({None: 'null', True: 'true', False: 'false'}[value]) }`"
     if isinstance(value, int):

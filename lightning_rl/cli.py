@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jsonargparse import set_parsing_settings
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -68,6 +69,7 @@ class CLI(LightningCLI):
 
     def __init__(self, arguments: list[str], imports: list[str]) -> None:
         self.imports = imports
+        set_parsing_settings(docstring_parse_attribute_docstrings=True)  # the text below a setting is its help
         super().__init__(
             Algorithm,
             trainer_class=Trainer,

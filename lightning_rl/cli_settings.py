@@ -203,7 +203,7 @@ def read_arguments(arguments: list[str]) -> list[str]:
             else:
                 result.append(f"{option}={value}" if value else option)
     if signals is not None:
-        result.append(f"--config={written({'model': {'init_args': {'reward_signals': signals or None}}})}")
+        result.append(f"--config={written({'model': {'init_args': {'reward_signals': signals}}})}")
     if not env_id:
         raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
     return result

@@ -1,21 +1,14 @@
 """Values that change over a run: pure functions of its progress, from 0 to 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 
 Schedule = Callable[[float], float]
-ScheduleSetting = float | dict[str, Any]
-"""A number, `{schedule: linear, start: 3e-4, end: 0.0}` or `{schedule: piecewise, points: [[0, 3e-4], [0.5, 1e-4], [1, 0]]}`."""
 
 
 def constant(value: float) -> Schedule:
@@ -37,19 +30,10 @@ def piecewise(points: list[list[float]]) -> Schedule:
 def _interpolate(at: Sequence[float], value: Sequence[float], progress: Any) -> Any:
     if len(at) == 1:
         return float(value[0])
-    return _traced(at, value, progress) if isinstance(progress, Tensor) else float(np.interp(progress, at, value))
+    return float(np.interp(progress, at, value))
 
 
-def _traced(at: Sequence[float], value: Sequence[float], progress: Tensor) -> Tensor:
-    """The same for a compiled loss, of which progress is an input."""
-    total = torch.full_like(progress, value[0])
-    for (begin, before), (end, after) in pairwise(zip(at, value, strict=True)):
-        share = ((progress - begin) / (end - begin)).clamp(0, 1) if begin < end else progress >= begin
-        total = total + (after - before) * share
-    return total.float()
-
-
-def make_schedule(name: str, setting: ScheduleSetting, low: float = 0.0, high: float = float("inf")) -> Schedule:
+def make_schedule(name: str, setting: float | Mapping[str, Any], low: float = 0.0, high: float = float("inf")) -> Schedule:
     """Build a schedule from its setting.
 
     Args:
@@ -84,3 +68,20 @@ def make_schedule(name: str, setting: ScheduleSetting, low: float = 0.0, high: f
     for key, value in arguments.items():
         check_range(f"{name}.{key}", value, low, high)
     return constant(arguments["value"]) if kind == "constant" else linear(**arguments)
+
+
+class BuildSchedule:
+    """Says in an annotation that a setting becomes a schedule."""
+
+    def __call__(self, name: str, setting: Any) -> Schedule:
+        return make_schedule(name, setting)
+
+    def __repr__(self) -> str:
+        return "schedule"
+
+
+if TYPE_CHECKING:
+    ScheduleSetting = Any  # given as a number or a mapping, and a `Schedule` from then on
+else:
+    ScheduleSetting = Annotated[float | dict[str, Any], BuildSchedule()]
+    """A number, `{schedule: linear, start: 3e-4, end: 0.0}` or `{schedule: piecewise, points: [[0, 3e-4], [0.5, 1e-4], [1, 0]]}`."""

@@ -58,9 +58,9 @@ class MyPPO(PPO):
         super().__init__(env, **common)
         self.factor = factor
 
-    def loss(self, minibatch):
-        loss, kl = super().loss(minibatch)
-        return self.factor * loss, kl
+    def loss(self, minibatch, *scheduled):
+        loss, metrics = super().loss(minibatch, *scheduled)
+        return self.factor * loss, metrics
 """
 """A user's module with an environment and an algorithm."""
 

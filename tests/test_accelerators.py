@@ -68,10 +68,10 @@ def test_the_ratio_is_one_on_a_gpu():
     ratios = []
 
     class Watching(lrl.PPO):
-        def loss(self, minibatch):
+        def loss(self, minibatch, *scheduled):
             log_prob = self.network.evaluate(minibatch.obs, minibatch.action)[0]
             ratios.append((log_prob - minibatch.log_prob).sum(-1).exp().detach().cpu())
-            return super().loss(minibatch)
+            return super().loss(minibatch, *scheduled)
 
     pl.seed_everything(0)
     model = Watching("CartPole-v1", max_env_steps=4_096, n_epochs=1, batch_size=1024, normalize_obs="running")

@@ -47,9 +47,7 @@ def bad_losses(algorithm, value, first=1, last=10**6):
         found = getattr(algorithm, name)(self, *args)
         if not first <= self.calls <= last:
             return found
-        if isinstance(found, tuple):
-            return self.finite("loss", found[0] * value), *found[1:]
-        return self.finite(name, found * value)
+        return (found[0] * value, *found[1:]) if isinstance(found, tuple) else found * value
 
     return type(f"Bad{algorithm.__name__}", (algorithm,), {name: loss})  # the command line must find one of a name
 

@@ -144,7 +144,7 @@ def test_reward_signals_are_merged_setting_by_setting_and_null_takes_one_or_all_
         "curiosity": {},
     }
     assert signals("--model.reward_signals.rnd null")["rnd"] is None
-    assert signals("--model.reward_signals null") is signals("--model.reward_signals {}") is None
+    assert signals("--model.reward_signals null") == signals("--model.reward_signals {}") == {}
     assert signals("--model.reward_signals null --model.reward_signals.curiosity.gamma 0.8") == {"curiosity": {"gamma": 0.8}}
 
 

@@ -78,7 +78,7 @@ def test_monte_carlo_integral_of_the_density_over_unit_actions_of_3_dimensions_i
 def test_a_draws_log_probability_is_that_of_its_action():
     distribution = make_distribution(LOPSIDED, "squashed_normal")
     x = inputs(distribution, rows=1000, scale=0.2)
-    action, log_prob = distribution.rsample(x, seeded())
+    action, log_prob = distribution.rsample(x, distribution.noise(x, seeded()))
     torch.testing.assert_close(distribution.evaluate(x, action)[0], log_prob, rtol=1e-3, atol=1e-3)
     assert torch.equal(distribution.sample(x, (), seeded()), action)
 
@@ -86,7 +86,7 @@ def test_a_draws_log_probability_is_that_of_its_action():
 def test_draws_are_reparameterized():
     distribution = make_distribution(Box(-1, 1, (1,)), "squashed_normal")
     x = torch.tensor([[0.3, -0.5]], requires_grad=True)
-    action, _ = distribution.rsample(x, seeded())
+    action, _ = distribution.rsample(x, distribution.noise(x, seeded()))
     (gradient,) = torch.autograd.grad(action.sum(), x)
     slope = 1 - action.item() ** 2
     # a = tanh(μ + σ ε): da/dμ = 1 − a², da/d log σ = (1 − a²) σ ε with σ ε = atanh a − μ
@@ -99,14 +99,14 @@ def test_squashed_log_probability_and_its_gradient_stay_finite_up_to_20(dtype):
     mean = torch.linspace(-20, 20, 41, dtype=dtype)
     for log_std in (-30.0, -20.0, -1.0, 2.0, 9.0):
         x = torch.cat([mean, torch.full_like(mean, log_std)]).unsqueeze(0).requires_grad_()
-        action, log_prob = distribution.rsample(x, seeded())
+        action, log_prob = distribution.rsample(x, distribution.noise(x, seeded()))
         (log_prob.sum() + action.sum()).backward()
         assert all(torch.isfinite(tensor).all() for tensor in (action, log_prob, x.grad))
     # a narrow Gaussian at 20: log N = −½ ε² + 20 − ½ log 2π plus 2 (20 − log 2)
     x = torch.cat([torch.full((41,), 20.0), torch.full((41,), -20.0)]).to(dtype).unsqueeze(0)
     noise = torch.empty(1, 41, dtype=dtype).normal_(generator=seeded()).double()
     tail = -0.5 * noise.square() + 20 - 0.5 * math.log(2 * math.pi) + 2 * (20 - math.log(2))
-    found = distribution.rsample(x, seeded())[1].double()
+    found = distribution.rsample(x, distribution.noise(x, seeded()))[1].double()
     torch.testing.assert_close(found, tail, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=0)
 
 
@@ -124,7 +124,7 @@ def test_stored_actions_up_to_the_bounds_have_a_finite_log_probability(dtype):
 def test_log_sigma_is_cut_to_minus_20_and_2():
     distribution = make_distribution(Box(-1, 1, (1,)), "squashed_normal")
     for beyond, end in ((-50.0, -20.0), (9.0, 2.0)):
-        far, near = (distribution.rsample(torch.tensor([[0.1, log_std]]), seeded()) for log_std in (beyond, end))
+        far, near = (distribution.rsample(torch.tensor([[0.1, log_std]]), torch.ones(1, 1)) for log_std in (beyond, end))
         torch.testing.assert_close(far, near)
         draws = (distribution.draw(np.array([[0.1, log_std]], np.float32), np.ones((1, 1), np.float32)) for log_std in (beyond, end))
         np.testing.assert_array_equal(*draws)
@@ -343,7 +343,7 @@ def test_a_soft_policy_draws_the_continuous_dimensions_and_weighs_all_choices(na
     kinds = ["continuous"] * bool(dimensions) + ["discrete"] * bool(sizes)
     assert (actions.kinds, actions.num_actions) == (kinds, dimensions)
     assert (actions.num_branches, actions.num_choices) == (len(sizes) or 1, sum(sizes) or 1)
-    policy = actions.evaluate(inputs(actions.distribution), (), seeded())
+    policy = actions.evaluate(inputs(actions.distribution), actions.noise(5, seeded()))
     assert policy.probs.shape == (5, actions.num_choices) and policy.entropy.shape == (5, len(kinds))
     assert policy.action is None if not dimensions else policy.action.shape == (5, dimensions)
     for branch in policy.probs.split(sizes or [1], -1):
@@ -354,7 +354,7 @@ def test_a_soft_policy_draws_the_continuous_dimensions_and_weighs_all_choices(na
 def test_entropies_and_probabilities_are_those_of_the_distribution(name):
     actions = soft(name)
     distribution, x = actions.distribution, inputs(actions.distribution, scale=0.5)
-    policy = actions.evaluate(x, (), seeded())
+    policy = actions.evaluate(x, actions.noise(len(x), seeded()))
     stored = distribution.sample(x, (), seeded(1))
     log_prob, entropy = distribution.evaluate(x, stored)
     continuous = [box for leaf, box in zip(distribution.leaves(), actions.boxes, strict=True) for _ in range(leaf.num_parts)]
@@ -393,7 +393,7 @@ def test_expected_is_the_sum_over_the_product_of_all_branches():
     actions = SoftActions(make_distribution(Dict(a=MultiDiscrete([2, 3]), b=LOPSIDED, c=Discrete(2, start=5)), "squashed_normal"))
     distribution = actions.distribution
     x = inputs(distribution, rows=1)
-    policy = actions.evaluate(x, (), seeded())
+    policy = actions.evaluate(x, actions.noise(len(x), seeded()))
     q = torch.randn(2, 1, actions.num_choices, 3, generator=seeded())
     total = torch.zeros(2, 1, 3)
     for first, second, third in product(range(2), range(3), range(2)):
@@ -476,7 +476,7 @@ def test_illegal_choices_have_probability_gradient_and_entropy_exactly_0(name, f
     x = inputs(actions.distribution)
     x[:, illegal] += favour
     x.requires_grad_()
-    policy = actions.evaluate(x, mask_of(name, 5), seeded())
+    policy = actions.evaluate(x, actions.noise(len(x), seeded()), mask_of(name, 5))
     assert (policy.probs[:, ~mask] == 0).all() and (policy.probs[:, mask] > 0).all()
     for branch, kept in zip(policy.probs.split(sizes, -1), legal, strict=True):
         torch.testing.assert_close(branch[:, kept].sum(-1), torch.ones(5))
@@ -492,14 +492,14 @@ def test_illegal_choices_have_probability_gradient_and_entropy_exactly_0(name, f
 
 def test_masked_entropy_and_expectation_are_those_of_the_legal_choices_alone():
     x, q = torch.tensor([[0.3, 9.0, 9.0, -1.2]]), torch.tensor([[[1.0], [1e9], [-1e9], [2.0]]])
-    masked = soft("discrete").evaluate(x, mask_of("discrete", 1))
-    alone = SoftActions(make_distribution(Discrete(2))).evaluate(x[:, [0, 3]])
+    masked = soft("discrete").evaluate(x, torch.zeros(1, 0), mask_of("discrete", 1))
+    alone = SoftActions(make_distribution(Discrete(2))).evaluate(x[:, [0, 3]], torch.zeros(len(x), 0))
     torch.testing.assert_close(masked.entropy, alone.entropy)
     torch.testing.assert_close(expected(q, masked.probs, 1), expected(q[:, [0, 3]], alone.probs, 1))
 
 
 def test_a_single_legal_choice_is_certain():
     mask = torch.tensor([[False, True, False, False]])
-    policy = soft("discrete").evaluate(torch.tensor([[5.0, -90.0, 3.0, 2.0]]), mask)
+    policy = soft("discrete").evaluate(torch.tensor([[5.0, -90.0, 3.0, 2.0]]), torch.zeros(1, 0), mask)
     assert policy.probs.tolist() == [[0, 1, 0, 0]]
     assert policy.entropy.item() == 0

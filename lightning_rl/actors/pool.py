@@ -21,7 +21,6 @@ from lightning_rl.data.unroll import join, judge
 from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
 from lightning_rl.networks.acting import Precision
-from lightning_rl.networks.tape import in_numpy
 from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
 
 COUNTS = ("env_steps", "rows", "version", "dropped")
@@ -82,7 +81,7 @@ class ActorPool:
         ends = unroll.ends
         unroll = tree_to_torch(unroll._replace(ends=()))._replace(ends=ends)  # type: ignore[arg-type]
         self.seen = unroll.rollout()
-        with torch.no_grad(), in_numpy(), self.precision():
+        with torch.no_grad(), self.precision():
             return judge(unroll, self.network, next(self.network.parameters()).device)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:

@@ -114,9 +114,9 @@ class Cloning(SideLearner):
             x, _ = algorithm.network.policy(batch.obs, (), batch.episode_start)
             cost, near = imitate(algorithm.network.distribution, x, batch.action, batch.action_mask, "drawn", generator=algorithm.noise)
             loss = mean(cost.sum(-1), batch.weight)
-            told = {"loss": loss, **{name: mean(each, batch.weight) for name, each in near.items()}}
-            algorithm.record(**{f"behavioral_cloning/{name}": value for name, value in told.items()})
-            algorithm.step(algorithm.finite("behavioral_cloning loss", loss), self.optimizer)
+            metrics = {"loss": loss, **{name: mean(each, batch.weight) for name, each in near.items()}}
+            algorithm.record(**{f"behavioral_cloning/{name}": value for name, value in metrics.items()})
+            algorithm.step(loss, self.optimizer, "behavioral_cloning loss")
 
     def learning_rate(self, algorithm: Any) -> float:
         """That of the algorithm now, times strength, times what is left of `steps`."""

@@ -1,158 +1,99 @@
-"""Losses compiled together with their gradients, for `compile: true`.
-
-A loss is run once on a batch and written down as a graph, autograd's way back included (`traced.py`), of which inductor makes one function.
-`torch.compile` would do the same and then ask at every call whether all that the loss saw in Python is as it was, which costs small
-networks a part of the gain.
-"""
+"""Compile losses with torch's own compiler, for `compile: true`, and `auto` where a run is long enough."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import os
+import shutil
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch._dynamo.exc import TorchDynamoException
 
-from lightning_rl.algorithms.run_log import Metric
-from lightning_rl.algorithms.traced import Seen, Traced, tensors_of
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.flat import FlatParameters
-from lightning_rl.networks.numpy_mlp import has_hooks
-from lightning_rl.networks.tape import wait
-from lightning_rl.types import tree_leaves, tree_map
+from lightning_rl.networks.thread_choice import is_wide
+from lightning_rl.types import Tree, tree_map
 
-
-def compiled_losses(algorithm: Any, names: Sequence[str]) -> dict[str, CompiledLoss]:
-    """The losses of these names, for the algorithm's optimizers in their order.
-
-    Raises:
-        SettingError: the precision, an optimizer, or a hook does not allow it, or there is no such method.
-    """
-    if algorithm.trainer.precision == "16-mixed":
-        raise SettingError("compile does not go with trainer.precision 16-mixed, which scales losses; use bf16-mixed")
-    for name in names:
-        if not hasattr(algorithm, name):
-            raise SettingError(f"compile: {type(algorithm).__name__} has no method {name}; name its losses in the attribute `losses`")
-    if has_hooks(algorithm.network):
-        raise SettingError("compile: the network has hooks, which a compiled loss does not call; leave out one of them")
-    pairs = zip(names, algorithm.raw_optimizers(), strict=False)
-    return {name: CompiledLoss(algorithm, getattr(algorithm, name), optimizer) for name, optimizer in pairs}
-
-
-REASONS = {
-    ".numpy()": "it computes something in numpy",
-    "_local_scalar_dense": "it takes a number out of a tensor",
-    "data-dependent": "Python decides by a number that changes",
-    "nonzero": "its shapes depend on numbers that change",
-}
-"""What torch says of the common ones, in words."""
+MIN_UPDATES = 50_000
+"""Fewest updates of a run that `auto` compiles: about 4 s of compiling are repaid at 0.1 ms an update (benchmarks/notes.md)."""
 
 
 class CompiledLoss:
-    """A loss of an algorithm, called as the method is. What it returns is a leaf, whose gradient `gradient_step` carries on to parameters.
+    """A loss of an algorithm, called as the method is. Only the first element of what it returns has a gradient.
 
-    The first call with tensors of some shapes compiles, which takes seconds.
+    The first call with tensors of some shapes compiles, which takes seconds. Scheduled settings go in as tensors, so that new values do not
+    compile again; arrays, such as the places of rows in a buffer, do not go in.
 
     Args:
-        algorithm: whose it is.
-        loss: the method, which returns a scalar, or a tuple that begins with it. Functions that it returns or records are called at once.
-        optimizer: of one `FlatParameters`, whose gradient is meant.
-
-    Raises:
-        SettingError: another optimizer, and, when it is called, a loss that cannot be compiled.
+        name: what errors call it.
+        loss: the method, which returns a scalar or a tuple that begins with it.
+        say: prints that the loss is computed without compiling where it cannot be compiled; None: that is an error.
     """
 
-    def __init__(self, algorithm: Any, loss: Callable[..., Any], optimizer: Optimizer) -> None:
-        self.algorithm, self.loss, self.name = algorithm, loss, f"{type(algorithm).__name__}.{loss.__name__}"
-        self.vector = vector_of(optimizer)
-        if not isinstance(self.vector, FlatParameters):
-            raise SettingError(f"compile: the optimizer of {self.name} must have FlatParameters, as FlatAdam does")
-        self.programs: dict[Any, Any] = {}
+    def __init__(self, name: str, loss: Callable[..., Any], say: Callable[[str], None] | None = None) -> None:
+        self.name, self.loss, self.say = name, loss, say
 
-    def begin(self) -> None:
-        """Updates begin."""
+        def compute(*batch: Any) -> Any:
+            returned = loss(*batch)
+            return (returned[0], *tree_map(torch.Tensor.detach, returned[1:])) if isinstance(returned, tuple) else returned
+
+        self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False)
 
     def __call__(self, *batch: Any) -> Any:
-        leaves = tree_leaves(batch)
-        tensors, shapes = tensors_of(leaves), shapes_of(leaves)
-        if shapes not in self.programs:
-            traced = Traced(self.algorithm, self.loss, self.vector, batch)
-            try:
-                self.programs[shapes] = Program(traced)
-            except Exception as error:
-                raise SettingError(f"compile: {self.name} cannot be compiled: {why(error)}") from error
-        program = self.programs[shapes]
-        return self.play(program.seen, batch, *program(tensors))
+        """Compute the loss.
 
-    def play(self, seen: Seen, batch: Any, gradient: Tensor, loss: Tensor, others: Sequence[Metric]) -> Any:
-        """Do what the method does beside its arithmetic, and return what it returns."""
-        wait(loss.requires_grad_(), self.vector.ids, self._pull, gradient)
-        algorithm = self.algorithm
-        for name in seen.checked:
-            loss = algorithm.finite(name, loss)
-        values = iter([loss, *others])
-        returned = tree_map(lambda called: _function(next(values)) if called else _tensor(next(values)), seen.returned)
-        algorithm.record(**{name: next(values) for name in seen.recorded})
-        for errors in values:
-            algorithm.learned(batch[0], _function(errors))
-        return returned
-
-    def _pull(self, factor: Tensor, gradient: Tensor) -> None:
-        assert self.vector.grad is not None
-        self.vector.grad.addcmul_(gradient, factor)
+        Raises:
+            SettingError: it cannot be compiled.
+        """
+        if self.compute is None:
+            return self.loss(*batch)
+        try:
+            return self.compute(*tree_map(as_input, batch))
+        except TorchDynamoException as error:
+            line = f"{self.name} cannot be compiled: {why(error)}"
+            if self.say is None:
+                raise SettingError(f"compile: {line}") from error
+            self.say(f"compile auto: {line}; it runs as it is written")
+            self.compute = None
+            return self.loss(*batch)
 
 
-class Program:
-    """A loss and its gradient as one function, for batches of one shape."""
-
-    def __init__(self, traced: Traced) -> None:
-        module, used = traced.written_down()
-        with torch.no_grad():
-            self.function: Any = torch._inductor.compile(module, [traced.examples[k] for k in used], {"fallback_random": True})
-        self.sources = [traced.sources[k] for k in used]
-        self.seen = traced.seen
-
-    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-        """The gradient, the loss, and what else there is, for the tensors of a batch."""
-        with torch.no_grad():
-            gradient, loss, *others = self.function(*[source(tensors) for source in self.sources])
-        return gradient, loss, others
+def as_input(leaf: Any) -> Tree:
+    """Return what a compiled function takes in place of a leaf of a batch."""
+    if isinstance(leaf, Tensor) or leaf is None:
+        return leaf
+    return torch.tensor(leaf) if isinstance(leaf, float) else ()
 
 
-def shapes_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """What a program is made for: shapes, and whatever else of a batch a loss may see, but not the places of its rows in a buffer."""
-    return tuple([(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in leaves])
+def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
+    """Return the compiled losses of an algorithm by the names of their methods; none where `auto` would not repay the seconds it takes.
+
+    Raises:
+        SettingError: there is no such method.
+    """
+    if algorithm.compile is False or (algorithm.compile == "auto" and not repays(algorithm)):
+        return {}
+    kind, say = type(algorithm).__name__, algorithm.say if algorithm.compile == "auto" else None
+    for name in algorithm.losses:
+        if not hasattr(algorithm, name):
+            raise SettingError(f"compile: {kind} has no method {name}; name its losses in the attribute `losses`")
+    return {name: CompiledLoss(f"{kind}.{name}", getattr(algorithm, name), say) for name in algorithm.losses}
 
 
-def vector_of(optimizer: Optimizer) -> Any:
-    """The first of what it moves: all there is, with `FlatParameters`."""
-    return optimizer.param_groups[0]["params"][0]
-
-
-def _plain(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, bool | int | float | str) else type(leaf)
-
-
-def _function(value: Metric) -> Callable[[], Tensor]:
-    return value if callable(value) else partial(_itself, value.clone())
-
-
-def _tensor(value: Metric) -> Tensor:
-    return value() if callable(value) else value.clone()
-
-
-def _itself(value: Tensor) -> Tensor:
-    return value
+def repays(algorithm: Any) -> bool:
+    """Whether compiling is repaid, by the settings alone: in a long run of narrow layers on a CPU where there is a compiler."""
+    long = algorithm.planned_updates >= MIN_UPDATES and algorithm.memory is None
+    return long and algorithm.device.type == "cpu" and not is_wide(algorithm) and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def why(error: BaseException) -> str:
-    """In one line."""
+    """Return in one line why something cannot be compiled."""
     causes = [error]
     while following := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(following)
     if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in causes):
         return "there is no C++ compiler on this machine; install g++, or leave compile out"
-    line = next(iter(str(error).strip().splitlines()), "no reason given")
-    return next((reason for word, reason in REASONS.items() if word in line), f"{type(error).__name__}: {line}")
+    if "data-dependent" in str(error):
+        return "Python decides by the value of a tensor"
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

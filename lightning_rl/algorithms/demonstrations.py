@@ -75,7 +75,7 @@ def show_demonstrations(algorithm: Any) -> None:
     """
     for signal in algorithm.reward_signals.values():
         if isinstance(signal, GAIL):
-            if getattr(getattr(algorithm, "replay_config", None), "demonstrations", None) is not None:
+            if getattr(getattr(algorithm, "replay", None), "demonstrations", None) is not None:
                 raise SettingError("reward_signals.gail beside replay.demonstrations would take these for the policy's own: use one")
             episodes = read_demonstrations(algorithm, "reward_signals.gail.demo_path", signal.demo_path)
             if not episodes:

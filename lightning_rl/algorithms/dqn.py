@@ -4,20 +4,20 @@ Double (van Hasselt et al. 2016), dueling (Wang et al. 2016), n-step, prioritize
 al. 2018), C51 (Bellemare et al. 2017), quantile regression (Dabney et al. 2018), and most of them at once: Rainbow (Hessel et al. 2018).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.groups import ReplayFields, replay_settings, replay_updates
+from lightning_rl.algorithms.settings import Range
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
 from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
-from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import as_settings, check_range
+from lightning_rl.data.replay_dataset import ReplayDataset
+from lightning_rl.errors import as_settings
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.flat import FlatAdam
@@ -28,122 +28,78 @@ from lightning_rl.types import Transition
 from lightning_rl.value_transforms import make_value_transform
 
 
-class DQN(Algorithm):
+@dataclass(kw_only=True, eq=False, repr=False)
+class DQN(ReplayFields, Algorithm):
     """Act on the greatest action value, sometimes at random, remember, and move the values towards their own one-step-ahead estimates.
 
     All options go together, except that a return is known either by its mean, by a histogram or by quantiles.
-
-    Args:
-        learning_rate: step size of the optimizer, a number or a schedule.
-        max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
-        net_arch: widths of the hidden layers, [64, 64] unless given.
-        activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
-        buffer_size: how many transitions are remembered.
-        batch_size: rows of a batch, with a memory a multiple of its sequence_length.
-        learning_starts: environment steps before the first update.
-        train_freq: environment steps, counted over all environments, between learning.
-        gradient_steps: updates each time; -1 makes as many as there were steps.
-        steps_per_iteration: environment steps of an iteration, between which acting and learning take turns.
-        n_steps: length of the returns' windows; shorter at the end of an episode.
-        warmup: actions before learning starts: `random` or from the `policy`.
-        replay: how memories are kept and drawn, see `ReplayConfig`.
-        tau: fraction by which the target network moves each time; 1 copies it.
-        target_update_interval: updates between moves of the target network (environment steps in Stable-Baselines3: divide by train_freq).
-        exploration_fraction: part of the run over which the share of random actions falls linearly.
-        exploration_initial_eps: share of random actions at the start.
-        exploration_final_eps: share of random actions from then on.
-        double: the online network chooses the next action, the target network values it.
-        dueling: values and advantages have hidden layers of their own.
-        noisy: explore by noise in the weights; set both `exploration_…_eps` to 0 then.
-        distribution: what is known of a return: its mean (`none`), a histogram (`c51`), or `quantiles` (QR-DQN).
-        n_atoms: of C51.
-        v_min: the least return that C51 knows, transformed if there is a value_transform.
-        v_max: the greatest.
-        n_quantiles: of QR-DQN.
-        value_transform: learn h(return): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`.
-        adam_eps: ε of Adam.
 
     Metrics: `train/loss`, `train/q_value` (the expected return of the actions taken, summed over reward streams),
     `rollout/exploration_rate`, and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean`
     (transitions of its own environment newer than a drawn one, in the last batch).
     """
 
-    without = ("behavioral_cloning",)
+    learning_rate: ScheduleSetting = 1e-4
+    """Step size of the optimizer."""
+    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 10.0
+    """Cut gradients to this Euclidean norm; null leaves them."""
+    activation: str = "relu"
+    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
+    batch_size: Annotated[int, Range(1)] = 32
+    """Rows of a batch, with a memory a multiple of its sequence_length."""
+    train_freq: Annotated[int, Range(1)] = 4
+    """Environment steps, counted over all environments, between learning."""
+    tau: float = 1.0
+    """Fraction by which the target network moves each time; 1 copies it."""
+    target_update_interval: int = 2_500
+    """Updates between moves of the target network (environment steps in Stable-Baselines3: divide by train_freq)."""
+    exploration_fraction: Annotated[float, Range(0, 1)] = 0.1
+    """Part of the run over which the share of random actions falls linearly."""
+    exploration_initial_eps: Annotated[float, Range(0, 1)] = 1.0
+    """Share of random actions at the start."""
+    exploration_final_eps: Annotated[float, Range(0, 1)] = 0.05
+    """Share of random actions from then on."""
+    double: bool = False  # type: ignore[assignment]  # takes the place of `torch.nn.Module.double`
+    """The online network chooses the next action, the target network values it."""
+    dueling: bool = False
+    """Values and advantages have hidden layers of their own."""
+    noisy: bool = False
+    """Explore by noise in the weights; set both `exploration_…_eps` to 0 then."""
+    distribution: Literal["none", "c51", "quantiles"] = "none"
+    """What is known of a return: its mean (`none`), a histogram (`c51`), or `quantiles` (QR-DQN)."""
+    n_atoms: int = 51
+    """Of C51."""
+    v_min: Annotated[float, Range(-1e9, 1e9)] = -10.0
+    """The least return that C51 knows, transformed if there is a value_transform."""
+    v_max: Annotated[float, Range(-1e9, 1e9)] = 10.0
+    """The greatest."""
+    n_quantiles: int = 50
+    """Of QR-DQN."""
+    value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity"
+    """Learn h(return): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`."""
+    adam_eps: Annotated[float, Range(0, open_low=True)] = 1e-8
+    """ε of Adam."""
+    behavioral_cloning: None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        env: EnvConfig,
-        *,
-        learning_rate: ScheduleSetting = 1e-4,
-        max_grad_norm: float | None = 10.0,
-        net_arch: list[int] | None = None,
-        activation: str = "relu",
-        buffer_size: int = 1_000_000,
-        batch_size: int = 32,
-        learning_starts: int = 100,
-        train_freq: int = 4,
-        gradient_steps: int = 1,
-        steps_per_iteration: int = 100,
-        n_steps: int = 1,
-        warmup: Literal["random", "policy"] = "random",
-        replay: ReplayConfig = ReplayConfig(),
-        tau: float = 1.0,
-        target_update_interval: int = 2_500,
-        exploration_fraction: float = 0.1,
-        exploration_initial_eps: float = 1.0,
-        exploration_final_eps: float = 0.05,
-        double: bool = False,
-        dueling: bool = False,
-        noisy: bool = False,
-        distribution: Literal["none", "c51", "quantiles"] = "none",
-        n_atoms: int = 51,
-        v_min: float = -10.0,
-        v_max: float = 10.0,
-        n_quantiles: int = 50,
-        value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity",
-        adam_eps: float = 1e-8,
-        **common: Any,
-    ) -> None:
-        super().__init__(
-            env,
-            learning_rate=learning_rate,
-            max_grad_norm=max_grad_norm,
-            net_arch=net_arch,
-            activation=activation,
-            behavioral_cloning=None,
-            **common,
-        )
-        check_range("exploration_fraction", exploration_fraction, 0, 1)
-        check_range("exploration_initial_eps", exploration_initial_eps, 0, 1)
-        check_range("exploration_final_eps", exploration_final_eps, 0, 1)
-        check_range("v_min", v_min, -1e9, 1e9)
-        check_range("v_max", v_max, -1e9, 1e9)
-        check_range("adam_eps", adam_eps, 0, open_low=True)
-        self.replay_config = as_settings("replay", ReplayConfig, replay)
-        self.replay_settings = ReplaySettings(
-            buffer_size=buffer_size,
-            batch_size=batch_size,
-            learning_starts=learning_starts,
-            train_freq=train_freq,
-            gradient_steps=gradient_steps,
-            steps_per_iteration=steps_per_iteration,
-            n_steps=n_steps,
-            warmup=warmup,
-            memory=self.memory,
-        )
-        self.target_update = TargetNetworkUpdate(tau, target_update_interval)
-        self.exploration = piecewise([[0, exploration_initial_eps], [exploration_fraction, exploration_final_eps]])
-        self.double_q, self.adam_eps = double, adam_eps
-        self.transform = make_value_transform(value_transform)
-        returns = make_return_head(distribution, n_atoms, v_min, v_max, n_quantiles, self.transform)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.replay = as_settings("replay", ReplayConfig, self.replay)
+        self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
+        self.exploration = piecewise([[0, self.exploration_initial_eps], [self.exploration_fraction, self.exploration_final_eps]])
+        self.transform = make_value_transform(self.value_transform)
+        returns = make_return_head(self.distribution, self.n_atoms, self.v_min, self.v_max, self.n_quantiles, self.transform)
         self.network = QNetwork(
-            self.spaces, returns, dueling=dueling, noisy=noisy, streams=len(self.reward_signals), **self.network_settings
+            self.spaces, returns, dueling=self.dueling, noisy=self.noisy, streams=len(self.reward_signals), **self.network_settings
         )
         self.target = make_target(self.network)
         self.target_networks = [(self.network, self.target)]
 
+    @property
+    def planned_updates(self) -> int:
+        return replay_updates(self)
+
     def experience(self) -> ReplayDataset:
-        return self.replay(self.replay_settings, self.replay_config)
+        return self.replay_experience(replay_settings(self), self.replay)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
@@ -160,26 +116,28 @@ class DQN(Algorithm):
             for batch in batches:
                 self.network.resample(self.noise)
                 self.target.resample(self.noise)
-                loss = self.loss(batch)
-                self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+                loss, errors, metrics = self.loss(batch)
+                self.record(loss=loss, **metrics)
+                self.record(grad_norm=self.step(loss, optimizer))
+                self.update_priorities(batch, errors)
                 self.end_update(batch)
 
-    def loss(self, batch: Transition) -> Tensor:
-        """The distance of Z(s, a) from h(r + γ h⁻¹(Z̄(s', a*))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018)."""
+    def loss(self, batch: Transition) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """D(Z(s, a), h(r + γ h⁻¹(Z̄(s', a*)))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018).
+
+        Returns the loss, the error of each row `[B]`, and what is logged.
+        """
         returns = self.network.returns
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
             next_z = batch.follow(self.target(next_obs, batch.memory, batch.episode_start))  # [B, n, S, Z]
-            judge = batch.follow(self.network(next_obs, batch.memory, batch.episode_start)) if self.double_q else next_z
+            judge = batch.follow(self.network(next_obs, batch.memory, batch.episode_start)) if self.double else next_z
             next_action = self.network.distribution.mode(returns.mean(judge).sum(-1), batch.follow(batch.next_action_mask))
             values, probs = returns.distribution(chosen(next_z, next_action))  # [B, S, Z]
             target = self.transform(batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * self.transform.inverse(values))
         z = chosen(self.network(self.network.normalizer(batch.obs), batch.memory, batch.episode_start), batch.action)
         loss, error = returns.loss(z, target, probs)  # [B, S]
-        self.learned(batch, lambda: error.mean(-1))
-        taken = z.detach()  # a function that is kept must not keep the graph
-        self.record(q_value=lambda: batch.mean(returns.mean(taken).sum(-1)))
-        return self.finite("loss", mean(loss, batch.weight))
+        return mean(loss, batch.weight), error.mean(-1), {"q_value": batch.mean(returns.mean(z.detach()).sum(-1))}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(FlatAdam(self.network, self.adam_eps))

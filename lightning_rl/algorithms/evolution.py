@@ -1,8 +1,7 @@
 """Evolution strategies (Salimans et al. 2017, https://arxiv.org/abs/1703.03864)."""
 
-from __future__ import annotations
-
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,14 +10,17 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.generations import GenerationDataset, Results
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.experience import generations
+from lightning_rl.algorithms.settings import Range
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, as_settings, check_choice, check_flag, check_range
+from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam, FlatSGD
-from lightning_rl.schedules import ScheduleSetting, make_schedule
+from lightning_rl.rewards.settings import SignalSettings
+from lightning_rl.schedules import ScheduleSetting
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class EvolutionStrategies(Algorithm):
     """Move the weights at random, play whole episodes, and go where the returns were better. One batch is one generation.
 
@@ -30,97 +32,73 @@ class EvolutionStrategies(Algorithm):
     The network is that of PPO and A2C, so that either can begin with the other's weights (`--init_from`); its value function does not
     learn here. With several ranks each does its share of the jobs, and all make the same step.
 
-    Args:
-        learning_rate: step size of the optimizer, a number or a schedule.
-        episodes_per_generation: an even number, two of each job.
-        min_steps_per_generation: a generation has as many episodes again until it has so many environment steps.
-        sigma: σ, how far weights are moved, a number or a schedule.
-        shaping: what an episode is worth: `centred_ranks` of returns, `z_scores`, `raw` returns, `signs` (the sum of the rewards' signs),
-            or `centred_sign_ranks` of these.
-        l2: pull of the weights towards 0.
-        optimizer: `adam`, or `sgd` with momentum.
-        momentum: of sgd, a running mean of gradients.
-        stochastic: draw actions, with the same chance in both episodes of a pair, instead of the most likely ones.
-        action_noise: standard deviation of Box actions where they are drawn; it does not learn.
-        max_length_ratio: end episodes that are so many times longer than the mean of the generation before, so that nobody waits for
-            stragglers (the paper takes 2); none unless given.
-        normalize_obs_share: the share of a generation's jobs from which `normalize_obs: running` takes its statistics.
-        actors: how many evaluators there are and where, see `actors/config.py`; one in this process unless given.
-        action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
-
     Metrics: `rollout/ep_rew_mean` is that of moved weights; `train/sigma`, `train/grad_norm` (with the pull of `l2`), `train/weight_norm`
     and `train/update_ratio` (the length of the step over that of the weights), `time/generation` (seconds).
     """
 
-    without = (
-        *("gamma", "max_grad_norm", "normalize_reward", "clip_reward", "reward_scale"),
-        *("reward_signals", "reward_signal_steps_per_update", "behavioral_cloning", "compile"),
-    )
+    learning_rate: ScheduleSetting = 0.01
+    """Step size of the optimizer."""
+    episodes_per_generation: Annotated[int, Range(2)] = 100
+    """An even number, two of each job."""
+    min_steps_per_generation: Annotated[int, Range(0)] = 0
+    """A generation has as many episodes again until it has so many environment steps."""
+    sigma: ScheduleSetting = 0.02
+    """σ, how far weights are moved."""
+    shaping: Literal["centred_ranks", "centred_sign_ranks", "z_scores", "signs", "raw"] = "centred_ranks"
+    """What an episode is worth: `centred_ranks` of returns, `z_scores`, `raw` returns, `signs` (the sum of the rewards' signs), or
+    `centred_sign_ranks` of these."""
+    l2: Annotated[float, Range(0)] = 0.005
+    """Pull of the weights towards 0."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """`adam`, or `sgd` with momentum."""
+    momentum: Annotated[float, Range(0, 1)] = 0.9
+    """Of sgd, a running mean of gradients."""
+    stochastic: bool = False
+    """Draw actions, with the same chance in both episodes of a pair, instead of the most likely ones."""
+    action_noise: Annotated[float, Range(1e-6, 1e6)] = 0.01
+    """Standard deviation of Box actions where they are drawn; it does not learn."""
+    max_length_ratio: Annotated[float, Range(1)] | None = None
+    """End episodes that are so many times longer than the mean of the generation before, so that nobody waits for stragglers (the paper
+    takes 2); null ends none."""
+    normalize_obs_share: Annotated[float, Range(0, 1, open_low=True)] = 0.1
+    """The share of a generation's jobs from which `normalize_obs: running` takes its statistics."""
+    actors: ActorsConfig | None = None
+    """How many evaluators there are and where, see `actors/config.py`; null: one in this process."""
+    action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
+    """For Box actions, `clipped_normal` or `tanh_normal`."""
 
-    def __init__(
-        self,
-        env: EnvConfig,
-        *,
-        learning_rate: ScheduleSetting = 0.01,
-        episodes_per_generation: int = 100,
-        min_steps_per_generation: int = 0,
-        sigma: ScheduleSetting = 0.02,
-        shaping: Literal["centred_ranks", "centred_sign_ranks", "z_scores", "signs", "raw"] = "centred_ranks",
-        l2: float = 0.005,
-        optimizer: Literal["adam", "sgd"] = "adam",
-        momentum: float = 0.9,
-        stochastic: bool = False,
-        action_noise: float = 0.01,
-        max_length_ratio: float | None = None,
-        normalize_obs_share: float = 0.1,
-        actors: ActorsConfig | None = None,
-        action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
-        **common: Any,
-    ) -> None:
-        super().__init__(
-            env,
-            learning_rate=learning_rate,
-            gamma=1.0,
-            max_grad_norm=None,
-            normalize_reward=False,
-            clip_reward=None,
-            reward_scale=1.0,
-            reward_signals=None,
-            reward_signal_steps_per_update=None,
-            behavioral_cloning=None,
-            compile=False,
-            **common,
-        )
-        check_range("episodes_per_generation", episodes_per_generation, 2, whole=True)
-        if episodes_per_generation % 2:
-            raise SettingError(f"episodes_per_generation {episodes_per_generation} must be even: each job has two")
-        check_range("min_steps_per_generation", min_steps_per_generation, 0, whole=True)
-        check_choice("shaping", shaping, SHAPINGS)
-        check_choice("optimizer", optimizer, ("adam", "sgd"))
-        check_flag("stochastic", stochastic)
-        check_range("l2", l2, 0)
-        check_range("momentum", momentum, 0, 1)
-        check_range("action_noise", action_noise, 1e-6, 1e6)
-        check_range("normalize_obs_share", normalize_obs_share, 0, 1, open_low=True)
-        if max_length_ratio is not None:
-            check_range("max_length_ratio", max_length_ratio, 1)
+    gamma: float = field(init=False, default=1.0)
+    max_grad_norm: None = field(init=False, default=None)
+    normalize_reward: bool = field(init=False, default=False)
+    clip_reward: None = field(init=False, default=None)
+    reward_scale: float = field(init=False, default=1.0)
+    reward_signals: SignalSettings = field(init=False, default_factory=dict)
+    reward_signal_steps_per_update: None = field(init=False, default=None)
+    behavioral_cloning: None = field(init=False, default=None)
+    compile: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.episodes_per_generation % 2:
+            raise SettingError(f"episodes_per_generation {self.episodes_per_generation} must be even: each job has two")
         if isinstance(self.env, EnvConfig) and self.env.vectorization not in ("auto", "sync"):
             raise SettingError(
                 f"env.vectorization {self.env.vectorization}: each environment begins its episodes when its weights change; use sync, "
                 "and actors.backend processes for more cores"
             )
-        self.actors = check_actors(actors)
-        self.sigma = make_schedule("sigma", sigma)
-        self.shaping, self.l2, self.momentum, self.uses_adam = shaping, l2, momentum, optimizer == "adam"
-        self.stochastic = stochastic
+        self.evaluators = check_actors(self.actors)
         self.generation_settings: dict[str, Any] = {
-            "pairs": episodes_per_generation // 2,
-            "min_steps": min_steps_per_generation,
-            "max_length_ratio": max_length_ratio,
-            "watched_share": normalize_obs_share if self.normalize_obs == "running" else 0.0,
+            "pairs": self.episodes_per_generation // 2,
+            "min_steps": self.min_steps_per_generation,
+            "max_length_ratio": self.max_length_ratio,
+            "watched_share": self.normalize_obs_share if self.normalize_obs == "running" else 0.0,
         }
-        log_std = torch.tensor(action_noise).log().item()
-        self.network = ActorCritic(self.spaces, **self.network_settings, share_encoder=True, action_dist=action_dist, log_std_init=log_std)
+        own: dict[str, Any] = {
+            "share_encoder": True,
+            "action_dist": self.action_dist,
+            "log_std_init": torch.tensor(self.action_noise).log().item(),
+        }
+        self.network = ActorCritic(self.spaces, **self.network_settings, **own)
         self.network.critic.requires_grad_(False)
         self.network.distribution.requires_grad_(False)
 
@@ -130,7 +108,7 @@ class EvolutionStrategies(Algorithm):
         return 1
 
     def experience(self) -> GenerationDataset:
-        return generations(self, self.actors, **self.generation_settings)
+        return generations(self, self.evaluators, **self.generation_settings)
 
     def training_step(self, results: Results, batch_idx: int) -> None:
         weights = torch.cat([parameter.flatten() for parameter in self.network.parameters() if parameter.requires_grad])
@@ -147,10 +125,10 @@ class EvolutionStrategies(Algorithm):
         worth, generation = shape(getattr(results, of_what)), results.generation
         noise = (torch.from_numpy(generation.noise(job, len(weights))) for job in range(len(worth)))
         gradient = antithetic_gradient(worth, noise).to(weights)
-        return self.finite("loss", 0.5 * self.l2 * weights.square().sum() - (gradient * weights).sum())
+        return 0.5 * self.l2 * weights.square().sum() - (gradient * weights).sum()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatAdam(self.network) if self.uses_adam else FlatSGD(self.network, self.momentum))
+        return self.with_side_learners(FlatAdam(self.network) if self.optimizer == "adam" else FlatSGD(self.network, self.momentum))
 
 
 MEANINGLESS = ("rollouts_per_batch", "queue_factor", "max_policy_lag", "ordered")

@@ -1,8 +1,7 @@
 """Importance Weighted Actor-Learner Architecture, with V-trace (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561)."""
 
-from __future__ import annotations
-
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,42 +9,21 @@ from torch import Tensor
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.burn_in import end_burn_in
+from lightning_rl.algorithms.groups import ActorCriticFields, make_actor_critic
+from lightning_rl.algorithms.settings import Range
 from lightning_rl.data.minibatch import in_sequences, in_time
 from lightning_rl.data.rollout import RolloutDataset, check_n_steps
-from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, as_settings, check_range
+from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses import policy_gradient as losses
-from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam, FlatRMSprop
 from lightning_rl.returns import explained_variance, vtrace
-from lightning_rl.schedules import ScheduleSetting, make_schedule
+from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.types import Rollout, flatten_time
 
 
-class IMPALA(Algorithm):
+@dataclass(kw_only=True, eq=False, repr=False)
+class IMPALA(ActorCriticFields, Algorithm):
     """Rollouts by actors whose policy may be some updates old, and one gradient step, corrected by V-trace, on each batch of them.
-
-    Args:
-        learning_rate: step size of the optimizer, a number or a schedule.
-        max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
-        n_steps: steps of each environment in a rollout.
-        actors: how many act and where, see `actors/config.py`; unless given, `env.num_envs` environments in turn with learning, always with
-            the newest policy.
-        clip_rho: ρ̄, the largest importance weight of a temporal difference: what the values converge to; null does not clip.
-        clip_c: c̄, the largest factor of what is carried back along a rollout: how fast they converge; at most ρ̄.
-        clip_pg_rho: the largest importance weight in the policy's gradient.
-        lambda_: λ, a further factor of what is carried back.
-        ent_coef: weight of the entropy bonus, a number or a schedule.
-        vf_coef: weight of the value loss.
-        use_rms_prop: RMSprop as in the paper, else Adam.
-        rms_prop_eps: ε of RMSprop, added outside its square root.
-        value_transform: learn h(value).
-        value_support: [low, high]: learn it as a histogram over these integers.
-        critic_burn_in_steps: environment steps at the start, in whole batches, of which only the value function learns (and an encoder it
-            shares); those that `normalize_obs: frozen` takes are among them.
-        share_encoder: policy and value share encoder and memory; null: if without memory.
-        action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
-        log_std_init: first log σ of Box actions.
 
     Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/explained_variance` (of the targets
     by the values), `train/rho_mean` and `train/rho_clip_fraction` (importance weights, and how many are beyond ρ̄), and for each part of a
@@ -54,97 +32,89 @@ class IMPALA(Algorithm):
     (those that are there beyond a batch), `time/waiting_for_actors` and `time/rollout` (seconds).
     """
 
-    def __init__(
-        self,
-        env: EnvConfig,
-        *,
-        learning_rate: ScheduleSetting = 6e-4,
-        max_grad_norm: float | None = 40.0,
-        n_steps: int = 20,
-        actors: ActorsConfig | None = None,
-        clip_rho: float | None = 1.0,
-        clip_c: float | None = 1.0,
-        clip_pg_rho: float | None = 1.0,
-        lambda_: float = 1.0,
-        ent_coef: ScheduleSetting = 0.01,
-        vf_coef: float = 0.5,
-        use_rms_prop: bool = True,
-        rms_prop_eps: float = 0.01,
-        value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity",
-        value_support: list[int] | None = None,
-        critic_burn_in_steps: int = 0,
-        share_encoder: bool | None = None,
-        action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal",
-        log_std_init: float = 0.0,
-        **common: Any,
-    ) -> None:
-        super().__init__(env, learning_rate=learning_rate, max_grad_norm=max_grad_norm, **common)
-        check_range("vf_coef", vf_coef, 0)
-        check_range("lambda_", lambda_, 0, 1)
-        check_range("rms_prop_eps", rms_prop_eps, 0, open_low=True)
-        check_range("critic_burn_in_steps", critic_burn_in_steps, 0, whole=True)
-        for name, clip in {"clip_rho": clip_rho, "clip_c": clip_c, "clip_pg_rho": clip_pg_rho}.items():
-            if clip is not None:
-                check_range(name, clip, 0, open_low=True)
-        if clip_rho is not None and (clip_c is None or clip_c > clip_rho):
-            raise SettingError(f"clip_c {'null' if clip_c is None else clip_c} must not be greater than clip_rho {clip_rho}")
-        self.actors = None if actors is None else as_settings("actors", ActorsConfig, actors)
-        check_n_steps(n_steps, self.num_envs)
-        self.n_steps, self.vf_coef = n_steps, vf_coef
-        self.clips: dict[str, Any] = {"clip_rho": clip_rho, "clip_c": clip_c, "clip_pg_rho": clip_pg_rho, "lambda_": lambda_}
-        self.ent_coef = make_schedule("ent_coef", ent_coef)
-        self.use_rms_prop, self.rms_prop_eps, self.critic_burn_in_steps = use_rms_prop, rms_prop_eps, critic_burn_in_steps
-        self.network = ActorCritic(
-            self.spaces,
-            **self.network_settings,
-            share_encoder=share_encoder,
-            action_dist=action_dist,
-            log_std_init=log_std_init,
-            streams=len(self.reward_signals),
-            value_transform=value_transform,
-            value_support=value_support,
-        )
+    learning_rate: ScheduleSetting = 6e-4
+    """Step size of the optimizer."""
+    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 40.0
+    """Cut gradients to this Euclidean norm; null leaves them."""
+    n_steps: Annotated[int, Range(1)] = 20
+    """Steps of each environment in a rollout."""
+    actors: ActorsConfig | None = None
+    """How many act and where, see `actors/config.py`; null: `env.num_envs` environments in turn with learning, always with the newest
+    policy."""
+    clip_rho: Annotated[float, Range(0, open_low=True)] | None = 1.0
+    """ρ̄, the largest importance weight of a temporal difference: what the values converge to; null does not clip."""
+    clip_c: Annotated[float, Range(0, open_low=True)] | None = 1.0
+    """c̄, the largest factor of what is carried back along a rollout: how fast they converge; at most ρ̄."""
+    clip_pg_rho: Annotated[float, Range(0, open_low=True)] | None = 1.0
+    """The largest importance weight in the policy's gradient."""
+    lambda_: Annotated[float, Range(0, 1)] = 1.0
+    """λ, a further factor of what is carried back."""
+    ent_coef: ScheduleSetting = 0.01
+    """Weight of the entropy bonus."""
+    use_rms_prop: bool = True
+    """RMSprop as in the paper, else Adam."""
+    rms_prop_eps: Annotated[float, Range(0, open_low=True)] = 0.01
+    """ε of RMSprop, added outside its square root."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip_rho is not None and (self.clip_c is None or self.clip_c > self.clip_rho):
+            raise SettingError(f"clip_c {'null' if self.clip_c is None else self.clip_c} must not be greater than clip_rho {self.clip_rho}")
+        self.actors = None if self.actors is None else as_settings("actors", ActorsConfig, self.actors)
+        check_n_steps(self.n_steps, self.num_envs)
+        self.network = make_actor_critic(self)
 
     @property
     def num_envs(self) -> int:
         """How many environments' steps a batch has side by side."""
         return super().num_envs * (1 if self.actors is None else self.actors.batch)
 
+    @property
+    def planned_updates(self) -> int:
+        return self.max_env_steps // (self.n_steps * self.num_envs)
+
     def experience(self) -> RolloutDataset:
         return self.collect(self.n_steps, actors=self.actors)
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
+        policy_coef = float(self.began_at >= self.critic_burn_in_steps)
         with self.learning():
-            loss = self.loss(*self.prepare(rollout))
-            self.record(loss=loss, grad_norm=self.step(loss, optimizer))
+            loss, metrics = self.loss(*self.prepare(rollout), self.ent_coef(self.progress), policy_coef)
+            self.record(loss=loss, **metrics)
+            self.record(grad_norm=self.step(loss, optimizer))
             self.end_update(rollout)
         end_burn_in(self, optimizer)
 
-    def loss(self, rollout: Rollout, discount: Tensor) -> Tensor:
-        """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace."""
+    def loss(self, rollout: Rollout, discount: Tensor, ent_coef: float, policy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace, and what is logged of it."""
         log_prob, entropy, z = self.evaluate(rollout)
         log_rho = (log_prob.detach() - rollout.log_prob).sum(-1, keepdim=True)
         carry = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)
-        target, advantage = vtrace(log_rho, rollout.reward, discount, rollout.value, rollout.next_value, carry, **self.clips)
+        clips = self.clip_rho, self.clip_c, self.clip_pg_rho, self.lambda_
+        target, advantage = vtrace(log_rho, rollout.reward, discount, rollout.value, rollout.next_value, carry, *clips)
 
         weight = (rollout.valid / rollout.valid.sum().clamp(min=1)).flatten()
         log_prob, entropy, z, log_rho, target, advantage = flatten_time((log_prob, entropy, z, log_rho, target, advantage))
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), advantage.sum(-1)), weight)
         value_loss = 0.5 * losses.mean(self.network.value_head.loss(z, target), weight)
         entropy_loss = -losses.mean(entropy.sum(-1), weight)
-        self.record(policy_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
-        self.record_parts(weight, entropy=entropy, log_prob=log_prob)
+        loss = losses.scaled(policy_coef, policy_loss + losses.scaled(ent_coef, entropy_loss)) + self.vf_coef * value_loss
+
         rho = log_rho.squeeze(-1).exp()
-        beyond = rho > (self.clips["clip_rho"] or float("inf"))
-        self.record(rho_mean=(weight * rho).sum(), rho_clip_fraction=(weight * beyond).sum())
-        self.record(explained_variance=lambda: explained_variance(flatten_time(rollout.value), target, weight > 0))
-        actor_loss = policy_loss + losses.scaled(self.ent_coef(self.progress), entropy_loss)
-        actor_learns = 1.0 * (self.began_at >= self.critic_burn_in_steps)
-        return self.finite("loss", losses.scaled(actor_learns, actor_loss) + self.vf_coef * value_loss)
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy_loss": entropy_loss,
+            "rho_mean": (weight * rho).sum(),
+            "rho_clip_fraction": (weight * (rho > (self.clip_rho or float("inf")))).sum(),
+            "explained_variance": explained_variance(flatten_time(rollout.value), target, weight > 0),
+            **self.means_of_parts(weight, entropy=entropy, log_prob=log_prob),
+        }
+        return loss, metrics
 
     def evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
-        """As that of the network, `[T, N, ...]`, by sequences of which each begins with the actor's memory."""
+        """Evaluate the network as `ActorCritic.evaluate`, `[T, N, ...]`, by sequences that begin with the actor's memory each."""
         (steps, num), length = rollout.valid.shape, min(self.network.memory.sequence_length, self.n_steps)
         obs, action, mask, start = in_sequences((rollout.obs, rollout.action, rollout.action_mask, rollout.episode_start), length)
         evaluated = self.network.evaluate(obs, action, flatten_time(rollout.memory), start.unflatten(0, (length, -1)), mask)

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.mlp import EnsembleLinear
-from lightning_rl.networks.tape import carry_on, take
 from lightning_rl.ranks import mean_over_ranks
 from lightning_rl.types import total_norm
 
@@ -36,13 +35,12 @@ def gradient_step(
         passes: whether the optimizer makes its step, from the norm and whether the scaler looks after bad ones.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if len(parameters) == 1 and isinstance(parameters[0], FlatParameters):
-        parameters[0].differentiate(scaler.scale(loss))
-    else:
-        optimizer.zero_grad()
-        waiting = take({id(parameter) for parameter in parameters})
-        scaler.scale(loss).backward(inputs=[*parameters, *(each.leaf for each in waiting)])
-        carry_on(waiting)
+    for parameter in parameters:
+        if isinstance(parameter, FlatParameters):
+            parameter.clear()
+        else:
+            parameter.grad = None
+    scaler.scale(loss).backward(inputs=[part for each in parameters for part in getattr(each, "parts", (each,))])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     average_over_ranks(gradients, world_size)
     scaler.unscale_(optimizer)

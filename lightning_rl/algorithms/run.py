@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial, wraps
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pytorch_lightning as pl
 import torch
@@ -16,11 +16,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_rl.algorithms.compiled import CompiledLoss, compiled_losses
 from lightning_rl.algorithms.loading import stored_name
-from lightning_rl.algorithms.numpy_losses import numpy_losses
 from lightning_rl.algorithms.optimization import best_matmul
-from lightning_rl.algorithms.reads import PLAIN
 from lightning_rl.algorithms.run_log import RunLog
 from lightning_rl.algorithms.run_state import continue_run, run_states
+from lightning_rl.algorithms.settings import check_names
 from lightning_rl.algorithms.side_learner import SideLearner, SignalLearner
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.iteration import EndIteration, EndRun, callbacks_before
@@ -37,8 +36,6 @@ from lightning_rl.schedules import Schedule
 from lightning_rl.spaces import Spaces
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.types import Tree, tree_map
-
-COMPILERS: dict[Any, Any] = {True: compiled_losses, "auto": numpy_losses, False: lambda algorithm, names: {}}
 
 
 class Run(pl.LightningModule):
@@ -59,9 +56,10 @@ class Run(pl.LightningModule):
     spaces: Spaces
     guard: Guard
     on_nan: Any
-    losses: tuple[str, ...]
-    compiles: Any
-    compiled: dict[str, CompiledLoss]
+    losses: ClassVar[tuple[str, ...]]
+    discounts: Tensor
+    ignore_done: Tensor
+    compile: Any
     generator: Generator
     """Of the rank's draws while it learns."""
     seed: int
@@ -73,6 +71,12 @@ class Run(pl.LightningModule):
     side_learners: list[SideLearner]
     signal_learner: SignalLearner
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_names(cls, kwargs)
+        run = super().__new__(cls)
+        object.__setattr__(run, "given_arguments", (args, kwargs))
+        return run
+
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -81,6 +85,8 @@ class Run(pl.LightningModule):
         """How far the run was when the iteration under way began, as a share of its length and as a count."""
         self.dataset: ExperienceDataset | None = None
         self.num_optimizers: int | None = None
+        self.compiled: dict[str, CompiledLoss] = {}
+        """Losses that stand in place of methods while the run lasts."""
         self.ranks: list[dict[str, Any]] = []
         self.saves_run = True
         """Whether checkpoints hold the run too, and not only what was learned."""
@@ -139,14 +145,6 @@ class Run(pl.LightningModule):
         trainer: Any = self.trainer
         return [callback for callback in trainer.callbacks if hasattr(callback, method)]
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """As ever, but a word or a number in the place of another one without a search through parameters, buffers and modules: Lightning
-        writes down the name of each hook, before and after it."""
-        if isinstance(value, PLAIN) and name in self.__dict__:
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
     def say(self, text: str) -> None:
         """One line for the user, from one rank."""
         if self.global_rank == 0:
@@ -198,7 +196,8 @@ class Run(pl.LightningModule):
         self.guard.begin(self, self.all_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         self._matmul = best_matmul(self.modules(), self.device)
-        self.compiled = COMPILERS[self.compiles](self, self.losses)
+        self.compiled = compiled_losses(self)
+        vars(self).update(self.compiled)  # in place of the methods
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
         self.log_rows.start(self.count)
         if self.count:
@@ -275,7 +274,9 @@ class Run(pl.LightningModule):
             self.trainer.callback_metrics.update(counts)  # which Lightning brings back from processes that it spawned
             self._tell_notices()
             self.dataset.collector.close()
-            self.dataset, self.compiled = None, {}
+            self.dataset = None
+            while self.compiled:
+                delattr(self, self.compiled.popitem()[0])
 
     # ---------------------------------------------------------------- saving and loading
 

@@ -3,22 +3,22 @@
 Discrete actions after Christodoulou 2019 (https://arxiv.org/abs/1910.07207): expectations over all choices instead of draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.groups import ReplayFields, replay_settings, replay_updates
+from lightning_rl.algorithms.settings import Range
 from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
 from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
+from lightning_rl.data.replay_dataset import ReplayDataset
 from lightning_rl.distributions import SoftActions, SoftSample
-from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, as_settings, check_flag, check_range
+from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.actor import Actor
@@ -28,37 +28,12 @@ from lightning_rl.networks.temperature import Temperature
 from lightning_rl.types import Transition, Tree
 
 
-class SAC(Algorithm):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SAC(ReplayFields, Algorithm):
     """Act, remember, and after every step improve critics Q, the policy π and the temperature α on a batch of memories.
 
     Box, Discrete, MultiDiscrete, MultiBinary, and nested Dict or Tuple of them: continuous dimensions are drawn from a squashed Gaussian,
     of the others every choice counts with its probability; each of the two kinds has its own temperature.
-
-    Args:
-        net_arch: widths of the hidden layers, [256, 256] unless given, of the policy and of each critic.
-        activation: of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu.
-        max_grad_norm: cut gradients to this Euclidean norm; null leaves them.
-        buffer_size: how many transitions are remembered.
-        batch_size: rows of a batch, with a memory a multiple of its sequence_length.
-        learning_starts: environment steps before the first update.
-        train_freq: environment steps, counted over all environments, between learning.
-        gradient_steps: updates each time; -1 makes as many as there were steps.
-        steps_per_iteration: environment steps of an iteration, between which acting and learning take turns.
-        n_steps: length of the returns' windows; shorter at the end of an episode.
-        warmup: actions before learning starts: `random` or from the `policy`.
-        replay: how memories are kept and drawn, see `ReplayConfig`.
-        tau: fraction by which the target critics move each time.
-        target_update_interval: updates between moves of the target critics.
-        n_critics: how many critics; the least of their values counts.
-        ent_coef: temperature α, a number, or `auto` (or `auto_0.1`, with a first value) to learn it.
-        target_entropy: what a learned temperature aims at: `auto`, a number, or {continuous: …, discrete: …}. The entropy of continuous
-            actions is counted in [-1, 1], whatever the bounds of the Box.
-        target_entropy_multiplier: `auto` for continuous actions is this times minus their number of dimensions.
-        target_entropy_scale: `auto` for choices is this times log n, summed over the branches. Where actions are masked, the target for
-            choices shrinks with the greatest entropy that the legal ones can have.
-        value_network: learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8).
-        threaded: make the steps of the next iteration in a thread of its own while this one is learned from: with a policy that is one
-            iteration old. For environments that wait for something else, such as a simulator, or have processes of their own.
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`,
     `train/critic_grad_norm` and `train/actor_grad_norm` (before clipping), `train/ent_coef` and `train/entropy` (with two kinds of actions
@@ -67,107 +42,107 @@ class SAC(Algorithm):
     its own environment newer than a drawn one, in the last batch).
     """
 
+    activation: str = "relu"
+    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
+    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
+    """Cut gradients to this Euclidean norm; null leaves them."""
+    tau: float = 0.005
+    """Fraction by which the target critics move each time."""
+    target_update_interval: int = 1
+    """Updates between moves of the target critics."""
+    n_critics: Annotated[int, Range(1)] = 2
+    """How many critics; the least of their values counts."""
+    ent_coef: float | str = "auto"
+    """Temperature α, a number, or `auto` (or `auto_0.1`, with a first value) to learn it."""
+    target_entropy: float | str | dict[str, float] = "auto"
+    """What a learned temperature aims at: `auto`, a number, or {continuous: …, discrete: …}. The entropy of continuous actions is counted
+    in [-1, 1], whatever the bounds of the Box."""
+    target_entropy_multiplier: Annotated[float, Range(0)] = 1.0
+    """`auto` for continuous actions is this times minus their number of dimensions."""
+    target_entropy_scale: Annotated[float, Range(0, 1)] = 0.89
+    """`auto` for choices is this times log n, summed over the branches. Where actions are masked, the target for choices shrinks with the
+    greatest entropy that the legal ones can have."""
+    value_network: bool = False
+    """Learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8)."""
+    threaded: bool = False
+    """Make the steps of the next iteration in a thread of its own while this one is learned from: with a policy that is one iteration old.
+    For environments that wait for something else, such as a simulator, or have processes of their own."""
+
     losses = ("critic_loss",)  # the policy is drawn once for all three, with a graph of its own
 
-    def __init__(
-        self,
-        env: EnvConfig,
-        *,
-        net_arch: list[int] | None = None,
-        activation: str = "relu",
-        max_grad_norm: float | None = None,
-        buffer_size: int = 1_000_000,
-        batch_size: int = 256,
-        learning_starts: int = 100,
-        train_freq: int = 1,
-        gradient_steps: int = 1,
-        steps_per_iteration: int = 100,
-        n_steps: int = 1,
-        warmup: Literal["random", "policy"] = "random",
-        replay: ReplayConfig = ReplayConfig(),
-        tau: float = 0.005,
-        target_update_interval: int = 1,
-        n_critics: int = 2,
-        ent_coef: float | str = "auto",
-        target_entropy: float | str | dict[str, float] = "auto",
-        target_entropy_multiplier: float = 1.0,
-        target_entropy_scale: float = 0.89,
-        value_network: bool = False,
-        threaded: bool = False,
-        **common: Any,
-    ) -> None:
-        net_arch = [256, 256] if net_arch is None else net_arch
-        super().__init__(env, net_arch=net_arch, activation=activation, max_grad_norm=max_grad_norm, **common)
-        check_range("n_critics", n_critics, 1, whole=True)
-        check_range("target_entropy_multiplier", target_entropy_multiplier, 0)
-        check_range("target_entropy_scale", target_entropy_scale, 0, 1)
-        check_flag("threaded", threaded)
-        self.actors = IN_A_THREAD if threaded else None
-        self.replay_config = as_settings("replay", ReplayConfig, replay)
-        self.replay_settings = ReplaySettings(
-            buffer_size=buffer_size,
-            batch_size=batch_size,
-            learning_starts=learning_starts,
-            train_freq=train_freq,
-            gradient_steps=gradient_steps,
-            steps_per_iteration=steps_per_iteration,
-            n_steps=n_steps,
-            warmup=warmup,
-            memory=self.memory,
-        )
-        self.target_update = TargetNetworkUpdate(tau, target_update_interval)
+    def __post_init__(self) -> None:
+        self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
+        super().__post_init__()
+        self.replay = as_settings("replay", ReplayConfig, self.replay)
+        self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **self.network_settings)
         self.actions = SoftActions(self.network.distribution)
         actions, choices = self.actions.num_actions, self.actions.num_choices
-        self.critic = Critic(self.spaces.observation, actions, choices, ensemble=n_critics, **self.critic_settings)
-        self.value = Critic(self.spaces.observation, 0, ensemble=1, **self.critic_settings) if value_network else None
+        self.critic = Critic(self.spaces.observation, actions, choices, ensemble=self.n_critics, **self.critic_settings)
+        self.value = Critic(self.spaces.observation, 0, ensemble=1, **self.critic_settings) if self.value_network else None
         self.target = make_target(self.value or self.critic)
         self.target_networks = [(self.value or self.critic, self.target)]
-        self.temperature = Temperature(self.actions.kinds, ent_coef)
+        auto = self.actions.target_entropy(self.target_entropy_multiplier, self.target_entropy_scale)
+        self.temperature = Temperature(self.actions.kinds, self.ent_coef, entropy_targets(self.target_entropy, auto))
         self.min_optimizers = 2 + self.temperature.learned
         self.kind_names = [f"_{kind}" for kind in self.actions.kinds] if len(self.actions.kinds) > 1 else [""]
-        auto = self.actions.target_entropy(target_entropy_multiplier, target_entropy_scale)
-        self.register_buffer("target_entropy", torch.tensor(entropy_targets(target_entropy, auto)), persistent=False)
 
-    target_entropy: Tensor
+    @property
+    def planned_updates(self) -> int:
+        return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
-        return self.replay(self.replay_settings, self.replay_config, self.actors)
+        return self.replay_experience(replay_settings(self), self.replay, IN_A_THREAD if self.threaded else None)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer, *temperature_optimizers = self.raw_optimizers()
         with self.learning():
             for batch in batches:
                 obs = self.network.normalizer(batch.obs)
-                policy = self.policy(obs, batch.action_mask, batch)
-                self.record(critic_grad_norm=self.step(self.critic_loss(batch, obs, policy), critic_optimizer))
-                self.record(actor_grad_norm=self.step(self.actor_loss(batch, obs, policy), actor_optimizer))
+                policy = self.policy(obs, batch.action_mask, batch, self.draw(batch))
+                loss, errors, metrics = self.critic_loss(batch, obs, policy.detach(), self.draw(batch))
+                self.record(**metrics)
+                self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
+                self.update_priorities(batch, errors)
+                loss, metrics = self.actor_loss(batch, obs, policy)
+                self.record(**metrics)
+                self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
                 for optimizer in temperature_optimizers:
-                    self.step(self.temperature_loss(batch, policy), optimizer)
+                    loss = self.temperature_loss(batch, policy)
+                    self.record(ent_coef_loss=loss)
+                    self.step(loss, optimizer, "ent_coef_loss")
                 self.end_update(batch)
 
-    def policy(self, obs: Tree, action_mask: Tree, batch: Transition) -> SoftSample:
-        """π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
-        return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), action_mask, self.noise)
+    def draw(self, batch: Transition) -> Tensor:
+        """Draw noise for the continuous dimensions of an action in each row, `[B, A]`."""
+        return self.actions.noise(len(batch.reward), self.noise)
 
-    def critic_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
-        """J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), beside J(V) if V has a network of its own."""
+    def policy(self, obs: Tree, action_mask: Tree, batch: Transition, noise: Tensor) -> SoftSample:
+        """Return π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
+        return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), noise, action_mask)
+
+    def critic_loss(self, batch: Transition, obs: Tree, policy: SoftSample, noise: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) if V has a network of its own.
+
+        Returns the loss, the error of each row `[B]`, and what is logged.
+        """
         with torch.no_grad():
-            target = batch.reward + batch.discount * batch.follow(self.next_value(batch))
+            target = batch.reward + batch.discount * batch.follow(self.next_value(batch, noise))
         q = self.critic(obs, self.actions.continuous(batch.action), batch.episode_start)
         q = losses.chosen(q, self.actions.choices(batch.action))
-        self.learned(batch, lambda: (q - target).abs().mean((0, 2)))
-        loss = mean(losses.critic_loss(q, target), batch.weight)
-        taken = q.detach()  # a function that is kept must not keep the graph
-        self.record(critic_loss=loss, q_value=lambda: batch.mean(taken.mean(0)))
-        return self.finite("critic_loss", loss if self.value is None else loss + self.value_loss(batch, obs, policy))
+        loss, taken = mean(losses.critic_loss(q, target), batch.weight), q.detach()
+        metrics = {"critic_loss": loss, "q_value": batch.mean(taken.mean(0))}
+        if self.value is not None:
+            metrics["value_loss"] = self.value_loss(batch, obs, policy)
+            loss = loss + metrics["value_loss"]
+        return loss, (taken - target).abs().mean((0, 2)), metrics
 
-    def next_value(self, batch: Transition) -> Tensor:
+    def next_value(self, batch: Transition, noise: Tensor) -> Tensor:
         """V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""
         next_obs = self.network.normalizer(batch.next_obs)
         if self.value is not None:
             return self.target(next_obs, None, batch.episode_start)[0, :, 0]
-        policy = self.policy(next_obs, batch.next_action_mask, batch)
+        policy = self.policy(next_obs, batch.next_action_mask, batch, noise)
         q = self.target(next_obs, policy.action, batch.episode_start).amin(0)
         return losses.soft_value(self.expected(q, policy), policy.entropy, self.temperature())
 
@@ -177,31 +152,28 @@ class SAC(Algorithm):
         with torch.no_grad():
             q = self.expected(self.critic(obs, policy.action, batch.episode_start), policy).amin(0)
             target = losses.soft_value(q, policy.entropy, self.temperature())
-        loss = mean(losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target), batch.weight)
-        self.record(value_loss=loss)
-        return loss
+        return mean(losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target), batch.weight)
 
-    def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
-        """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12); beside a value network Q is the first critic's."""
+    def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> tuple[Tensor, dict[str, Tensor]]:
+        """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12), and what is logged of it.
+
+        With a value network Q is the first critic's.
+        """
         q = self.critic(obs, policy.action, batch.episode_start)
         q = q.amin(0) if self.value is None else q[0]
         loss = mean(losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature()), batch.weight)
-        seen = policy.detach()
+        metrics = {"actor_loss": loss}
         for k, kind in enumerate(self.kind_names):
-            self.record(
-                **{f"entropy{kind}": lambda k=k: batch.mean(seen.entropy[:, k]), f"ent_coef{kind}": lambda k=k: self.temperature()[k]}
-            )
-        for k, part in enumerate(self.network.distribution.names):
-            self.record(**{f"train/entropy/{part}": lambda k=k: batch.mean(self.actions.leaf_entropies(seen)[:, k])})
-        self.record(actor_loss=loss)
-        return self.finite("actor_loss", loss)
+            metrics |= {f"entropy{kind}": batch.mean(policy.entropy[:, k].detach()), f"ent_coef{kind}": self.temperature()[k]}
+        if names := self.network.distribution.names:
+            entropies = self.actions.leaf_entropies(policy.detach())
+            metrics |= {f"train/entropy/{part}": batch.mean(entropies[:, k]) for k, part in enumerate(names)}
+        return loss, metrics
 
     def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
         """J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α for α as in the authors' code)."""
-        target = self.actions.attainable(self.target_entropy, batch.action_mask)
-        loss = mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target), batch.weight)
-        self.record(ent_coef_loss=loss)
-        return self.finite("ent_coef_loss", loss)
+        target = self.actions.attainable(self.temperature.target, batch.action_mask)
+        return mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target), batch.weight)
 
     def expected(self, q: Tensor, policy: SoftSample) -> Tensor:
         """E_π[Q], exact over the choices."""

@@ -1,22 +1,40 @@
-"""An algorithm's settings as plain data: strings, numbers, lists and dicts, the same from Python and from the command line."""
-
-from __future__ import annotations
+"""An algorithm's settings: dataclass fields, their ranges and choices, and plain data (strings, numbers, lists, dicts) of them."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache, wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_range, nearest
 from lightning_rl.networks.memory import Memory
 
 
+@dataclass(frozen=True, repr=False)
+class Range:
+    """The values of a number, in its annotation: `Annotated[int, Range(1)]`.
+
+    Args:
+        low: the least.
+        high: the greatest.
+        open_low: the least is excluded.
+    """
+
+    low: float = -float("inf")
+    high: float = float("inf")
+    open_low: bool = False
+
+    def __repr__(self) -> str:
+        low = f"{'>' if self.open_low else '>='} {self.low:g}"
+        return low if self.high == float("inf") else f"{low} and <= {self.high:g}"
+
+
 def settings_of(cls: type) -> dict[str, inspect.Parameter]:
-    """All settings of a class, with those that `**common` passes on to its bases, but for what it says to be `without`."""
+    """Return all settings of a class, with those that `**common` passes on to its bases."""
     parameters: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base):
@@ -25,48 +43,101 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
         parameters |= {p.name: p for p in own if p.name not in parameters and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         if not any(p.kind is p.VAR_KEYWORD for p in own):
             break
-    return {name: parameter for name, parameter in parameters.items() if name not in getattr(cls, "without", ())}
+    return parameters
 
 
-def remember_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """An `__init__` that keeps what it was given, so that Python and the command line store the same settings."""
+def check_names(cls: type, given: Mapping[str, Any]) -> None:
+    """Raise `SettingError` for a setting that a class does not have."""
+    names = settings_of(cls)
+    for name in given:
+        if name not in names:
+            raise SettingError(f"{name} is not a setting of {cls.__name__}{nearest(name, names)}")
 
-    init.__annotations__.setdefault("env", EnvConfig)  # the command line builds it from its type
 
-    annotated = inspect.signature(init).parameters.items()
-    integers = {name for name, parameter in annotated if str(parameter.annotation) in ("int", "int | None", "<class 'int'>")}
+def read_fields(instance: Any) -> None:
+    """Check each field by its annotation, and build what the annotation says: a schedule of a number, an integer of 1e6.
 
-    @wraps(init)
-    def remembering(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs = {name: as_integer(value) if name in integers else value for name, value in kwargs.items()}
-        if "given_arguments" not in vars(self):
-            for name in kwargs.keys() & set(type(self).without):
-                raise SettingError(f"{name} is not a setting of {type(self).__name__}")
-            object.__setattr__(self, "given_arguments", (args, kwargs))
-        init(self, *args, **kwargs)
+    Raises:
+        SettingError: a value out of its `Range`, none of a `Literal`, or not a flag.
+    """
+    cls: Any = type(instance)
+    for name, kinds in kinds_of(cls).items():
+        value = getattr(instance, name)
+        if value is None and (NoneType, ()) in kinds:
+            continue
+        if any(kind is int for kind, _ in kinds):
+            value = as_integer(value)
+        (kind, notes), *others = [each for each in kinds if each[0] is not NoneType]
+        for note in notes:
+            if isinstance(note, Range):
+                check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
+            else:
+                value = note(name, value)
+        if kind is bool and not others:
+            check_flag(name, value)
+        elif get_origin(kind) is Literal and not others:
+            check_choice(name, value, get_args(kind))
+        setattr(instance, name, value)
 
-    return remembering
+
+@cache
+def kinds_of(cls: Any) -> dict[str, list[tuple[Any, tuple[Any, ...]]]]:
+    """Return the types that each field of a dataclass may have, with their notes."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: list(alternatives(hints[field.name])) for field in fields(cls) if field.init}
+
+
+def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Yield the types of a union, with the notes of those that are annotated."""
+    if get_origin(hint) in (Union, UnionType):
+        for each in get_args(hint):
+            yield from alternatives(each)
+    elif get_origin(hint) is Annotated:
+        kind, *notes = get_args(hint)
+        yield kind, tuple(notes)
+    else:
+        yield hint, ()
 
 
 def as_integer(value: Any) -> Any:
-    """`1e6` as the integer it means; anything but a whole float or numpy integer as it is."""
+    """Return `1e6` as the integer it means; anything but a whole float or numpy integer as it is."""
     whole = isinstance(value, float) and value.is_integer()
     return int(value) if whole or isinstance(value, np.integer) else value
 
 
+def with_integers(init: Callable[..., None]) -> Callable[..., None]:
+    """Make an `__init__` of a user's class take 1e6 for an integer; its `env` is annotated, as the command line builds it from its type."""
+    init.__annotations__.setdefault("env", EnvConfig)
+    annotated = inspect.signature(init).parameters.items()
+    integers = {name for name, parameter in annotated if str(parameter.annotation) in ("int", "int | None", "<class 'int'>")}
+
+    @wraps(init)
+    def converting(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **{name: as_integer(value) if name in integers else value for name, value in kwargs.items()})
+
+    return converting
+
+
 def complete_settings(instance: Any) -> dict[str, Any]:
-    """What an object was built with: its given arguments, and the defaults of the others. `spaces` are stored apart."""
+    """Return what an object was built with: its given arguments, and the defaults of the others. `spaces` are stored apart."""
     args, kwargs = instance.given_arguments
     parameters = settings_of(type(instance))
     given = dict(zip(parameters, args, strict=False)) | kwargs
-    defaults = {name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty}
-    settings = defaults | given
+    integers = {name for name, parameter in parameters.items() if any(kind is int for kind, _ in alternatives(parameter.annotation))}
+    given = {name: as_integer(value) if name in integers else value for name, value in given.items()}
+    settings = {name: default_of(type(instance), each) for name, each in parameters.items() if each.default is not each.empty} | given
     settings.pop("spaces", None)
     return settings
 
 
+def default_of(cls: type, parameter: inspect.Parameter) -> Any:
+    """Return the default of a setting."""
+    factories = {field.name: field.default_factory for field in fields(cls) if field.default_factory is not MISSING}
+    return factories[parameter.name]() if parameter.name in factories else parameter.default
+
+
 def plain(value: Any) -> Any:
-    """Plain data from settings. Ready environments, functions and demonstrations become None: they work for a run and are not stored."""
+    """Make plain data of settings. Ready environments, functions and demonstrations become None: they work for a run but are not stored."""
     if isinstance(value, Mapping):
         return {str(key): plain(child) for key, child in value.items()}
     if isinstance(value, Memory):

@@ -93,7 +93,7 @@ class SignalLearner(SideLearner):
     def _learn(self, algorithm: Any, experience: Experience) -> None:
         for (name, signal), optimizer in zip(self.learning.items(), self.own, strict=True):
             loss, metrics = signal.loss(experience)
-            algorithm.step(algorithm.finite(f"{name} loss", loss), optimizer)
+            algorithm.step(loss, optimizer, f"{name} loss")
             algorithm.record(**{f"{name}/{metric}": value for metric, value in metrics.items()})
 
     def get_state(self) -> dict[str, Any]:

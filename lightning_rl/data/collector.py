@@ -18,7 +18,6 @@ from lightning_rl.envs.stepping import EnvStep, Stepper
 from lightning_rl.errors import Interrupted
 from lightning_rl.guards import Guard
 from lightning_rl.networks.acting import Precision, RandomActor, StepActor, forgotten, make_actor
-from lightning_rl.networks.tape import in_numpy
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import Rollout, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -199,7 +198,7 @@ class Collector:
     def collect(self) -> Rollout:
         """Step `n_steps` times from where the last rollout ended, and judge what was done."""
         unroll = self.unroll()
-        with torch.no_grad(), in_numpy(), self.precision():
+        with torch.no_grad(), self.precision():
             return judge(unroll, self.network, self.generator.device, self.log_probs)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:

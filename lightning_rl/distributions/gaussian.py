@@ -146,11 +146,10 @@ class SquashedGaussian(Continuous):
         self.num_parts = math.prod(space.shape)
         self.num_inputs = 2 * self.num_parts
 
-    def rsample(self, x: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A reparameterized action in [-1, 1] and its log-probability, `[..., D]` each."""
+    def rsample(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a reparameterized action in [-1, 1], from standard normal noise, and its log-probability, `[..., D]` each."""
         mean, log_std = x.chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
-        noise = torch.empty_like(mean).normal_(generator=generator)
         u = mean + log_std.exp() * noise
         return u.tanh(), self._log_prob(noise, log_std, u)
 
@@ -159,10 +158,10 @@ class SquashedGaussian(Continuous):
         return 2 * (u + functional.softplus(-2 * u)) - 0.5 * noise.square() - log_std - LOG_PROB_CONSTANT
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return self.rsample(x, generator)[0]
+        return self.rsample(x, self.noise(x, generator))[0]
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        """Standard normal noise `[..., D]`."""
+        """Draw standard normal noise `[..., D]`."""
         return x.new_empty(*x.shape[:-1], self.num_parts).normal_(generator=generator)
 
     def draw(self, x: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -181,7 +180,7 @@ class SquashedGaussian(Continuous):
         mean, log_std = x.chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
         u = action.float().clamp(-INSIDE, INSIDE).atanh()  # bfloat16 would round to 1
-        return self._log_prob((u - mean) * (-log_std).exp(), log_std, u), -self.rsample(x)[1]
+        return self._log_prob((u - mean) * (-log_std).exp(), log_std, u), -self.rsample(x, self.noise(x, None))[1]
 
     def to_env(self, action: Any) -> Any:
         return self.bounds.scale(action)

@@ -55,13 +55,23 @@ class SoftActions(nn.Module):
         self.kinds = ["continuous"] * any(self.boxes) + ["discrete"] * bool(self.sizes)
         self.register_buffer("start", torch.tensor([0, *self.sizes[:-1]]).cumsum(0), persistent=False)
 
-    def evaluate(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> SoftSample:
-        """The policy at `x [B, num_inputs]`."""
+    def noise(self, num: int, generator: Generator) -> Tensor:
+        """Draw standard normal noise `[num, A]` for the continuous dimensions."""
+        parts = [torch.empty(num, leaf.num_parts, device=generator.device) for leaf in self.continuous_leaves()]
+        return _join([part.normal_(generator=generator) for part in parts] or [torch.empty(num, 0, device=generator.device)])
+
+    def continuous_leaves(self) -> list[Distribution]:
+        """Return the distributions of the continuous parts, from left to right."""
+        return [leaf for leaf, box in zip(self.distribution.leaves(), self.boxes, strict=True) if box]
+
+    def evaluate(self, x: Tensor, noise: Tensor, mask: Tree = ()) -> SoftSample:
+        """Return the policy at `x [B, num_inputs]`, its continuous dimensions drawn with `noise [B, A]`."""
         draws, log_probs = [], []
+        noises = iter(noise.split([leaf.num_parts for leaf in self.continuous_leaves()], -1))
         leaves, masks = self.distribution.leaves(), split_mask(mask, self.mask_widths)
         for leaf, box, part, legal in zip(leaves, self.boxes, x.split(self.inputs, -1), masks, strict=True):
             if box:
-                draws.append(leaf.rsample(part, generator))
+                draws.append(leaf.rsample(part, next(noises)))
             else:
                 log_probs.append(leaf.log_probs(part, legal).clamp(min=LEAST_LOG_PROB))
         action, log_prob, probs, entropy = None, None, torch.ones_like(x[:, :1]), []

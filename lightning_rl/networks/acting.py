@@ -1,28 +1,37 @@
-"""Asking a policy for actions, step by step of a rollout, as cheaply as the network allows.
+"""Act step by step of a rollout, as cheaply as the network allows.
 
-A small perceptron costs more in calls than in arithmetic, so on a CPU it is evaluated in numpy on live views of its parameters. The noise
-of all steps is drawn at once, and log-probabilities and values are left to one batched pass at the end of the rollout.
+A small perceptron costs torch more in calls than in arithmetic, so on a CPU narrow float32 layers act in numpy, on live views of their
+parameters; nothing is learned there. The noise of all steps is drawn at once, and log-probabilities and values are left to one batched pass
+of torch at the end of the rollout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Generator
+from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import VectorEncoder
 from lightning_rl.networks.memory import NoMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
-from lightning_rl.networks.numpy_mlp import as_numpy, is_plain
 from lightning_rl.networks.recurrent import RecurrentMemory
 from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 Precision = Callable[[], AbstractContextManager[Any]]
+MAX_WIDTH = 256
+"""Widest input of a layer that acts in numpy."""
+NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], Any]] = {
+    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, 0, out=x),
+    nn.Identity: lambda x: None,
+}
+"""Activations that numpy applies in place."""
 
 
 class TorchActor:
@@ -166,3 +175,56 @@ def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callab
     statistics: Any = normalizer.statistics[0]
     mean, scale = (moment.numpy() for moment in normalizer.shift_and_scale(statistics))
     return lambda x: np.clip((x - mean) * scale, -normalizer.clip, normalizer.clip)
+
+
+class NumpyMLP:
+    """Linear layers and activations in turn, `[B, in]` to `[B, out]`, with the weights as they are at each call.
+
+    Args:
+        modules: layers for which `is_plain` holds.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        layers: list[Any] = [*modules, nn.Identity()]
+        linear = layers[: len(layers) // 2 * 2 : 2]
+        self.weights = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear]
+        self.activations = [NUMPY_ACTIVATIONS[type(layer)] for layer in layers[1::2]]
+        self.made_of = signature(modules)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        for (weight, bias), activate in zip(self.weights, self.activations, strict=True):
+            x = x @ weight.T
+            x += bias
+            activate(x)
+        return x
+
+
+MADE: WeakKeyDictionary[nn.Module, NumpyMLP] = WeakKeyDictionary()
+
+
+def as_numpy(layers: nn.Sequential) -> NumpyMLP:
+    """Return the numpy perceptron of layers for which `is_plain` holds; it is built once."""
+    made, modules = MADE.get(layers), list(layers)
+    if made is None or made.made_of != signature(modules):
+        made = MADE[layers] = NumpyMLP(modules)
+    return made
+
+
+def signature(modules: Sequence[nn.Module]) -> list[Any]:
+    """Return what changes when layers or parameters are replaced or moved, and not when their values change."""
+    return [(type(module), *((id(each), each.data_ptr()) for each in module.parameters())) for module in modules]
+
+
+def is_plain(layers: Iterable[nn.Module]) -> bool:
+    """Whether these are linear layers and activations in turn, in float32 on a CPU, with inputs of at most `MAX_WIDTH`."""
+    modules = list(layers)
+    linear = modules[::2]
+    return (
+        bool(linear)
+        and all(type(after) in NUMPY_ACTIVATIONS for after in modules[1::2])
+        and all(type(layer) is nn.Linear and layer.bias is not None and _is_small(layer.weight) for layer in linear)
+    )
+
+
+def _is_small(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.shape[1] <= MAX_WIDTH

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.mlp import EnsembleLinear, Layers, mlp, orthogonal_linear
+from lightning_rl.networks.mlp import EnsembleLinear, mlp, orthogonal_linear
 
 
 def goal_mlp(
@@ -22,7 +22,7 @@ def goal_mlp(
     activation: str = "tanh",
     layer: Callable[[int, int], nn.Module] = orthogonal_linear,
     goal: slice = slice(0),
-) -> Layers:
+) -> nn.Sequential:
     """`mlp`, whose last layer gets its weights from a part of the input; nothing else if that is empty.
 
     Args:
@@ -62,7 +62,7 @@ class HyperLinear(nn.Module):
         nn.init.uniform_(last.weight, -bound, bound)
         nn.init.zeros_(last.bias)
         norm = nn.LayerNorm(num_outputs, elementwise_affine=False)
-        self.generator = Layers(*mlp(num_goals, [num_outputs, num_outputs], "silu", linear), norm, last)
+        self.generator = nn.Sequential(*mlp(num_goals, [num_outputs, num_outputs], "silu", linear), norm, last)
         self.bias, self.sizes = plain.bias, (num_inputs, num_outputs)
 
     def forward(self, x: Tensor, goal: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class HyperLinear(nn.Module):
         return (x.unsqueeze(-2) @ weight).squeeze(-2) + self.bias
 
 
-class GoalLayers(Layers):
+class GoalLayers(nn.Sequential):
     """Layers of which those that generate their weights are told the part `goal` of the input."""
 
     def __init__(self, *layers: Any, goal: slice = slice(0)) -> None:

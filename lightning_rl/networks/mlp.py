@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from lightning_rl.errors import SettingError, check_choice, check_range
-from lightning_rl.networks.tape import tape
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -35,34 +33,13 @@ def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
     return orthogonal(nn.Linear(num_inputs, num_outputs))
 
 
-class Layers(nn.Sequential):
-    """Layers one after the other, in numpy where that is asked for and possible (`tape.py`); one without hooks is asked directly, as a
-    module's call costs as much as a small layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        recording = tape.get()
-        y = None if recording is None else recording.run(self, x)
-        if y is not None:
-            return y
-        for layer in self._modules.values():
-            assert layer is not None
-            if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
-                x = layer(x)
-            elif type(layer) is nn.Linear:
-                parameters: Any = layer._parameters
-                x = functional.linear(x, parameters["weight"], parameters["bias"])
-            else:
-                x = layer.forward(x)
-        return x
-
-
 def mlp(
     num_inputs: int, widths: Sequence[int], activation: str = "tanh", layer: Callable[[int, int], nn.Module] = orthogonal_linear
-) -> Layers:
+) -> nn.Sequential:
     """Layers of the given widths, each followed by the activation.
 
     Raises:
-        SettingError: widths that are none, or an unknown activation.
+        SettingError: invalid widths or activation.
     """
     check_choice("activation", activation, ACTIVATIONS)
     if not isinstance(widths, list | tuple):
@@ -72,7 +49,7 @@ def mlp(
         check_range("net_arch", width, 1, whole=True)
         layers += [layer(num_inputs, width), ACTIVATIONS[activation]()]
         num_inputs = width
-    return Layers(*layers)
+    return nn.Sequential(*layers)
 
 
 class EnsembleLinear(nn.Module):

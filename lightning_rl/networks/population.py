@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from lightning_rl.networks.acting import is_plain_perceptron, numpy_normalizer
-from lightning_rl.networks.numpy_mlp import NUMPY_ACTIVATIONS
+from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, is_plain_perceptron, numpy_normalizer
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
@@ -59,9 +58,9 @@ class NumpyPopulation:
     def act(self, obs: Tree, memory: Tree, episode_start: np.ndarray) -> tuple[Tensor, Tree]:
         """The inputs `[K, num_inputs]` of the distribution at observations `[K, ...]`, arrays, and the new memory."""
         x = self.normalize(obs)[:, None]
-        for weight, bias, activation in self.layers:
+        for weight, bias, activate in self.layers:
             x = x @ weight + bias[:, None]
-            activation.apply(x)
+            activate(x)
         return torch.from_numpy(x[:, 0]), memory
 
 

@@ -17,11 +17,15 @@ class Temperature(nn.Module):
     Args:
         kinds: the kinds of actions.
         ent_coef: α as a number, or `auto` or `auto_<first value>` to learn it.
+        target: the entropy that a learned α aims at, for each kind.
     """
 
-    def __init__(self, kinds: Sequence[str], ent_coef: float | str) -> None:
+    target: Tensor
+
+    def __init__(self, kinds: Sequence[str], ent_coef: float | str, target: Sequence[float] = ()) -> None:
         super().__init__()
         self.kinds = list(kinds)
+        self.register_buffer("target", torch.tensor(target), persistent=False)
         self.learned = isinstance(ent_coef, str)
         alpha = _first_value(ent_coef) if isinstance(ent_coef, str) else ent_coef
         check_range("ent_coef", alpha, 0, open_low=self.learned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.errors import SettingError, nearest
@@ -15,6 +15,10 @@ from lightning_rl.rewards.rnd import RND
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.spaces import Spaces
 
+if TYPE_CHECKING:
+    SignalSettings = Any  # given as a mapping, and a `ModuleDict` of signals from then on
+else:
+    SignalSettings = dict[str, Any]
 SIGNALS: dict[str, type[RewardSignal]] = {"extrinsic": Extrinsic, "curiosity": Curiosity, "rnd": RND, "gail": GAIL}
 GIVEN = ("self", "spaces", "actions")
 """Arguments that are no settings."""

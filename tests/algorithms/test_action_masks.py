@@ -250,7 +250,8 @@ def test_100_000_draws_of_a_network_are_never_illegal_and_illegal_logits_get_no_
     if not isinstance(network, QNetwork):
         x = network.policy(obs[:1000], (), None)[0].detach().requires_grad_()
         if isinstance(network, Actor):
-            policy = SoftActions(network.distribution).evaluate(x, mask[:1000], generator)
+            actions = SoftActions(network.distribution)
+            policy = actions.evaluate(x, actions.noise(len(x), generator), mask[:1000])
             (policy.probs.square().sum() + policy.entropy[:, -1].sum()).backward()
         else:
             action = network.distribution.sample(x.detach(), mask[:1000], generator)
@@ -288,8 +289,8 @@ def test_the_loss_of_a_rollout_gives_illegal_choices_no_gradient_and_counts_the_
         torch.testing.assert_close(batch.log_prob, log_prob, rtol=0, atol=1e-6)  # the ratio begins at 1
     # always the same masks: then a row of the last layer learns nothing
     fixed = batch._replace(action_mask=torch.tensor([[True, False, True, False]]).expand(len(x), -1), action=batch.action // 2 * 2)
-    loss = model.loss(fixed)
-    (gradient,) = torch.autograd.grad(loss[0] if isinstance(loss, tuple) else loss, model.network.actor[-1].weight)
+    loss, _ = model.loss(fixed, 0.2, None, 0.01, 1.0) if algorithm is PPO else model.loss(fixed, 0.01, 1.0)
+    (gradient,) = torch.autograd.grad(loss, model.network.actor[-1].weight)
     assert (gradient.abs().sum(1) > 0).tolist() == [True, False, True, False]
 
 
@@ -310,17 +311,9 @@ def transition(**slots):
     return Transition(obs, torch.zeros(1, dtype=torch.long), 0.5 * one, 0.9 * one, obs, one[0], np.arange(1), **slots)
 
 
-def alone(model):
-    """A model whose loss is asked without a run."""
-    model.learned = lambda batch, errors: None
-    model.record = lambda **values: None
-    model.noise = None
-    return model
-
-
 @pytest.mark.parametrize("double, target", [(False, 0.5 + 0.9 * 3), (True, 0.5 + 0.9 * 2)])
 def test_the_target_of_dqn_is_the_best_legal_next_value(double, target):
-    model = alone(tiny_choosy(DQN, choosy(), double=double, net_arch=[]))
+    model = tiny_choosy(DQN, choosy(), double=double, net_arch=[])
     heads = (model.network.head[-1], (1.0, 4.0, 3.0, 9.0)), (model.target.head[-1], (8.0, 2.0, 3.0, 7.0))
     with torch.no_grad():
         for head, values in heads:
@@ -329,13 +322,13 @@ def test_the_target_of_dqn_is_the_best_legal_next_value(double, target):
     batch = transition(next_action_mask=torch.tensor([[False, True, True, False]]))  # online says 1, the target network 2
     # ½ δ² up to 1, |δ| − ½ beyond (Huber): δ = target − Q(s, 0) = target − 1
     error = target - 1
-    assert model.loss(batch).item() == pytest.approx(0.5 * error**2 if error <= 1 else error - 0.5)
+    assert model.loss(batch)[0].item() == pytest.approx(0.5 * error**2 if error <= 1 else error - 0.5)
     unmasked = 0.5 + 0.9 * (7 if double else 8) - 1
-    assert model.loss(transition()).item() == pytest.approx(unmasked - 0.5)
+    assert model.loss(transition())[0].item() == pytest.approx(unmasked - 0.5)
 
 
 def test_in_a_sequence_the_mask_of_a_next_value_is_that_of_its_slot():
-    model = alone(tiny_choosy(DQN, choosy(), net_arch=[]))
+    model = tiny_choosy(DQN, choosy(), net_arch=[])
     with torch.no_grad():
         for network in (model.network, model.target):
             network.head[-1].weight.zero_()
@@ -345,12 +338,12 @@ def test_in_a_sequence_the_mask_of_a_next_value_is_that_of_its_slot():
     mask = torch.tensor([[False, True, False, False], [False, False, True, False]])
     slots = slots._replace(weight=torch.tensor([1.0, 0.0]), next_action_mask=mask, successor=torch.tensor([1, 1]))
     # of the second slot: 0.5 + 0.9 · 3 − Q(s, 0) = 2.2, and ½ less by Huber
-    assert model.loss(slots).item() == pytest.approx(1.7)
+    assert model.loss(slots)[0].item() == pytest.approx(1.7)
 
 
 @pytest.mark.parametrize("distribution", ["c51", "quantiles"])
 def test_a_distribution_of_returns_is_that_of_the_best_legal_next_action(distribution):
-    model = alone(tiny_choosy(DQN, choosy(), distribution=distribution, n_atoms=5, n_quantiles=5, v_min=-4.0, v_max=4.0, net_arch=[]))
+    model = tiny_choosy(DQN, choosy(), distribution=distribution, n_atoms=5, n_quantiles=5, v_min=-4.0, v_max=4.0, net_arch=[])
     torch.manual_seed(3)
     with torch.no_grad():
         model.target.head[-1].bias.normal_(std=2.0)
@@ -363,13 +356,13 @@ def test_a_distribution_of_returns_is_that_of_the_best_legal_next_action(distrib
         mask[0, order[:k]] = False
         only = torch.zeros(1, 4, dtype=torch.bool)
         only[0, order[k]] = True
-        losses.append(model.loss(transition(next_action_mask=mask)).item())
-        assert losses[-1] == model.loss(transition(next_action_mask=only)).item()
-    assert len(set(losses)) == 3 and losses[0] == model.loss(transition()).item()
+        losses.append(model.loss(transition(next_action_mask=mask))[0].item())
+        assert losses[-1] == model.loss(transition(next_action_mask=only))[0].item()
+    assert len(set(losses)) == 3 and losses[0] == model.loss(transition())[0].item()
 
 
 def test_the_expectation_of_sac_runs_over_legal_next_actions():
-    model = alone(tiny_choosy(SAC, choosy(), net_arch=[], ent_coef=0.5))
+    model = tiny_choosy(SAC, choosy(), net_arch=[], ent_coef=0.5)
     with torch.no_grad():
         for layer in (model.network.layers[0], model.target.layers[0]):
             layer.weight.zero_()
@@ -377,11 +370,12 @@ def test_the_expectation_of_sac_runs_over_legal_next_actions():
         for critic, values in zip(model.target.layers[0].bias, ((1.0, 2.0, 100.0, 100.0), (3.0, 1.0, -100.0, 100.0)), strict=True):
             critic.copy_(torch.tensor(values).view_as(critic))
         batch = transition(next_action_mask=torch.tensor([[True, True, False, False]]))
-        found = model.next_value(batch).item()
+        none = torch.zeros(1, 0)
+        found = model.next_value(batch, none).item()
     # π = (¼, ¾), min Q = (1, 1), H = log 4 − ¾ log 3
     entropy = math.log(4) - 0.75 * math.log(3)
     assert found == pytest.approx(1 + 0.5 * entropy)
-    q, policy = torch.tensor([[[1.0], [1.0], [-100.0], [100.0]]]), model.policy(torch.zeros(1, 2), batch.next_action_mask, batch)
+    q, policy = torch.tensor([[[1.0], [1.0], [-100.0], [100.0]]]), model.policy(torch.zeros(1, 2), batch.next_action_mask, batch, none)
     by_parts = soft_value(expected(q, policy.probs, 1), policy.entropy, torch.tensor([0.5]))
     assert by_parts.item() == pytest.approx(1 + 0.5 * entropy)
 

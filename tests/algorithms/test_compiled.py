@@ -11,10 +11,8 @@ import torch
 
 import lightning_rl as lrl
 from lightning_rl.errors import NotFiniteError, SettingError
-from lightning_rl.losses.policy_gradient import scaled
-from lightning_rl.schedules import piecewise
 from tests.experts import at_random
-from tests.fitting import Rows, fit, tiny, weights
+from tests.fitting import Rows, fit, tiny
 
 REPLAY = {"learning_starts": 32, "batch_size": 32, "buffer_size": 500, "steps_per_iteration": 32, "net_arch": [32, 32], "train_freq": 4}
 SCHEDULED = {
@@ -50,16 +48,18 @@ FAST = {"PPO with schedules"}
 
 
 def learned(case, compile, *callbacks):
-    """A model after some updates, what it logged, and how many functions were compiled after each iteration."""
+    """A model after some updates, what it logged, and how many functions were compiled in each iteration."""
     algorithm, env_id, settings = CASES[case]
     settings = {f"max_{algorithm.counter}": 400, "log_interval": 1} | settings
     rows, programs = Rows(), []
 
     class Counts(pl.Callback):
         def on_train_batch_end(self, trainer, model, *_):
-            programs.append(sum(len(loss.programs) for loss in model.compiled.values()))
+            programs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     pl.seed_everything(1, verbose=False)
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
     env = lrl.EnvConfig(**({"id": env_id, "num_envs": 4} | settings.pop("env", {})))
     model = algorithm(env, compile=compile, **settings)
     fit(model, logger=rows, callbacks=[Counts(), *callbacks])
@@ -72,6 +72,7 @@ def test_a_compiled_loss_learns_and_logs_the_same_and_is_compiled_once(case):
     assert plain.updates == compiled.updates > 0
     assert plain.state_dict().keys() == compiled.state_dict().keys()
     assert not any(none) and max(programs) == len(compiled.losses) and set(programs) <= {0, len(compiled.losses)}
+    assert not any(hasattr(vars(compiled).get(name), "compute") for name in compiled.losses), "the methods are back"
     for name, tensor in plain.state_dict().items():
         torch.testing.assert_close(compiled.state_dict()[name], tensor, atol=2e-4, rtol=1e-3, msg=name)
     assert len(rows) == len(others) and "compiled" not in compiled.state_dict()
@@ -82,86 +83,61 @@ def test_a_compiled_loss_learns_and_logs_the_same_and_is_compiled_once(case):
                 assert other[name] == pytest.approx(row[name], abs=5e-3, rel=1e-2, nan_ok=True), name
 
 
-class Counting(lrl.PPO):
-    """Changes its mind by a count, which no compiled function can follow."""
+def compiled_names(algorithm, env_id, **settings):
+    """The losses that a run compiles, asked in its first iteration."""
+    names = []
 
-    def loss(self, minibatch):
-        return super().loss(minibatch) if self.updates >= 0 else None
+    class Looks(pl.Callback):
+        def on_train_batch_start(self, trainer, model, *_):
+            names.extend(model.compiled)
+            trainer.should_stop = True
+
+    fit(algorithm(env_id, **settings), callbacks=[Looks()], max_steps=1)
+    return names
 
 
-def test_a_loss_that_decides_by_what_changes_is_refused():
-    with pytest.raises(SettingError, match=r"compile: Counting\.loss cannot be compiled: Python decides by a number that changes"):
-        fit(tiny(Counting, compile=True))
+def test_auto_compiles_long_runs_of_narrow_networks():
+    long = {"max_env_steps": 400_000, "n_steps": 16, "batch_size": 32}  # 400,000 · 4 / 32 = 50,000 updates
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long) == ["loss"]
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"max_env_steps": 399_999}) == []
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"net_arch": [256, 256]}) == []
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long, compile=False) == []
+    assert compiled_names(lrl.A2C, "CartPole-v1", max_env_steps=10_000, n_steps=8) == []
+
+
+def test_what_auto_cannot_compile_runs_as_it_is_written(capfd):
+    class Slow(Deciding):
+        planned_updates = 50_000
+
+    model = tiny(Slow)
+    fit(model)
+    assert model.updates > 0
+    assert capfd.readouterr().out.count("compile auto: Slow.loss cannot be compiled: Python decides by the value of a tensor; it runs") == 1
+
+
+class Deciding(lrl.PPO):
+    """Decides by a value, which no compiled function can follow."""
+
+    def loss(self, minibatch, *scheduled):
+        loss, metrics = super().loss(minibatch, *scheduled)
+        return (loss if loss.item() > 0 else -loss), metrics
 
 
 def test_what_cannot_be_compiled_is_refused_in_one_line():
+    with pytest.raises(SettingError, match=r"^compile: Deciding\.loss cannot be compiled: Python decides by the value of a tensor$"):
+        fit(tiny(Deciding, compile=True))
     with pytest.raises(SettingError, match="compile does not go with memory"):
         tiny(lrl.PPO, memory=lrl.LSTM(4, 4), compile=True)
     with pytest.raises(SettingError, match="compile is not a setting of EvolutionStrategies"):
         tiny(lrl.EvolutionStrategies, compile=True)
     with pytest.raises(SettingError, match="compile must be auto, true or false, got 1"):
         tiny(lrl.PPO, compile=1)
-    cloning = tiny(lrl.BehavioralCloning, "tests.environments:ScriptedBox-v0", compile=True)
-    with pytest.raises(SettingError, match=r"BehavioralCloning\.loss cannot be compiled: it computes something in numpy"):
-        fit(cloning)
-
-
-class Draws(lrl.PPO):
-    """Draws in its loss, in a way of its own."""
-
-    def loss(self, minibatch):
-        loss, kl = super().loss(minibatch)
-        return loss + 0.01 * self.draw(minibatch.weight).mean() * self.network.value(minibatch.obs).mean(), kl
-
-
-def test_a_compiled_loss_draws_in_place_as_the_plain_one():
-    class InPlace(Draws):
-        def draw(self, weight):
-            noise = torch.zeros(len(weight))
-            noise.normal_(generator=self.noise)
-            return noise
-
-    pl.seed_everything(2, verbose=False)
-    plain = tiny(InPlace, max_env_steps=64)
-    twin = tiny(InPlace, max_env_steps=64, compile=True)
-    twin.load_state_dict(plain.state_dict())
-    for model in (plain, twin):
-        pl.seed_everything(2, verbose=False)
-        fit(model)
-    torch.testing.assert_close(weights(twin), weights(plain), atol=1e-5, rtol=1e-4)
-
-
-def test_what_a_compiled_loss_could_not_follow_is_refused_in_one_line():
-    class ByWeights(Draws):
-        def draw(self, weight):
-            return torch.bernoulli(weight, generator=self.noise)
-
-    with pytest.raises(SettingError, match="compile: a loss draws by numbers that change, in bernoulli"):
-        fit(tiny(ByWeights, compile=True))
-    watched = tiny(lrl.PPO, compile=True)
-    watched.network.actor[0].weight.register_hook(lambda gradient: gradient)
-    with pytest.raises(SettingError, match="compile: the network has hooks"):
-        fit(watched)
-
-    class Outside(lrl.A2C):
-        def training_step(self, rollout, batch_idx):
-            self.end_update(rollout)
-
-    with pytest.raises(SettingError, match="compile: Outside must make its updates, end_update included, in `with"):
-        fit(tiny(Outside, compile=True))
 
     class Renamed(lrl.A2C):
         losses = ("objective",)
 
     with pytest.raises(SettingError, match="compile: Renamed has no method objective; name its losses in the attribute `losses`"):
         fit(tiny(Renamed, compile=True))
-
-
-def test_a_schedule_of_a_tensor_is_that_of_the_number():
-    schedule = piecewise([[0.2, 1.0], [0.4, 3.0], [0.4, 2.0], [0.8, 0.0]])
-    for progress in (0.0, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0):
-        assert float(schedule(torch.tensor(progress, dtype=torch.float64))) == pytest.approx(schedule(progress))
-    assert float(scaled(torch.tensor(0.5), torch.tensor(3.0))) == 1.5
 
 
 @pytest.mark.slow

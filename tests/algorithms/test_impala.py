@@ -17,9 +17,9 @@ def watched(model):
     """The rollouts that a model learns from, with the discounts, copied."""
     seen, loss = [], model.loss
 
-    def watch(rollout, discount):
+    def watch(rollout, discount, *scheduled):
         seen.append((tree_map(torch.clone, rollout), discount.clone()))
-        return loss(rollout, discount)
+        return loss(rollout, discount, *scheduled)
 
     model.loss = watch
     return seen
@@ -79,7 +79,7 @@ def test_the_loss_of_an_older_policy_has_truncated_importance_weights():
         truncated=torch.tensor([[True], [False]]),
     )
     # spec: targets 1.065 and 2.27, advantages 0.565 and 1.87 where the first step was truncated
-    loss = model.loss(older, torch.full((2, 1, 1), 0.9))
+    loss, _ = model.loss(older, torch.full((2, 1, 1), 0.9), 0.0, 1.0)
     policy = -(log_prob.flatten() * torch.tensor([0.565, 1.87])).mean()
     values = 0.5 * ((value.flatten() - torch.tensor([1.065, 2.27])) ** 2).mean()
     torch.testing.assert_close(loss, policy + values)
@@ -95,7 +95,7 @@ def test_each_threshold_changes_the_loss_of_an_older_policy(name, value):
     fit(models[0])
     rollout, discount = seen[0]
     older = rollout._replace(log_prob=rollout.log_prob - torch.linspace(-1, 2, rollout.log_prob.numel()).view_as(rollout.log_prob))
-    losses = [model.loss(older, discount) for model in (tiny(IMPALA), models[1])]
+    losses = [model.loss(older, discount, 0.0, 1.0)[0] for model in (tiny(IMPALA), models[1])]
     assert losses[0].isfinite() and not torch.equal(*losses)
 
 

@@ -30,11 +30,11 @@ def test_the_ratio_is_one_before_the_first_step_of_every_iteration(autoreset, en
     deviation: dict[int, list[float]] = {}
     loss = model.loss
 
-    def watched(batch):
+    def watched(batch, *scheduled):
         with torch.no_grad():
             log_prob, _, _ = model.network.evaluate(batch.obs, batch.action)
             deviation.setdefault(model.trainer.global_step, []).append(float((log_prob - batch.log_prob).exp().sub(1).abs().max()))
-        return loss(batch)
+        return loss(batch, *scheduled)
 
     model.loss = watched
     trainer = fit(model)
@@ -130,9 +130,9 @@ def test_every_row_is_learned_from_once_in_each_epoch():
     model, rows = tiny(PPO, env={"num_envs": 1}, n_steps=16, n_epochs=3, max_env_steps=64), Counter()
     loss = model.loss
 
-    def watched(batch):
+    def watched(batch, *scheduled):
         rows.update((*row, model.trainer.global_step) for row in batch.obs.tolist())  # (episode, t) occur once in one environment
-        return loss(batch)
+        return loss(batch, *scheduled)
 
     model.loss = watched
     fit(model)
@@ -336,10 +336,10 @@ def test_the_ratio_is_one_at_every_precision(precision):
     ratios = []
 
     class Watching(PPO):
-        def loss(self, minibatch):
+        def loss(self, minibatch, *scheduled):
             log_prob = self.network.evaluate(minibatch.obs, minibatch.action)[0]
             ratios.append((log_prob - minibatch.log_prob).sum(-1).exp().detach())
-            return super().loss(minibatch)
+            return super().loss(minibatch, *scheduled)
 
     model = tiny(Watching, "Pendulum-v1", n_epochs=1, batch_size=16, normalize_obs="running")
     before = weights(model)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lightning_rl import A2C, PPO, SAC, Algorithm, SettingError, Trainer, load_policy
+from lightning_rl.algorithms.groups import replay_settings
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.replay_config import ReplayConfig
 from tests.fitting import fit, tiny
@@ -94,8 +95,8 @@ def test_what_replays_is_loaded_with_its_settings_and_fills_its_memory_anew(tmp_
     stored = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
     assert stored["replay"] == asdict(ReplayConfig(prioritized=True, alpha=0.7)) and stored["target_entropy"] == {"discrete": 0.3}
     loaded = SAC.load_from_checkpoint(tmp_path / "a.ckpt", max_env_steps=128)
-    assert loaded.replay_config == model.replay_config and loaded.replay_settings == model.replay_settings
-    assert (loaded.env_steps, loaded.updates, loaded.target_entropy.item()) == (96, 20, pytest.approx(0.3))
+    assert loaded.replay == model.replay and replay_settings(loaded) == replay_settings(model)
+    assert (loaded.env_steps, loaded.updates, loaded.temperature.target.item()) == (96, 20, pytest.approx(0.3))
     fit(loaded)
     assert (loaded.env_steps, loaded.updates) == (128, 24)  # 16 of 32 steps fill the memory
 

@@ -257,16 +257,21 @@ def trained_once(algorithm: type, env_id: str, settings: str) -> Tensor:
     return trained(algorithm, env_id, eval(settings, {"LSTM": LSTM, "GRU": GRU, "Shown": Shown}))
 
 
+def meaningless(algorithm: type) -> set[str]:
+    """Settings of the base that an algorithm does not have."""
+    return {field.name for field in fields(algorithm) if not field.init}
+
+
 def options(algorithm: type) -> dict[str, list[Option]]:
     """Those of an algorithm; it may have some of the common ones in its own way, and others not at all."""
-    return {name: rows for name, rows in COMMON.items() if name not in algorithm.without} | OWN[algorithm]
+    return {name: rows for name, rows in COMMON.items() if name not in meaningless(algorithm)} | OWN[algorithm]
 
 
 @everyone
 def test_every_option_is_tested(algorithm):
-    others = OTHERS - ({"compile"} & set(algorithm.without)) | WHO_ACTS.get(algorithm, set()) | {f"max_{algorithm.counter}"}
+    others = OTHERS - ({"compile"} & meaningless(algorithm)) | WHO_ACTS.get(algorithm, set()) | {f"max_{algorithm.counter}"}
     assert settings_of(algorithm).keys() == options(algorithm).keys() | others
-    assert {*algorithm.without} <= COMMON.keys() | {"max_env_steps", "compile"}
+    assert meaningless(algorithm) <= COMMON.keys() | {"max_env_steps", "compile"}
 
 
 def test_every_option_of_the_replay_buffer_is_tested():

@@ -31,7 +31,7 @@ def test_the_ratio_is_one_before_the_first_step_of_every_iteration(env_id, seque
     deviation: dict[int, list[float]] = {}
     loss = model.loss
 
-    def watched(batch):
+    def watched(batch, *scheduled):
         assert batch.episode_start.shape == (sequence_length, rows // sequence_length)
         with torch.no_grad():
             log_prob, _, value = model.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start)
@@ -41,7 +41,7 @@ def test_the_ratio_is_one_before_the_first_step_of_every_iteration(env_id, seque
             if first:
                 torch.testing.assert_close(value[counts], batch.value[counts], atol=1e-5, rtol=1e-6)
             deviation[model.trainer.global_step].append(float(ratio.max()))
-        return loss(batch)
+        return loss(batch, *scheduled)
 
     model.loss = watched
     fit(model)
@@ -70,7 +70,7 @@ def test_rows_that_fill_a_last_sequence_do_not_count():
     model = tiny(PPO, memory=LSTM(4, 5), batch_size=10, n_steps=8)  # 5 + 3 rows of 2 environments
     seen = []
     loss = model.loss
-    model.loss = lambda batch: (seen.append((batch.weight > 0).sum()), loss(batch))[1]
+    model.loss = lambda batch, *scheduled: (seen.append((batch.weight > 0).sum()), loss(batch, *scheduled))[1]
     fit(model)
     assert len(seen) == 6 * 2 * 2  # iterations, epochs, minibatches
     assert sum(map(int, seen)) == 6 * 2 * 16
@@ -174,7 +174,7 @@ def test_the_targets_of_a_sequence_are_those_of_its_rows_taken_one_by_one(n_step
 
     def watched(batch):
         if not compared:
-            compared.append((float(loss(batch).detach()), one_by_one(model, batch)))
+            compared.append((float(loss(batch)[0].detach()), one_by_one(model, batch)))
         return loss(batch)
 
     model.loss = watched

@@ -81,7 +81,7 @@ def test_a_row_measured_again_is_the_same_on_its_own_processor(zoo):
     rows = {"1": row(), "2": row(2, "490.0")}
     assert zoo.compare(rows, rows["1"], row(commit="def")) == (True, "ppo/cartpole seed 1: 500.0 at abc, 500.0 at def: the same")
     fine, line = zoo.compare(rows, rows["1"], row(return_mean="499.9"))
-    assert not fine and line.endswith("differs on the same processor with the same versions")
+    assert not fine and line.endswith("differs on the same processor with the same versions and code")
     assert not zoo.compare(rows, rows["1"], row(best_env_steps="20000"))[0]
 
 

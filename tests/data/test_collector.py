@@ -133,11 +133,9 @@ def loss_and_gradient(algorithm: type[Algorithm], mode: str, n_steps: int) -> Te
     torch.manual_seed(0)
     model = algorithm(EnvConfig("tests.environments:Scripted-v0"), spaces=SPACES)
     model.network = ScriptedActorCritic(SPACES, net_arch=[8])
-    model.env_steps = 1  # the actor learns
     batch = batch_of(collector([Scripted, lambda: Scripted(first_episode=1)], model.network, n_steps, mode).collect())
     batch = next(minibatches(batch, 2 * n_steps, True, Generator().manual_seed(0)))
-    loss = model.loss(batch)
-    loss = loss[0] if isinstance(loss, tuple) else loss
+    loss, _ = model.loss(batch, 0.2, None, 0.0, 1.0) if algorithm is PPO else model.loss(batch, 0.0, 1.0)
     loss.backward()
     return torch.cat([loss.detach().reshape(1), *(p.grad.flatten() for p in model.network.parameters())])
 

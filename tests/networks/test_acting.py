@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
-from torch import Generator
+from threadpoolctl import threadpool_info, threadpool_limits
+from torch import Generator, nn
 
-from lightning_rl.networks.acting import NumpyActor, TorchActor, make_actor
+import lightning_rl as lrl
+from lightning_rl.networks.acting import NumpyActor, TorchActor, as_numpy, is_plain, make_actor
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.flat import FlatAdam
+from lightning_rl.networks.mlp import mlp
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_leaves
 
@@ -89,3 +96,57 @@ def test_what_numpy_does_not_know_is_asked_in_torch(network, space):
     assert isinstance(actor, TorchActor)
     actor.act(0, (), np.zeros(N, bool))
     assert all(leaf.shape[:2] == (1, N) for leaf in tree_leaves(actor.actions()))
+
+
+def perceptron(activation="tanh"):
+    torch.manual_seed(0)
+    layers = mlp(4, [16, 8], activation).append(nn.Linear(8, 3))
+    nn.init.normal_(layers[0].bias)
+    return layers
+
+
+def in_numpy(layers, x):
+    return torch.from_numpy(as_numpy(layers)(x.numpy()))
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@torch.no_grad()
+def test_numpy_computes_what_torch_does_with_the_weights_as_they_are(activation):
+    layers, x = perceptron(activation), torch.randn(7, 4)
+    torch.testing.assert_close(in_numpy(layers, x), layers(x))
+    layers[4].weight.zero_()
+    torch.testing.assert_close(in_numpy(layers, x), layers[4].bias.expand(7, 3))
+
+
+def test_weights_that_were_moved_or_exchanged_are_found_again():
+    layers, x = perceptron(), torch.randn(2, 4)
+    with torch.no_grad():
+        in_numpy(layers, x)
+        FlatAdam(layers)
+        layers[4].weight.zero_()
+        torch.testing.assert_close(in_numpy(layers, x), layers[4].bias.expand(2, 3))
+        torch.testing.assert_close(in_numpy(copy.deepcopy(layers).append(nn.ReLU()), x), layers[4].bias.relu().expand(2, 3))
+        layers[4] = nn.Linear(8, 3)
+        layers.append(nn.ReLU())
+        torch.testing.assert_close(in_numpy(layers, x), layers(x))
+        layers.load_state_dict({name: value.clone() for name, value in perceptron().append(nn.ReLU()).state_dict().items()}, assign=True)
+        torch.testing.assert_close(in_numpy(layers, x), layers(x))
+
+
+def test_wide_layers_other_dtypes_and_other_modules_are_left_to_torch():
+    assert is_plain(perceptron()) and is_plain(mlp(256, [300]))
+    for layers in (mlp(257, [8]), perceptron().double(), perceptron("silu"), perceptron().append(nn.LayerNorm(3)), nn.Sequential()):
+        assert not is_plain(layers)
+
+
+def test_numpy_multiplies_in_one_thread_while_a_run_lasts(tmp_path):
+    seen = []
+
+    class Looks(pl.Callback):
+        def on_train_batch_end(self, *_):
+            seen.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        model = lrl.A2C(env="CartPole-v1", max_env_steps=40)
+        lrl.Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False, logger=False, callbacks=[Looks()]).fit(model)
+        assert set(seen) == {1} and {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {2}

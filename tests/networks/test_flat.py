@@ -87,7 +87,8 @@ def test_an_optimizer_of_the_vector_is_torchs(flat, plain):
         x = torch.randn(8, 3)
         for optimizer in (ours, theirs):
             optimizer.param_groups[0]["lr"] = 0.01 / (k + 1)
-        ours.param_groups[0]["params"][0].differentiate(network(x).square().sum())
+        ours.zero_grad()
+        network(x).square().sum().backward()
         ours.step()
         theirs.zero_grad()
         twin(x).square().sum().backward()
@@ -104,11 +105,11 @@ def test_an_optimizer_of_the_vector_is_torchs(flat, plain):
 
 def test_the_gradient_of_one_loss_is_in_the_vector_and_in_the_parameters_and_nowhere_else():
     net, other = module(), module()
-    vector = FlatParameters(net)
+    optimizer = FlatAdam(net)
     loss = loss_of(net) + loss_of(other)
     expected = torch.autograd.grad(loss, [*net.parameters()], retain_graph=True)
-    vector.differentiate(loss)
-    assert (vector.grad == torch.cat([gradient.flatten() for gradient in expected])).all()
+    gradient_step(loss, optimizer, OFF, float("inf"), 1)
+    assert (optimizer.param_groups[0]["params"][0].grad == torch.cat([gradient.flatten() for gradient in expected])).all()
     for parameter, gradient in zip(net.parameters(), expected, strict=True):
         assert (parameter.grad == gradient).all()
     assert all(parameter.grad is None for parameter in other.parameters())

@@ -16,7 +16,7 @@ from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.critic import Critic
 from lightning_rl.networks.goal import GoalLayers, HyperLinear, goal_mlp
-from lightning_rl.networks.mlp import EnsembleLinear, Layers, NoisyLinear, mlp, orthogonal_linear
+from lightning_rl.networks.mlp import EnsembleLinear, NoisyLinear, mlp, orthogonal_linear
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.spaces import Spaces
 
@@ -54,7 +54,7 @@ def test_without_a_goal_it_is_the_same_perceptron(name, goal):
     layers = seeded_layers(layer=LAYERS[name], goal=goal)
     torch.manual_seed(0)
     plain = mlp(7, (6, 5), "tanh", LAYERS[name])
-    assert type(layers) is Layers and [type(layer) for layer in layers] == [type(layer) for layer in plain]
+    assert type(layers) is nn.Sequential and [type(layer) for layer in layers] == [type(layer) for layer in plain]
     assert all(torch.equal(a, b) for a, b in zip(layers.parameters(), plain.parameters(), strict=True))
 
 

@@ -34,7 +34,7 @@ def test_advantages_and_returns_are_those_of_each_episode(algorithm, autoreset, 
         model.network.critic[-1].weight.zero_()
         model.network.critic[-1].bias.fill_(VALUE)
     batches, loss = [], model.loss
-    model.loss = lambda batch: (batches.append(batch), loss(batch))[1]
+    model.loss = lambda batch, *scheduled: (batches.append(batch), loss(batch, *scheduled))[1]
     fit(model)
 
     (batch,) = batches

@@ -147,11 +147,11 @@ def test_networks_too_large_for_their_weights_are_refused_before_they_are_built(
 def test_a_folder_that_a_file_names_is_used_only_if_it_is_there(tmp_path):
     model = tiny(SAC, replay=ReplayConfig(directory=str(tmp_path / "rows")))
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
-    assert SAC.load_from_checkpoint(tmp_path / "a.ckpt").replay_config.directory == str(tmp_path / "rows")
+    assert SAC.load_from_checkpoint(tmp_path / "a.ckpt").replay.directory == str(tmp_path / "rows")
     (tmp_path / "rows").rmdir()
     loaded = SAC.load_from_checkpoint(tmp_path / "a.ckpt", max_env_steps=112)
     fit(loaded)
-    assert loaded.replay_config.directory is None and not (tmp_path / "rows").exists()
+    assert loaded.replay.directory is None and not (tmp_path / "rows").exists()
 
 
 def test_a_run_in_a_folder_that_is_a_link_goes_on(made, tmp_path):

@@ -1,0 +1,128 @@
+"""Trust Region Policy Optimization (Schulman et al. 2015, https://arxiv.org/abs/1502.05477) as a user's file.
+
+    lightning-rl fit --import trpo --model trpo.TRPO --model.env.id CartPole-v1 --model.max_env_steps 100000
+
+The natural gradient is taken by `torch.autograd.grad` through the network, twice for each product with the Fisher matrix.
+"""
+
+import torch
+from torch import Tensor
+
+from lightning_rl import Algorithm
+from lightning_rl.data.minibatch import make_batch, minibatches, normalize
+from lightning_rl.losses import policy_gradient as losses
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.flat import FlatAdam
+from lightning_rl.ranks import mean_over_ranks
+
+
+class TRPO(Algorithm):
+    """Collect a rollout, move the policy along the natural gradient as far as the trust region allows, then fit the value function.
+
+    Args:
+        n_steps: steps of each environment in a rollout.
+        gae_lambda: λ of the generalised advantage estimate.
+        target_kl: δ, the largest KL divergence of a step.
+        cg_steps: steps of the conjugate gradient.
+        cg_damping: added to the diagonal of the Fisher matrix.
+        backtracks: how often a step that is too long is halved; after that it is not made.
+        n_critic_updates: passes of the value function over a rollout.
+        batch_size: rows of a minibatch of the value function.
+
+    Metrics: `train/policy_objective` (after the step), `train/approx_kl`, `train/backtracks`, `train/value_loss`.
+    """
+
+    losses = ("value_loss",)
+
+    def __init__(
+        self,
+        env,
+        *,
+        n_steps: int = 128,
+        gae_lambda: float = 0.95,
+        target_kl: float = 0.01,
+        cg_steps: int = 10,
+        cg_damping: float = 0.1,
+        backtracks: int = 10,
+        n_critic_updates: int = 10,
+        batch_size: int = 256,
+        learning_rate: float = 1e-3,
+        **common,
+    ):
+        super().__init__(env, learning_rate=learning_rate, **common)
+        self.n_steps, self.gae_lambda, self.target_kl = n_steps, gae_lambda, target_kl
+        self.cg_steps, self.cg_damping, self.backtracks = cg_steps, cg_damping, backtracks
+        self.n_critic_updates, self.batch_size = n_critic_updates, batch_size
+        self.network = ActorCritic(self.spaces, **self.network_settings, streams=len(self.reward_signals))
+        self.policy_parameters = [*self.network.actor.parameters(), *self.network.distribution.parameters()]
+
+    def experience(self):
+        return self.collect(self.n_steps)
+
+    def training_step(self, rollout, batch_idx):
+        batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
+        self.improve_policy(batch._replace(advantage=normalize(batch.advantage, batch.weight)))
+        for _ in range(self.n_critic_updates):
+            for minibatch in minibatches(batch, self.batch_size, False, self.generator):
+                loss = self.value_loss(minibatch)
+                self.record(value_loss=loss, grad_norm=self.step(loss, self.raw_optimizers()[0], "value_loss"))
+        self.end_update(batch)
+
+    def improve_policy(self, batch) -> None:
+        """Maximize the surrogate within KL ≤ δ: s = F⁻¹ g, a step of √(2δ / sᵀFs) s, halved until it keeps both promises (app. C)."""
+        objective, kl = self.surrogate(batch)
+        gradient = self.flat_gradient(objective, retain_graph=True)
+        kl_gradient = self.flat_gradient(kl, create_graph=True)
+
+        def fisher(vector: Tensor) -> Tensor:
+            return self.flat_gradient(kl_gradient @ vector, retain_graph=True) + self.cg_damping * vector
+
+        direction = conjugate_gradient(fisher, gradient, self.cg_steps)
+        step = (2 * self.target_kl / (direction @ fisher(direction)).clamp(min=1e-8)).sqrt() * direction
+        for tries in range(self.backtracks):
+            self.move_policy(step * 0.5**tries)
+            with torch.no_grad():
+                after, divergence = map(mean_over_ranks, self.surrogate(batch))
+            if after > mean_over_ranks(objective) and divergence <= self.target_kl:
+                break
+            self.move_policy(-step * 0.5**tries)
+        self.record(policy_objective=after, approx_kl=divergence, backtracks=torch.tensor(float(tries)))
+
+    def surrogate(self, batch) -> tuple[Tensor, Tensor]:
+        """E[ρ Â] (eq. 14), and the KL divergence of the old from the new policy, whose Hessian at ρ = 1 is the Fisher matrix."""
+        log_prob = self.network.log_prob(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
+        log_ratio = (log_prob - batch.log_prob).sum(-1)
+        kl = losses.mean(losses.approximate_kl(log_ratio), batch.weight)
+        return losses.mean(log_ratio.exp() * batch.advantage, batch.weight), kl
+
+    def value_loss(self, minibatch) -> Tensor:
+        """E[(R − V)²]."""
+        _, _, z = self.network.evaluate(minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask)
+        return losses.mean(self.network.value_head.loss(z, minibatch.returns), minibatch.weight)
+
+    def flat_gradient(self, scalar: Tensor, **options) -> Tensor:
+        """Differentiate by the policy's parameters: one vector `[P]`, the mean over ranks."""
+        gradients = torch.autograd.grad(scalar, self.policy_parameters, **options)
+        return mean_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
+
+    @torch.no_grad()
+    def move_policy(self, step: Tensor) -> None:
+        """Add a step `[P]` to the policy's parameters."""
+        for parameter, part in zip(self.policy_parameters, step.split([each.numel() for each in self.policy_parameters]), strict=True):
+            parameter.add_(part.view_as(parameter))
+
+    def configure_optimizers(self):
+        return self.with_side_learners(FlatAdam(self.network.critic))
+
+
+def conjugate_gradient(product, b: Tensor, steps: int) -> Tensor:
+    """Solve A x = b for a symmetric positive A, known by its product with a vector."""
+    x, residual, direction = torch.zeros_like(b), b.clone(), b.clone()
+    square = residual @ residual
+    for _ in range(steps):
+        image = product(direction)
+        length = square / (direction @ image).clamp(min=1e-10)
+        x, residual = x + length * direction, residual - length * image
+        square, before = residual @ residual, square
+        direction = residual + square / before.clamp(min=1e-10) * direction
+    return x
