@@ -5,54 +5,51 @@
 The natural gradient is taken by `torch.autograd.grad` through the network, twice for each product with the Fisher matrix.
 """
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from lightning_rl import Algorithm
+from lightning_rl import Algorithm, Range
 from lightning_rl.data.minibatch import make_batch, minibatches, normalize
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.ranks import mean_over_ranks
+from lightning_rl.schedules import ScheduleSetting
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TRPO(Algorithm):
     """Collect a rollout, move the policy along the natural gradient as far as the trust region allows, then fit the value function.
-
-    Args:
-        n_steps: steps of each environment in a rollout.
-        gae_lambda: λ of the generalised advantage estimate.
-        target_kl: δ, the largest KL divergence of a step.
-        cg_steps: steps of the conjugate gradient.
-        cg_damping: added to the diagonal of the Fisher matrix.
-        backtracks: how often a step that is too long is halved; after that it is not made.
-        n_critic_updates: passes of the value function over a rollout.
-        batch_size: rows of a minibatch of the value function.
 
     Metrics: `train/policy_objective` (after the step), `train/approx_kl`, `train/backtracks`, `train/value_loss`.
     """
 
+    learning_rate: ScheduleSetting = 1e-3
+    """Step size of the value function's Adam."""
+    n_steps: Annotated[int, Range(1)] = 128
+    """Steps of each environment in a rollout."""
+    gae_lambda: Annotated[float, Range(0, 1)] = 0.95
+    """λ of the generalised advantage estimate."""
+    target_kl: Annotated[float, Range(0, open_low=True)] = 0.01
+    """δ, the largest KL divergence of a step."""
+    cg_steps: Annotated[int, Range(1)] = 10
+    """Steps of the conjugate gradient."""
+    cg_damping: Annotated[float, Range(0)] = 0.1
+    """Added to the diagonal of the Fisher matrix."""
+    backtracks: Annotated[int, Range(1)] = 10
+    """How often a step that is too long is halved; after that it is not made."""
+    n_critic_updates: Annotated[int, Range(1)] = 10
+    """Passes of the value function over a rollout."""
+    batch_size: Annotated[int, Range(1)] = 256
+    """Rows of a minibatch of the value function."""
+
     losses = ("value_loss",)
 
-    def __init__(
-        self,
-        env,
-        *,
-        n_steps: int = 128,
-        gae_lambda: float = 0.95,
-        target_kl: float = 0.01,
-        cg_steps: int = 10,
-        cg_damping: float = 0.1,
-        backtracks: int = 10,
-        n_critic_updates: int = 10,
-        batch_size: int = 256,
-        learning_rate: float = 1e-3,
-        **common,
-    ):
-        super().__init__(env, learning_rate=learning_rate, **common)
-        self.n_steps, self.gae_lambda, self.target_kl = n_steps, gae_lambda, target_kl
-        self.cg_steps, self.cg_damping, self.backtracks = cg_steps, cg_damping, backtracks
-        self.n_critic_updates, self.batch_size = n_critic_updates, batch_size
+    def __post_init__(self):
+        super().__post_init__()
         self.network = ActorCritic(self.spaces, **self.network_settings, streams=len(self.reward_signals))
         self.policy_parameters = [*self.network.actor.parameters(), *self.network.distribution.parameters()]
 

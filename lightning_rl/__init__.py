@@ -28,6 +28,7 @@ ALGORITHMS = {
 EXPORTS = {
     **ALGORITHMS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
+    "Range": "lightning_rl.algorithms.settings",
     "EnvConfig": "lightning_rl.envs.config",
     "ActorsConfig": "lightning_rl.actors.config",
     "Trainer": "lightning_rl.trainer",

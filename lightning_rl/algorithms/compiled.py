@@ -78,13 +78,15 @@ def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
     for name in algorithm.losses:
         if not hasattr(algorithm, name):
             raise SettingError(f"compile: {kind} has no method {name}; name its losses in the attribute `losses`")
+    torch.compiler.reset()  # else the losses of earlier runs in this process count towards the limit of what is kept
     return {name: CompiledLoss(f"{kind}.{name}", getattr(algorithm, name), say) for name in algorithm.losses}
 
 
 def repays(algorithm: Any) -> bool:
     """Whether compiling is repaid, by the settings alone: in a long run of narrow layers on a CPU where there is a compiler."""
-    long = algorithm.planned_updates >= MIN_UPDATES and algorithm.memory is None
-    return long and algorithm.device.type == "cpu" and not is_wide(algorithm) and shutil.which(os.environ.get("CXX", "g++")) is not None
+    is_cut = algorithm.trainer.fast_dev_run or algorithm.trainer.max_steps != -1
+    is_long = algorithm.planned_updates >= MIN_UPDATES and not is_cut and algorithm.memory is None
+    return is_long and algorithm.device.type == "cpu" and not is_wide(algorithm) and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def why(error: BaseException) -> str:

@@ -83,7 +83,7 @@ class DQN(ReplayFields, Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.replay = as_settings("replay", ReplayConfig, self.replay)
+        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         self.exploration = piecewise([[0, self.exploration_initial_eps], [self.exploration_fraction, self.exploration_final_eps]])
         self.transform = make_value_transform(self.value_transform)
@@ -99,7 +99,7 @@ class DQN(ReplayFields, Algorithm):
         return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
-        return self.replay_experience(replay_settings(self), self.replay)
+        return self.replay_experience(self.replay_settings, self.replay)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)

@@ -35,7 +35,7 @@ class PPO(ActorCriticFields, Algorithm):
     n_steps: Annotated[int, Range(1)] = 128
     """Steps of each environment in a rollout."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Rows of a minibatch; must divide `n_steps * num_envs`, and with a memory be a multiple of its sequence_length."""
+    """Rows of a minibatch: a divisor of `n_steps * num_envs`, with a memory a multiple of its sequence_length."""
     n_epochs: Annotated[int, Range(1)] = 4
     """Passes over a rollout."""
     gae_lambda: Annotated[float, Range(0, 1)] = 0.95
@@ -43,14 +43,13 @@ class PPO(ActorCriticFields, Algorithm):
     clip_range: ScheduleSetting = 0.2
     """ε of the clipped surrogate."""
     clip_range_vf: ScheduleSetting | None = None
-    """Clip of the value function around its old value, in units of the return; null does not clip."""
+    """Clip of the value function around its old value; null does not clip."""
     normalize_advantage: bool = True
     """Zero mean and unit variance within each minibatch."""
     target_kl: Annotated[float, Range(0, open_low=True)] | None = None
     """Stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does."""
     ratio: Literal["joint", "per_part", "per_dim"] = "joint"
-    """Clip the `joint` probability ratio of an action, that of each part of a Dict or Tuple (`per_part`), or that of each dimension or
-    branch (`per_dim`)."""
+    """Clip the probability ratio of an action, of each part of a Dict or Tuple, or of each dimension or branch."""
     threaded: bool = False
     """Collect in a thread meanwhile, with a policy one iteration old."""
 

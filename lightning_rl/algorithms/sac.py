@@ -73,7 +73,7 @@ class SAC(ReplayFields, Algorithm):
     def __post_init__(self) -> None:
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
-        self.replay = as_settings("replay", ReplayConfig, self.replay)
+        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **self.network_settings)
         self.actions = SoftActions(self.network.distribution)
@@ -92,7 +92,7 @@ class SAC(ReplayFields, Algorithm):
         return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
-        return self.replay_experience(replay_settings(self), self.replay, IN_A_THREAD if self.threaded else None)
+        return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer, *temperature_optimizers = self.raw_optimizers()

@@ -62,7 +62,7 @@ class TD3(ReplayFields, Algorithm):
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
         check_box_actions("TD3", self.spaces.action)
-        self.replay = as_settings("replay", ReplayConfig, self.replay)
+        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.policy_delay)
         self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings)
         self.network.distribution.sigma = self.action_noise
@@ -76,7 +76,7 @@ class TD3(ReplayFields, Algorithm):
         return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
-        return self.replay_experience(replay_settings(self), self.replay)
+        return self.replay_experience(self.replay_settings, self.replay)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer = self.raw_optimizers()

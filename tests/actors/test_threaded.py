@@ -23,10 +23,10 @@ def test_the_ratio_is_one_in_the_first_iteration_and_tells_the_lag_afterwards():
     model = tiny(PPO, threaded=True, learning_rate=0.05, batch_size=16, n_epochs=1)
     off, loss = [], model.loss
 
-    def watch(minibatch):
+    def watch(minibatch, *scheduled):
         log_prob, _, _ = model.network.evaluate(minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start)
         off.append(float((log_prob.detach() - minibatch.log_prob).abs().max()))
-        return loss(minibatch)
+        return loss(minibatch, *scheduled)
 
     model.loss = watch
     fit(model)

@@ -136,7 +136,7 @@ def test_with_a_memory_a_sequence_is_learned_from_as_it_is_lived():
             for row in range(start, start + size):
                 x, memory = model.network.policy(data.learned.rows.obs[row : row + 1], memory, torch.tensor([False]))
                 losses.append(-model.network.distribution.evaluate(x, data.learned.rows.action[row : row + 1])[0])
-        assert model.loss(batch, 0.0)[0].item() == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+        assert model.imitation_loss(batch, 0.0)[0].item() == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
 
 
 def attached(model: Any) -> Any:
@@ -155,7 +155,7 @@ def test_rows_that_fill_up_a_sequence_weigh_nothing():
     found = []
     for each in (batch, other):
         model.zero_grad()
-        loss, metrics = model.loss(each, 0.0)
+        loss, metrics = model.imitation_loss(each, 0.0)
         loss.backward()
         gradients = torch.cat([p.grad.flatten() for p in model.network.parameters() if p.grad is not None])
         found.append((metrics["accuracy"].item(), loss.item(), gradients))
@@ -261,7 +261,7 @@ def test_validation_judges_all_that_is_held_back_as_one_minibatch_would():
     model.dataset = experience.demonstrations(model, model.source, model.settings)
     held = model.dataset.held
     found = model.validate()
-    loss, told = model.loss(held.batch(np.arange(len(held))), model.ent_coef(0.0))
+    loss, told = model.imitation_loss(held.batch(np.arange(len(held))), model.ent_coef(0.0))
     assert found == {f"val/{name}": pytest.approx(value.item(), rel=1e-5) for name, value in told.items()}
     assert held.num_rows == 18 and found["val/loss"] == pytest.approx(loss.item(), rel=1e-5)
     entropy = told["entropy"].item()

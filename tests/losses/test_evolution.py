@@ -82,7 +82,7 @@ def test_the_first_step_of_an_optimizer(optimizer, step):
     (chosen,) = model.configure_optimizers()
     (vector,) = chosen.param_groups[0]["params"]
     weights = torch.cat([parameter.flatten() for parameter in model.network.parameters()])
-    vector.differentiate(model.loss(Results(Golden(), RETURNS, RETURNS, RETURNS), weights))
+    model.loss(Results(Golden(), RETURNS, RETURNS, RETURNS), weights).backward()
     assert vector.grad.tolist() == numbers([0.17166667, -0.65666667, -0.31833333])
     chosen.step()
     assert (vector.detach() - torch.tensor([1.0, 2.0, 3.0])).tolist() == pytest.approx(step, abs=2e-7)

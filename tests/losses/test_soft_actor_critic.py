@@ -166,7 +166,7 @@ def test_the_policy_loss_pulls_probability_to_the_better_choice():
 
 
 class Known(SAC):
-    """SAC whose networks answer with given numbers everywhere; without a Trainer it keeps the errors of a batch."""
+    """SAC whose networks answer with given numbers everywhere."""
 
     def __init__(self, probs, target_q, **settings):
         super().__init__(None, spaces=Spaces(Box(-1, 1, (1,)), Discrete(len(probs))), net_arch=[], **settings)
@@ -175,8 +175,9 @@ class Known(SAC):
         self.network.layers[-2].bias.data.copy_(torch.tensor(probs).log())
         self.target.layers[-1].bias.data.copy_(torch.tensor(target_q).unsqueeze(1))
 
-    def learned(self, batch, errors):
-        self.errors = errors()
+
+NO_NOISE = torch.zeros(2, 0)
+"""For two rows of an action without continuous dimensions."""
 
 
 def transition(reward, discount):
@@ -188,13 +189,12 @@ def transition(reward, discount):
 def test_sac_puts_the_discrete_golden_numbers_together():
     model = Known([0.2, 0.5, 0.3], [[1.0, 2.0, 0.0], [1.5, 1.0, 0.5]], ent_coef=0.1, target_entropy_scale=0.98)
     batch = transition(reward=1.0, discount=0.99)
-    model.noise = None
-    policy = model.policy(batch.obs, (), batch)
-    loss = model.critic_loss(batch, batch.obs, policy)
-    assert model.errors.tolist() == pytest.approx([1, 1.79493565])  # the critics answer 0; at the end of an episode y is the reward
+    policy = model.policy(batch.obs, (), batch, NO_NOISE)
+    loss, errors, _ = model.critic_loss(batch, batch.obs, policy, NO_NOISE)
+    assert errors.tolist() == pytest.approx([1, 1.79493565])  # the critics answer 0; at the end of an episode y is the reward
     assert loss.item() == pytest.approx((1 + 1.79493565**2) / 2)  # ½ of both critics, the mean of both rows
     model.critic.load_state_dict(model.target.state_dict())
-    assert model.actor_loss(batch, batch.obs, policy).item() == pytest.approx(-0.80296530)
+    assert model.actor_loss(batch, batch.obs, policy)[0].item() == pytest.approx(-0.80296530)
     model.temperature.log_alpha.data.fill_(1.0)
     assert model.temperature_loss(batch, policy).item() == pytest.approx(-0.04698703, abs=1e-7)
 
@@ -202,13 +202,12 @@ def test_sac_puts_the_discrete_golden_numbers_together():
 def test_sac_with_a_value_network_puts_the_golden_numbers_of_ml_agents_together():
     model = Known([0.75, 0.25], [[2.0]], ent_coef=0.1, target_entropy_scale=0.2, value_network=True)
     batch = transition(reward=1.0, discount=0.99)
-    model.noise = None
-    policy = model.policy(batch.obs, (), batch)
+    policy = model.policy(batch.obs, (), batch, NO_NOISE)
     for parameter in model.value.parameters():
         torch.nn.init.zeros_(parameter)
-    model.critic_loss(batch, batch.obs, policy)
-    assert model.errors.tolist() == pytest.approx([1, 2.98])
+    _, errors, _ = model.critic_loss(batch, batch.obs, policy, NO_NOISE)
+    assert errors.tolist() == pytest.approx([1, 2.98])
     model.critic.layers[-1].bias.data.copy_(TWO_TWINS.flatten(1).unsqueeze(1))
     assert model.value_loss(batch, batch.obs, policy).item() == pytest.approx(1.556234**2 / 2, abs=1e-6)
-    assert model.actor_loss(batch, batch.obs, policy).item() == pytest.approx(-1.556234, abs=1e-6)
+    assert model.actor_loss(batch, batch.obs, policy)[0].item() == pytest.approx(-1.556234, abs=1e-6)
     assert model.temperature_loss(batch, policy).item() == pytest.approx(0.42371 * math.log(0.1), abs=1e-5)

@@ -396,7 +396,7 @@ def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_left_out(
     def learned(reward_signals):
         model = tiny(algorithm, reward_signals=reward_signals)
         fit(model)
-        assert len(model.reward_signals) == len(model.gamma)
+        assert len(model.reward_signals) == len(model.discounts)
         return weights(model)
 
     only, both = learned({"extrinsic": None, "rnd": {}}), learned({"rnd": {}})
