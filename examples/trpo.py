@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_rl import Algorithm, Range
+from lightning_rl.algorithms.ppo import check_batch_size
 from lightning_rl.data.minibatch import make_batch, minibatches, normalize
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
@@ -50,8 +51,10 @@ class TRPO(Algorithm):
 
     def __post_init__(self):
         super().__post_init__()
-        self.network = ActorCritic(self.spaces, **self.network_settings, streams=len(self.reward_signals))
-        self.policy_parameters = [*self.network.actor.parameters(), *self.network.distribution.parameters()]
+        check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
+        self.network = ActorCritic(self.spaces, **self.network_settings, share_encoder=False, streams=len(self.reward_signals))
+        policy = nn.ModuleList([self.network.actor_encoder, self.network.memory, self.network.actor, self.network.distribution])
+        self.policy_parameters = list(policy.parameters())
 
     def experience(self):
         return self.collect(self.n_steps)
@@ -68,11 +71,12 @@ class TRPO(Algorithm):
     def improve_policy(self, batch) -> None:
         """Maximize the surrogate within KL ≤ δ: s = F⁻¹ g, a step of √(2δ / sᵀFs) s, halved until it keeps both promises (app. C)."""
         objective, kl = self.surrogate(batch)
-        gradient = self.flat_gradient(objective, retain_graph=True)
+        gradient = mean_over_ranks(self.flat_gradient(objective, retain_graph=True))
         kl_gradient = self.flat_gradient(kl, create_graph=True)
 
         def fisher(vector: Tensor) -> Tensor:
-            return self.flat_gradient(kl_gradient @ vector, retain_graph=True) + self.cg_damping * vector
+            product = self.flat_gradient(kl_gradient @ vector, retain_graph=True)
+            return mean_over_ranks(product) + self.cg_damping * vector
 
         direction = conjugate_gradient(fisher, gradient, self.cg_steps)
         step = (2 * self.target_kl / (direction @ fisher(direction)).clamp(min=1e-8)).sqrt() * direction
@@ -98,9 +102,8 @@ class TRPO(Algorithm):
         return losses.mean(self.network.value_head.loss(z, minibatch.returns), minibatch.weight)
 
     def flat_gradient(self, scalar: Tensor, **options) -> Tensor:
-        """Differentiate by the policy's parameters: one vector `[P]`, the mean over ranks."""
-        gradients = torch.autograd.grad(scalar, self.policy_parameters, **options)
-        return mean_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
+        """Differentiate by the policy's parameters: one vector `[P]`."""
+        return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(scalar, self.policy_parameters, **options)])
 
     @torch.no_grad()
     def move_policy(self, step: Tensor) -> None:
@@ -109,7 +112,8 @@ class TRPO(Algorithm):
             parameter.add_(part.view_as(parameter))
 
     def configure_optimizers(self):
-        return self.with_side_learners(FlatAdam(self.network.critic))
+        critic = nn.ModuleList([self.network.critic_encoder, self.network.critic_memory, self.network.critic])
+        return self.with_side_learners(FlatAdam(critic))
 
 
 def conjugate_gradient(product, b: Tensor, steps: int) -> Tensor:

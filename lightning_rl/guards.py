@@ -31,7 +31,6 @@ from lightning_rl.finite import all_finite, first_bad, replace
 from lightning_rl.saving.atomic import stage
 from lightning_rl.types import Tree, tree_map
 
-ON_NAN = ("raise", "skip_update", "restore_last")
 STATE = ("replaced", "skipped", "restored", "bad_steps", "bad_updates", "bad_iterations", "is_bad_iteration")
 IN_A_ROW = 100
 RESTORED_IN_A_ROW = 10

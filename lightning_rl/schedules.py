@@ -73,7 +73,8 @@ def make_schedule(name: str, setting: float | Mapping[str, Any], low: float = 0.
 class BuildSchedule:
     """Says in an annotation that a setting becomes a schedule."""
 
-    def __call__(self, name: str, setting: Any) -> Schedule:
+    def build(self, name: str, setting: Any) -> Schedule:
+        """Build the schedule of a setting."""
         return make_schedule(name, setting)
 
     def __repr__(self) -> str:

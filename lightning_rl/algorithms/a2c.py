@@ -59,21 +59,22 @@ class A2C(ActorCriticFields, Algorithm):
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         if self.normalize_advantage:
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
-        policy_coef = float(self.began_at >= self.critic_burn_in_steps)
+        policy_learns = self.began_at >= self.critic_burn_in_steps
         with self.learning():
-            loss, metrics = self.loss(batch, self.ent_coef(self.progress), policy_coef)
+            loss, metrics = self.loss(batch, self.ent_coef(self.progress), policy_learns)
             self.record(loss=loss, **metrics)
             self.record(grad_norm=self.step(loss, optimizer))
             self.end_update(batch)
         end_burn_in(self, optimizer)
 
-    def loss(self, batch: Batch, ent_coef: float, policy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch, ent_coef: float, policy_learns: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step), and what is logged of it."""
         log_prob, entropy, z = self.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), batch.advantage), batch.weight)
         value_loss = losses.mean(self.network.value_head.loss(z, batch.returns), batch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), batch.weight)
-        loss = losses.scaled(policy_coef, policy_loss + losses.scaled(ent_coef, entropy_loss)) + self.vf_coef * value_loss
+        actor_loss = policy_loss + losses.scaled(ent_coef, entropy_loss) if policy_learns else 0.0
+        loss = actor_loss + self.vf_coef * value_loss
         parts = self.means_of_parts(batch.weight, entropy=entropy, log_prob=log_prob)
         return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy_loss": entropy_loss, **parts}
 

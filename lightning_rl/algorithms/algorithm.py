@@ -39,7 +39,7 @@ from lightning_rl.types import Experience, Rollout, Transition
 class Algorithm(Run):
     """A reinforcement-learning algorithm: which networks, which experience, which loss. One batch is one iteration.
 
-    Subclasses build `self.network` in `__init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`.
+    Subclasses build `self.network` in `__post_init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
     the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, and norms of gradients before clipping.
@@ -56,7 +56,7 @@ class Algorithm(Run):
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 0.5
     """Cut gradients to this Euclidean norm, or null."""
     net_arch: list[int] | None = None
-    """Widths of the hidden layers."""
+    """Widths of the hidden layers; null: [64, 64], of SAC and TD3 [256, 256]."""
     activation: str = "tanh"
     """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     encoder: str = "auto"
@@ -64,7 +64,8 @@ class Algorithm(Run):
     encoder_features: int = 512
     """Width of an image encoding."""
     entities: list[str] | None = None
-    """Observations `Box(max_n, features)` that are sets of entities, by their paths such as `robot.arm`; entities of zeros are padding."""
+    """Observations `Box(max_n, features)` that are sets of entities, by their paths such as `robot.arm`; one whose
+    squares sum to less than 0.01 is padding."""
     goals: list[str] | None = None
     """Observations of the goal, by name, which generate the weights of the last hidden layer."""
     normalize_obs: str = "off"
@@ -84,11 +85,11 @@ class Algorithm(Run):
     behavioral_cloning: CloningConfig | None = None
     """Additional gradient steps of the policy towards demonstrations."""
     memory: Memory | None = None
-    """LSTM or GRU."""
+    """LSTM or GRU; null remembers nothing."""
     log_interval: Annotated[int, Range(0, open_low=True)] | None = None
     """Environment steps between logged rows; null: 1 % of the run."""
     on_nan: Literal["raise", "skip_update", "restore_last"] = "raise"
-    """What to do about NaN or infinity."""
+    """Stop at NaN or infinity, skip the update, or go back to the weights of the last finished iteration."""
     compile: bool | Literal["auto"] = "auto"
     """Compile losses by `torch.compile`; `auto`: where a run is long enough."""
     spaces: Spaces = None  # type: ignore[assignment]
@@ -99,6 +100,9 @@ class Algorithm(Run):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name in ("__eq__", "__hash__", "__repr__"):  # those of a module, also where a user's dataclass would replace them
+            if name not in vars(cls):
+                setattr(cls, name, getattr(cls, name))
         if "__init__" in vars(cls):
             cls.__init__ = with_integers(cls.__init__)  # type: ignore[method-assign]
 
@@ -205,8 +209,8 @@ class Algorithm(Run):
         """
         guard = self.guard
         loss = guard.check_loss(name, loss)
-        most = float("inf") if self.max_grad_norm is None else self.max_grad_norm
-        norm = gradient_step(loss, optimizer, self._scaler, most, self.trainer.world_size, guard.passes)
+        max_norm = float("inf") if self.max_grad_norm is None else self.max_grad_norm
+        norm = gradient_step(loss, optimizer, self._scaler, max_norm, self.trainer.world_size, guard.passes)
         if guard.refused:
             at = f"at environment step {self.env_steps:,}, update {self.updates:,}"
             guard.refuse(norm, at, self.log_rows.recorded, getattr(self.dataset, "batch", ()))

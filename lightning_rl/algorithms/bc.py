@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.experience import demonstrations
 from lightning_rl.algorithms.imitation import imitate
-from lightning_rl.algorithms.settings import Range
+from lightning_rl.algorithms.settings import Range, as_integer
 from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings
 from lightning_rl.data.demonstrations import DemonstrationBatch
 from lightning_rl.errors import SettingError
@@ -81,7 +81,7 @@ class BehavioralCloning(Algorithm):
     losses = ("imitation_loss",)
 
     def __post_init__(self) -> None:
-        self.source, self.max_env_steps = self.dataset, self.max_updates
+        self.source, self.max_env_steps = self.dataset, as_integer(self.max_updates)
         super().__post_init__()
         length = 1 if self.memory is None else self.memory.sequence_length
         self.settings = DemonstrationSettings(

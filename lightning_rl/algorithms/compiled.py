@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.thread_choice import is_wide
@@ -34,36 +35,41 @@ class CompiledLoss:
     def __init__(self, name: str, loss: Callable[..., Any], say: Callable[[str], None] | None = None) -> None:
         self.name, self.loss, self.say = name, loss, say
 
-        def compute(*batch: Any) -> Any:
-            returned = loss(*batch)
-            return (returned[0], *tree_map(torch.Tensor.detach, returned[1:])) if isinstance(returned, tuple) else returned
+        def compute(*batch: Any, **named: Any) -> Any:
+            returned = loss(*batch, **named)
+            return (returned[0], *tree_map(detached, returned[1:])) if isinstance(returned, tuple) else returned
 
         self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False)
 
-    def __call__(self, *batch: Any) -> Any:
+    def __call__(self, *batch: Any, **named: Any) -> Any:
         """Compute the loss.
 
         Raises:
             SettingError: it cannot be compiled.
         """
         if self.compute is None:
-            return self.loss(*batch)
+            return self.loss(*batch, **named)
         try:
-            return self.compute(*tree_map(as_input, batch))
-        except TorchDynamoException as error:
+            return self.compute(*tree_map(as_input, batch), **tree_map(as_input, named))
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             line = f"{self.name} cannot be compiled: {why(error)}"
             if self.say is None:
                 raise SettingError(f"compile: {line}") from error
             self.say(f"compile auto: {line}; it runs as it is written")
             self.compute = None
-            return self.loss(*batch)
+            return self.loss(*batch, **named)
 
 
 def as_input(leaf: Any) -> Tree:
     """Return what a compiled function takes in place of a leaf of a batch."""
-    if isinstance(leaf, Tensor) or leaf is None:
-        return leaf
-    return torch.tensor(leaf) if isinstance(leaf, float) else ()
+    if isinstance(leaf, np.ndarray):
+        return ()
+    return torch.tensor(leaf) if isinstance(leaf, float) else leaf
+
+
+def detached(leaf: Any) -> Any:
+    """Return a leaf without its graph."""
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:

@@ -78,15 +78,15 @@ class IMPALA(ActorCriticFields, Algorithm):
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         optimizer = self.raw_optimizers()[0]
-        policy_coef = float(self.began_at >= self.critic_burn_in_steps)
+        policy_learns = self.began_at >= self.critic_burn_in_steps
         with self.learning():
-            loss, metrics = self.loss(*self.prepare(rollout), self.ent_coef(self.progress), policy_coef)
+            loss, metrics = self.loss(*self.prepare(rollout), self.ent_coef(self.progress), policy_learns)
             self.record(loss=loss, **metrics)
             self.record(grad_norm=self.step(loss, optimizer))
             self.end_update(rollout)
         end_burn_in(self, optimizer)
 
-    def loss(self, rollout: Rollout, discount: Tensor, ent_coef: float, policy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout, discount: Tensor, ent_coef: float, policy_learns: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace, and what is logged of it."""
         log_prob, entropy, z = self.evaluate(rollout)
         log_rho = (log_prob.detach() - rollout.log_prob).sum(-1, keepdim=True)
@@ -99,7 +99,8 @@ class IMPALA(ActorCriticFields, Algorithm):
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), advantage.sum(-1)), weight)
         value_loss = 0.5 * losses.mean(self.network.value_head.loss(z, target), weight)
         entropy_loss = -losses.mean(entropy.sum(-1), weight)
-        loss = losses.scaled(policy_coef, policy_loss + losses.scaled(ent_coef, entropy_loss)) + self.vf_coef * value_loss
+        actor_loss = policy_loss + losses.scaled(ent_coef, entropy_loss) if policy_learns else 0.0
+        loss = actor_loss + self.vf_coef * value_loss
 
         rho = log_rho.squeeze(-1).exp()
         metrics = {

@@ -75,11 +75,11 @@ class PPO(ActorCriticFields, Algorithm):
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         clip_range, ent_coef = self.clip_range(self.progress), self.ent_coef(self.progress)
         clip_range_vf = None if self.clip_range_vf is None else self.clip_range_vf(self.progress)
-        policy_coef = float(self.began_at >= self.critic_burn_in_steps)
+        policy_learns = self.began_at >= self.critic_burn_in_steps
         epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
         with self.learning(alone=self.actors is None):
             for minibatch in chain.from_iterable(epochs):
-                loss, metrics = self.loss(minibatch, clip_range, clip_range_vf, ent_coef, policy_coef)
+                loss, metrics = self.loss(minibatch, clip_range, clip_range_vf, ent_coef, policy_learns)
                 self.record(loss=loss, **metrics)
                 if self.target_kl is not None and self.mean_over_ranks(metrics["approx_kl"]) > 1.5 * self.target_kl:
                     break
@@ -88,7 +88,7 @@ class PPO(ActorCriticFields, Algorithm):
         end_burn_in(self, optimizer)
 
     def loss(
-        self, minibatch: Batch, clip_range: float, clip_range_vf: float | None, ent_coef: float, policy_coef: float
+        self, minibatch: Batch, clip_range: float, clip_range_vf: float | None, ent_coef: float, policy_learns: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and what is logged of it."""
         log_prob, entropy, z = self.network.evaluate(
@@ -107,7 +107,8 @@ class PPO(ActorCriticFields, Algorithm):
             value_loss = losses.clipped_value_loss(z, minibatch.value, minibatch.returns, clip_range_vf)
         value_loss = losses.mean(value_loss, minibatch.weight)
         entropy_loss = -losses.mean(entropy.sum(-1), minibatch.weight)
-        loss = losses.scaled(policy_coef, policy_loss + losses.scaled(ent_coef, entropy_loss)) + self.vf_coef * value_loss
+        actor_loss = policy_loss + losses.scaled(ent_coef, entropy_loss) if policy_learns else 0.0
+        loss = actor_loss + self.vf_coef * value_loss
 
         with torch.no_grad():
             metrics = {

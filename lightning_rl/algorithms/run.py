@@ -196,7 +196,7 @@ class Run(pl.LightningModule):
         self.guard.begin(self, self.all_optimizers())
         self._followers = [callback for callback in trainer.callbacks if hasattr(callback, "on_update_end")]
         self._matmul = best_matmul(self.modules(), self.device)
-        self.compiled = compiled_losses(self)
+        self.compiled = {name: loss for name, loss in compiled_losses(self).items() if name not in vars(self)}  # else it was replaced
         vars(self).update(self.compiled)  # in place of the methods
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
         self.log_rows.start(self.count)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 
@@ -47,8 +47,13 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def check_names(cls: type, given: Mapping[str, Any]) -> None:
-    """Raise `SettingError` for a setting that a class does not have."""
+    """Raise `SettingError` for a setting that a class does not have, and for one that a subclass sets without being a dataclass."""
     names = settings_of(cls)
+    for base in cls.__mro__:
+        settings = {field.name for field in fields(base)} if is_dataclass(base) and "__dataclass_fields__" not in vars(base) else set()
+        for name in vars(base).keys() & settings:
+            decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False) to change its default"
+            raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
     for name in given:
         if name not in names:
             raise SettingError(f"{name} is not a setting of {cls.__name__}{nearest(name, names)}")
@@ -71,8 +76,8 @@ def read_fields(instance: Any) -> None:
         for note in notes:
             if isinstance(note, Range):
                 check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
-            else:
-                value = note(name, value)
+            elif hasattr(note, "build"):
+                value = note.build(name, value)
         if kind is bool and not others:
             check_flag(name, value)
         elif get_origin(kind) is Literal and not others:
@@ -83,8 +88,11 @@ def read_fields(instance: Any) -> None:
 @cache
 def kinds_of(cls: Any) -> dict[str, list[tuple[Any, tuple[Any, ...]]]]:
     """Return the types that each field of a dataclass may have, with their notes."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {field.name: list(alternatives(hints[field.name])) for field in fields(cls) if field.init}
+    kinds = {field.name: list(alternatives(field.type)) for field in fields(cls) if field.init}
+    for name, found in kinds.items():
+        if any(isinstance(kind, str) for kind, _ in found):
+            raise SettingError(f"{cls.__name__}.{name}: its annotation is a string; leave out `from __future__ import annotations`")
+    return kinds
 
 
 def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -123,7 +131,8 @@ def complete_settings(instance: Any) -> dict[str, Any]:
     args, kwargs = instance.given_arguments
     parameters = settings_of(type(instance))
     given = dict(zip(parameters, args, strict=False)) | kwargs
-    integers = {name for name, parameter in parameters.items() if any(kind is int for kind, _ in alternatives(parameter.annotation))}
+    whole = (int, "int", "int | None")
+    integers = {name for name, each in parameters.items() if any(kind in whole for kind, _ in alternatives(each.annotation))}
     given = {name: as_integer(value) if name in integers else value for name, value in given.items()}
     settings = {name: default_of(type(instance), each) for name, each in parameters.items() if each.default is not each.empty} | given
     settings.pop("spaces", None)
@@ -133,7 +142,8 @@ def complete_settings(instance: Any) -> dict[str, Any]:
 def default_of(cls: type, parameter: inspect.Parameter) -> Any:
     """Return the default of a setting."""
     factories = {field.name: field.default_factory for field in fields(cls) if field.default_factory is not MISSING}
-    return factories[parameter.name]() if parameter.name in factories else parameter.default
+    is_made = repr(parameter.default) == "<factory>"  # as dataclasses write it in a signature
+    return factories[parameter.name]() if is_made else parameter.default
 
 
 def plain(value: Any) -> Any:

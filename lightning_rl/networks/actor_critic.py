@@ -75,7 +75,6 @@ class ActorCritic(PolicyNetwork):
         if memory is not None and memory.burn_in:
             raise SettingError(f"memory.burn_in {memory.burn_in} is for replayed sequences; rollouts hold what was remembered: leave it 0")
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
-        # not told by comparing modules, which are wrapped while a graph is traced
         self.shares = memory is None if share_encoder is None else share_encoder
         observed = (spaces.observation, encoder, encoder_features, entities, goals)
         self.actor_encoder = TreeEncoder(*observed)

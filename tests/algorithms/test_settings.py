@@ -66,3 +66,27 @@ def test_a_users_fields_are_settings_with_ranges_and_so_are_arguments_of_an_init
     assert tiny(Init, repeats=1e1).repeats == 10 and tiny(Init, repeats=1e1).hparams["repeats"] == 10
     with pytest.raises(SettingError, match=r"^repeat is not a setting of Init; did you mean repeats\?$"):
         tiny(Init, repeat=1)
+
+
+def test_a_default_that_a_subclass_changes_without_being_a_dataclass_is_refused():
+    class Faster(lrl.PPO):
+        learning_rate = 1e-2
+
+    with pytest.raises(SettingError, match=r"^Faster\.learning_rate: learning_rate is a setting; decorate the class with @dataclass"):
+        tiny(Faster)
+
+    @dataclass
+    class Decorated(lrl.PPO):
+        learning_rate: float = 1e-2
+
+    model = tiny(Decorated)
+    assert model.hparams["learning_rate"] == 1e-2 and hash(model) == hash(model)
+
+
+def test_a_default_of_an_init_wins_over_that_of_the_field():
+    class Novel(lrl.PPO):
+        def __init__(self, env, *, reward_signals={"rnd": {}}, **common):  # noqa: B006
+            super().__init__(env, reward_signals=reward_signals, **common)
+
+    model = tiny(Novel)
+    assert list(model.reward_signals) == ["extrinsic", "rnd"] and model.hparams["reward_signals"] == {"rnd": {}}
