@@ -64,16 +64,15 @@ class Algorithm(Run):
     encoder_features: int = 512
     """Width of an image encoding."""
     entities: list[str] | None = None
-    """Observations `Box(max_n, features)` that are sets of entities, by their paths such as `robot.arm`; one whose
-    squares sum to less than 0.01 is padding."""
+    """Observations `Box(max_n, features)` that are sets of entities, by paths such as `robot.arm`; zeros are padding."""
     goals: list[str] | None = None
     """Observations of the goal, by name, which generate the weights of the last hidden layer."""
     normalize_obs: str = "off"
-    """`running` statistics, `frozen` ones of random steps before learning, or `off`."""
+    """`running` statistics, `frozen` ones of random steps, or `off`."""
     normalize_obs_steps: Annotated[int, Range(1)] = 10_000
-    """Random environment steps that `frozen` takes; they count."""
+    """Random steps for `frozen`; they count."""
     normalize_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
+    """Divide rewards by the running deviation of the discounted return."""
     clip_reward: Annotated[float, Range(0, open_low=True)] | None = None
     """Cut rewards to this size for learning; null leaves them."""
     reward_scale: Annotated[float, Range(-1e9, 1e9)] = 1.0
@@ -89,11 +88,11 @@ class Algorithm(Run):
     log_interval: Annotated[int, Range(0, open_low=True)] | None = None
     """Environment steps between logged rows; null: 1 % of the run."""
     on_nan: Literal["raise", "skip_update", "restore_last"] = "raise"
-    """Stop at NaN or infinity, skip the update, or go back to the weights of the last finished iteration."""
+    """What to do about NaN or infinity, see `guards.py`."""
     compile: bool | Literal["auto"] = "auto"
     """Compile losses by `torch.compile`; `auto`: where a run is long enough."""
     spaces: Spaces = None  # type: ignore[assignment]
-    """Observation and action space, and whether the environment masks actions; probed from one environment unless given."""
+    """Observation and action space, and whether the environment masks actions; null: probed from one environment."""
 
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     """The methods that `compile` compiles."""

@@ -59,7 +59,7 @@ class ActorCriticFields:
     value_support: list[int] | None = None
     """[low, high]: learn it as a histogram over these integers."""
     critic_burn_in_steps: Annotated[int, Range(0)] = 0
-    """Environment steps at the start from which only the value function learns (and an encoder it shares)."""
+    """Environment steps at the start from which only the value function learns."""
     share_encoder: bool | None = None
     """Policy and value share encoder and memory; null: without a memory."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
