@@ -56,7 +56,7 @@ class Algorithm(Run):
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 0.5
     """Cut gradients to this Euclidean norm, or null."""
     net_arch: list[int] | None = None
-    """Widths of the hidden layers; null: [64, 64], of SAC and TD3 [256, 256]."""
+    """Widths of hidden layers; null: [64, 64], SAC and TD3 [256, 256]."""
     activation: str = "tanh"
     """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     encoder: str = "auto"
@@ -74,7 +74,7 @@ class Algorithm(Run):
     normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return."""
     clip_reward: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut rewards to this size for learning; null leaves them."""
+    """Cut rewards to this size; null leaves them."""
     reward_scale: Annotated[float, Range(-1e9, 1e9)] = 1.0
     """Factor on rewards."""
     reward_signals: SignalSettings = field(default_factory=dict)  # a class attribute would hide the module
@@ -82,15 +82,15 @@ class Algorithm(Run):
     reward_signal_steps_per_update: Annotated[float, Range(0, open_low=True)] | None = None
     """Environment steps for an update of signals that learn; null: with each update."""
     behavioral_cloning: CloningConfig | None = None
-    """Additional gradient steps of the policy towards demonstrations."""
+    """Gradient steps of the policy towards demonstrations too."""
     memory: Memory | None = None
     """LSTM or GRU; null remembers nothing."""
     log_interval: Annotated[int, Range(0, open_low=True)] | None = None
-    """Environment steps between logged rows; null: 1 % of the run."""
+    """Environment steps between rows; null: 1 % of the run."""
     on_nan: Literal["raise", "skip_update", "restore_last"] = "raise"
     """What to do about NaN or infinity, see `guards.py`."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile losses by `torch.compile`; `auto`: where a run is long enough."""
+    """Compile losses; `auto`: where a run is long enough."""
     spaces: Spaces = None  # type: ignore[assignment]
     """Observation and action space, and whether the environment masks actions; null: probed from one environment."""
 

@@ -59,11 +59,11 @@ class ActorCriticFields:
     value_support: list[int] | None = None
     """[low, high]: learn it as a histogram over these integers."""
     critic_burn_in_steps: Annotated[int, Range(0)] = 0
-    """Environment steps at the start from which only the value function learns."""
+    """First environment steps, from which only the value learns."""
     share_encoder: bool | None = None
     """Policy and value share encoder and memory; null: without a memory."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
-    """For Box actions, `clipped_normal` or `tanh_normal`."""
+    """Of Box actions."""
     log_std_init: float = 0.0
     """First log σ of a Box."""
 
