@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 import lightning_rl as lrl
@@ -50,7 +51,8 @@ def test_a_users_algorithm_takes_second_derivatives_of_the_network(trpo, compile
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, "auto", True])
-def test_trpo_learns_cartpole(trpo, compile):
-    trainer = lrl.Trainer(enable_progress_bar=False)
+def test_trpo_learns_cartpole(trpo, tmp_path, compile):
+    pl.seed_everything(1, verbose=False)
+    trainer = lrl.Trainer(enable_progress_bar=False, default_root_dir=tmp_path)
     trainer.fit(trpo("CartPole-v1", max_env_steps=60_000, compile=compile))
     assert trainer.callback_metrics["eval/mean_reward"] >= 450

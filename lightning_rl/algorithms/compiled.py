@@ -104,4 +104,5 @@ def why(error: BaseException) -> str:
         return "there is no C++ compiler on this machine; install g++, or leave compile out"
     if "data-dependent" in str(error):
         return "Python decides by the value of a tensor"
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
+    return next(iter(lines), type(error).__name__)
