@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.experience import demonstrations
+from lightning_rl.algorithms.groups import NoRewardFields
 from lightning_rl.algorithms.imitation import imitate
 from lightning_rl.algorithms.settings import Range, as_integer
 from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings
@@ -18,13 +19,12 @@ from lightning_rl.errors import SettingError
 from lightning_rl.losses.policy_gradient import mean, scaled
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam
-from lightning_rl.rewards.settings import SignalSettings
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.spaces import short
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class BehavioralCloning(Algorithm):
+class BehavioralCloning(NoRewardFields, Algorithm):
     """Make what demonstrations did likely. The environment is only for evaluation; a run counts updates.
 
     The network is that of PPO and A2C, so that they can begin with it (`--init_from`); its value function does not learn here. Each
@@ -70,12 +70,6 @@ class BehavioralCloning(Algorithm):
     max_env_steps: int = field(init=False)
     gamma: float = field(init=False, default=0.0)
     normalize_obs_steps: int = field(init=False, default=1)
-    normalize_reward: bool = field(init=False, default=False)
-    clip_reward: None = field(init=False, default=None)
-    reward_scale: float = field(init=False, default=1.0)
-    reward_signals: SignalSettings = field(init=False, default_factory=dict)
-    reward_signal_steps_per_update: None = field(init=False, default=None)
-    behavioral_cloning: None = field(init=False, default=None)
 
     counter = "updates"
     losses = ("imitation_loss",)

@@ -10,18 +10,18 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.generations import GenerationDataset, Results
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.experience import generations
+from lightning_rl.algorithms.groups import NoRewardFields
 from lightning_rl.algorithms.settings import Range
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.flat import FlatAdam, FlatSGD
-from lightning_rl.rewards.settings import SignalSettings
 from lightning_rl.schedules import ScheduleSetting
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class EvolutionStrategies(Algorithm):
+class EvolutionStrategies(NoRewardFields, Algorithm):
     """Move the weights at random, play whole episodes, and go where the returns were better. One batch is one generation.
 
     Rewards are neither discounted nor bootstrapped, and nothing is differentiated: the environment and the policy may be anything. Jobs are
@@ -69,12 +69,6 @@ class EvolutionStrategies(Algorithm):
 
     gamma: float = field(init=False, default=1.0)
     max_grad_norm: None = field(init=False, default=None)
-    normalize_reward: bool = field(init=False, default=False)
-    clip_reward: None = field(init=False, default=None)
-    reward_scale: float = field(init=False, default=1.0)
-    reward_signals: SignalSettings = field(init=False, default_factory=dict)
-    reward_signal_steps_per_update: None = field(init=False, default=None)
-    behavioral_cloning: None = field(init=False, default=None)
     compile: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from lightning_rl.algorithms.cloning import CloningConfig
 from lightning_rl.algorithms.settings import Range
 from lightning_rl.data.replay_config import ReplayConfig
 from lightning_rl.data.replay_dataset import ReplaySettings
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.rewards.settings import SignalSettings
 from lightning_rl.schedules import ScheduleSetting
 
 
@@ -30,7 +32,7 @@ class ReplayFields:
     """Length of the returns' windows; shorter at the end of an episode."""
     warmup: Literal["random", "policy"] = "random"
     """Actions before learning starts: `random` or from the `policy`."""
-    replay: ReplayConfig = field(default=ReplayConfig())
+    replay: ReplayConfig = ReplayConfig()
     """How memories are kept and drawn, see `ReplayConfig`."""
 
 
@@ -73,3 +75,15 @@ def make_actor_critic(algorithm: Any) -> ActorCritic:
     names = ("share_encoder", "action_dist", "log_std_init", "value_transform", "value_support")
     own = {name: getattr(algorithm, name) for name in names}
     return ActorCritic(algorithm.spaces, **algorithm.network_settings, **own, streams=len(algorithm.reward_signals))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class NoRewardFields:
+    """Takes away the settings of rewards from an algorithm that learns no values."""
+
+    normalize_reward: bool = field(init=False, default=False)
+    clip_reward: float | None = field(init=False, default=None)
+    reward_scale: float = field(init=False, default=1.0)
+    reward_signals: SignalSettings = field(init=False, default_factory=dict)
+    reward_signal_steps_per_update: float | None = field(init=False, default=None)
+    behavioral_cloning: CloningConfig | None = field(init=False, default=None)
