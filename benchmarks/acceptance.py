@@ -2,10 +2,11 @@
 
     python benchmarks/acceptance.py [--rows "PPO base" LSTM …] [--seeds 1 2 3] [--processes 2]
 
-A row is an environment of `envs/simple.py`, an algorithm with settings, a budget of environment steps and a threshold. It is reached at the
-environment step that ends the first five training episodes in a row whose mean return exceeds the threshold (none of them begun before
-learning starts), and passes if that is within twice the budget (rows of 100 steps: within 1,000) for two of three seeds. Where an episode
-has two steps luck can do that; `--to_the_limit` tells what was learned by then. `--rows` takes parts of names. The table is Markdown; the
+A row is an environment of `envs/examples.py`, an algorithm with settings, a budget of environment steps and a threshold. It is reached at
+the environment step that ends the first five training episodes in a row whose mean return exceeds the threshold (none of them begun
+before learning starts), and passes if that is within twice the budget (rows of 100 steps: within 1,000) for two of three seeds. Where an
+episode has two steps luck can do that; `--to_the_limit` tells what was learned by then. `--rows` takes parts of names.
+The table is Markdown; the
 exit status is 0 if all rows pass.
 
 ML-Agents' settings are taken as they are, under our names: `buffer_size` rows an update are `n_steps` of one environment, `num_epoch`
@@ -41,7 +42,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 
 import lightning_rl as lrl
-from lightning_rl.demonstrations.simple import record_1d
+from lightning_rl.demonstrations.recorder import record_1d
 
 
 class Row(NamedTuple):

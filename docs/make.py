@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning_rl
-from lightning_rl.algorithms.settings import default_of, settings_of
+from lightning_rl.training.settings import default_of, settings_of
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lightning_rl import Algorithm, Range
 from lightning_rl.algorithms.ppo import check_batch_size
-from lightning_rl.data.minibatch import make_batch, minibatches, normalize
+from lightning_rl.data.rollout import make_batch, minibatches, normalize
+from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.flat import FlatAdam
-from lightning_rl.ranks import mean_over_ranks
+from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
 
 

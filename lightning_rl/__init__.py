@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_rl import starting
+from lightning_rl import startup
 
-if starting.is_program():  # before what takes long to import
-    starting.leave_when_interrupted()
+if startup.is_program():  # before what takes long to import
+    startup.leave_when_interrupted()
 
 from importlib import import_module
 from typing import Any
@@ -28,32 +28,32 @@ ALGORITHMS = {
 EXPORTS = {
     **ALGORITHMS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
-    "Range": "lightning_rl.algorithms.settings",
+    "Range": "lightning_rl.training.settings",
     "EnvConfig": "lightning_rl.envs.config",
     "ActorsConfig": "lightning_rl.actors.config",
-    "Trainer": "lightning_rl.trainer",
+    "Trainer": "lightning_rl.training.trainer",
     "EvaluationConfig": "lightning_rl.callbacks.evaluation",
     "CheckpointConfig": "lightning_rl.callbacks.checkpoints",
     "LSTM": "lightning_rl.networks.memory",
     "GRU": "lightning_rl.networks.memory",
-    "ReplayConfig": "lightning_rl.data.replay_config",
-    "CloningConfig": "lightning_rl.algorithms.cloning",
+    "ReplayConfig": "lightning_rl.data.replay.storage",
+    "CloningConfig": "lightning_rl.training.side_learners",
     "Demonstration": "lightning_rl.demonstrations.dataset",
-    "TargetNetworkUpdate": "lightning_rl.callbacks.target_update",
+    "TargetNetworkUpdate": "lightning_rl.callbacks.iteration",
     "Curriculum": "lightning_rl.callbacks.curriculum",
     "RolloutEvaluator": "lightning_rl.callbacks.evaluation",
     "MultiEvaluator": "lightning_rl.callbacks.evaluation",
-    "PlotCurve": "lightning_rl.reports.curve",
+    "PlotCurve": "lightning_rl.callbacks.curve",
     "RecordDemonstrations": "lightning_rl.callbacks.recording",
-    "Video": "lightning_rl.callbacks.video",
+    "Video": "lightning_rl.callbacks.recording",
     "RecordEpisodes": "lightning_rl.demonstrations.recorder",
     "load_demonstrations": "lightning_rl.demonstrations.dataset",
     "StopOnEvaluation": "lightning_rl.callbacks.stopping",
     "BestModel": "lightning_rl.callbacks.checkpoints",
     "SaveCheckpoints": "lightning_rl.callbacks.checkpoints",
-    "Policy": "lightning_rl.algorithms.policy",
-    "load_policy": "lightning_rl.algorithms.policy",
-    "evaluate": "lightning_rl.judging",
+    "Policy": "lightning_rl.policy",
+    "load_policy": "lightning_rl.policy",
+    "evaluate": "lightning_rl.policy",
     "export_policy": "lightning_rl.exporting.export",
     "SettingError": "lightning_rl.errors",
 }

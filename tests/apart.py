@@ -111,8 +111,8 @@ def serve(requests: socket.socket) -> None:
     before = set(os.environ)
     import torch.utils.tensorboard  # noqa: F401
 
-    import lightning_rl.cli
-    import lightning_rl.trainer  # noqa: F401
+    import lightning_rl.cli.fit
+    import lightning_rl.training.trainer  # noqa: F401
 
     sys.modules.pop("lightning_rl.__main__", None)  # else runpy warns that it was imported before
     warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)  # threads of libraries, which look after themselves

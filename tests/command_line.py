@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rl.__main__ import main
+from lightning_rl.cli.main import main
 from tests.apart import Apart
 
 TINY = (

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lightning_rl.cli_configs import Loader
-from lightning_rl.locations import config_folder
+from lightning_rl.config_files import Loader
+from lightning_rl.startup import config_folder
 
 RICH = """
 seed_everything: 3

@@ -13,7 +13,7 @@ from pytorch_lightning import Callback
 import lightning_rl as lrl
 from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3
 from lightning_rl.errors import NotFiniteError
-from lightning_rl.finite import all_finite, first_bad
+from lightning_rl.nan_policy import all_finite, first_bad
 from tests.apart import ROOT, Apart
 from tests.fitting import ALL, TINY, Rows, fit, weights
 from tests.poisoned import two
@@ -313,13 +313,13 @@ for algorithm, door in itertools.product((A2C, SAC), ("loss", "reward", "observa
 
 
 def test_all_ranks_decide_alike(tmp_path):
-    (tmp_path / "ranks.py").write_text(RANKS)
+    (tmp_path / "distributed.py").write_text(RANKS)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    ranks = [Apart("ranks.py", tmp_path, env | {"LOCAL_RANK": str(rank)}) for rank in (0, 1)]
+    ranks = [Apart("distributed.py", tmp_path, env | {"LOCAL_RANK": str(rank)}) for rank in (0, 1)]
     said = []
     for rank in ranks:
         out, err = rank.communicate(timeout=120)

@@ -17,8 +17,8 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl.cli import Notices
-from lightning_rl.cli_settings import read_arguments
+from lightning_rl.cli.fit import Notices
+from lightning_rl.cli.settings import read_arguments
 from tests.command_line import MODULE, TINY, run, run_apart, run_python
 
 RUN = "runs/PPO/CartPole-v1/version_"
@@ -340,7 +340,7 @@ def test_a_run_continues_from_a_checkpoint_by_its_path_and_from_the_last(fit, fo
 
 def test_version_and_list_start_without_torch(tmp_path):
     check = "assert not {'torch', 'pytorch_lightning'} & set(sys.modules)"
-    program = f"import sys; from lightning_rl.__main__ import main; main(sys.argv[1:]); {check}"
+    program = f"import sys; from lightning_rl.cli.main import main; main(sys.argv[1:]); {check}"
     status, out, err = run_python(("-c", program), "--version", tmp_path)
     assert (status, out, err) == (0, "lightning_rl 0.1.0\n", "")
     status, out, err = run_python(("-c", program), "list", tmp_path)
@@ -374,7 +374,7 @@ def test_help_is_readable(arguments, words, folder, capfd):
 
 
 def test_every_packaged_config_names_its_kind_in_a_comment_and_parses(folder, capfd):
-    from lightning_rl.locations import config_folder
+    from lightning_rl.startup import config_folder
 
     files = sorted(config_folder().rglob("*.yaml"))
     assert len(files) >= 5

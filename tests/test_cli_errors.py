@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_rl.__main__ import main
-from lightning_rl.cli_messages import explain_flag
+from lightning_rl.cli.main import main
+from lightning_rl.cli.settings import explain_flag
 from tests.apart import Apart
 from tests.command_line import MODULE, TINY, run, run_apart
 from tests.fitting import fit as fit_plain
@@ -433,7 +433,7 @@ def test_nothing_is_left_behind_by_a_wrong_setting(folder, capfd):
 
 
 def test_debug_shows_where_it_came_from(folder):
-    from lightning_rl.__main__ import main
+    from lightning_rl.cli.main import main
     from lightning_rl.errors import SettingError
 
     with pytest.raises(SettingError, match="n_steps must be >= 1"):
@@ -484,6 +484,6 @@ def test_an_error_of_the_system_that_is_not_the_outputs_is_raised(monkeypatch):
     def broken(*_):
         raise BrokenPipeError(32, "a worker is gone")
 
-    monkeypatch.setattr("lightning_rl.__main__.run", broken)
+    monkeypatch.setattr("lightning_rl.cli.main.run", broken)
     with pytest.raises(BrokenPipeError, match="a worker is gone"):
         main(["list"])

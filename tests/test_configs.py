@@ -8,8 +8,8 @@ import torch
 import yaml
 
 from lightning_rl import RecordEpisodes
-from lightning_rl.cli_configs import Loader
-from lightning_rl.locations import config_folder
+from lightning_rl.config_files import Loader
+from lightning_rl.startup import config_folder
 from tests.command_line import run
 from tests.experts import played
 

@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 import lightning_rl
 from lightning_rl import RecordEpisodes, SettingError
-from lightning_rl.cli_configs import Loader
+from lightning_rl.config_files import Loader
 from lightning_rl.spaces import Spaces
 from tests.command_line import run, run_apart, run_python
 from tests.experts import balance, played

@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from lightning_rl import A2C, PPO, SAC
-from lightning_rl.data.minibatch import Batch
+from lightning_rl.data.rollout import Batch
 from lightning_rl.distributions import SoftActions, make_distribution
 from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy
 from tests.fitting import Rows, fit, tiny

@@ -23,7 +23,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_rl import EvolutionStrategies
-from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.loggers import read_rows
 from tests.apart import ROOT, Apart
 from tests.fitting import fit, tiny
 from tests.two_ranks import ALONE, CARTPOLE_JOBS, CASES, SendAt, build, first_update, learned, trainer
@@ -234,7 +234,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 from lightning_rl import Trainer
-from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.loggers import read_rows
 from tests.two_ranks import build
 
 def ask_to_stop():

@@ -28,7 +28,7 @@ from lightning_rl import (
     Trainer,
     load_policy,
 )
-from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.loggers import read_rows
 from tests.experts import at_random
 from tests.fitting import tiny
 

@@ -15,9 +15,9 @@ import torch
 from pytorch_lightning import Callback
 
 from lightning_rl import PPO, Trainer, load_policy
-from lightning_rl.callbacks.csv_logger import read_rows
-from lightning_rl.callbacks.preemption import StopOnSignal, ignore
-from lightning_rl.starting import is_program
+from lightning_rl.callbacks.stopping import StopOnSignal, ignore
+from lightning_rl.loggers import read_rows
+from lightning_rl.startup import is_program
 from tests.apart import Apart
 from tests.command_line import run, run_apart, run_python
 from tests.fitting import tiny
@@ -142,7 +142,7 @@ class Interrupt:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
 sys.argv = ["/usr/bin/lightning-rl", "evaluate", "--help"]
-from lightning_rl.__main__ import main
+from lightning_rl.cli.main import main
 sys.exit(main())
 """
 
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_only_our_own_program_at_once(monkeypatch, command, ends):
     assert is_program() == ends
 
 
-@pytest.mark.parametrize("place", ["lightning_rl.cli.read_arguments", "lightning_rl.algorithms.algorithm.probe_spaces"])
+@pytest.mark.parametrize("place", ["lightning_rl.cli.fit.read_arguments", "lightning_rl.algorithms.algorithm.probe_spaces"])
 def test_ctrl_c_while_settings_are_read_or_environments_are_tried_ends_with_its_status(folder, capfd, monkeypatch, place):
     def interrupted(*arguments):
         raise KeyboardInterrupt

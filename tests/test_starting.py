@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from lightning_rl import PPO, Trainer, evaluate, load_policy
-from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.errors import SettingError
-from lightning_rl.run_folder import take_run
-from lightning_rl.saving.files import last_generation
+from lightning_rl.loggers import read_rows
+from lightning_rl.training.run_folder import take_run
+from tests.checkpoints.test_lock import another_process
 from tests.command_line import TINY, run
 from tests.fitting import tiny
-from tests.saving.test_lock import another_process
 
 
 def fit(folder, model=None, **arguments):

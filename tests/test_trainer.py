@@ -17,9 +17,9 @@ import yaml
 from pytorch_lightning.loggers import WandbLogger
 
 from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, RolloutEvaluator, Trainer
-from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.errors import SettingError
-from lightning_rl.saving.manifest import threads_of
+from lightning_rl.loggers import read_rows
 from tests.command_line import MODULE
 from tests.environments import Endless
 from tests.fitting import tiny, weights

@@ -29,8 +29,8 @@ from lightning_rl import (
     EvolutionStrategies,
     Trainer,
     Video,
+    optimization,
 )
-from lightning_rl.algorithms import optimization
 from lightning_rl.errors import LostRankError, SettingError
 from tests.algorithms.test_evolution_strategies import CARTPOLE as CARTPOLE_JOBS
 from tests.algorithms.test_evolution_strategies import learned

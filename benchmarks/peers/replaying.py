@@ -25,7 +25,7 @@ def rss_mb() -> float:
 
 def ours(rows: int) -> tuple[Callable[[int], Any], Callable[[], Any]]:
     """How to add transition i of a pool, and how to draw a batch of tensors."""
-    from lightning_rl.data.replay import ReplayBuffer
+    from lightning_rl.data.replay.buffer import ReplayBuffer
     from lightning_rl.envs.stepping import EnvStep
     from lightning_rl.types import tree_to_torch
 

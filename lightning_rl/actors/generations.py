@@ -18,11 +18,11 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.evaluator import Generation, Played
 from lightning_rl.actors.workers import Workers
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.episode_statistics import EpisodeStatistics
-from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.dataset import RolloutDataset
+from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError
-from lightning_rl.guards import Guard
-from lightning_rl.ranks import sum_over_ranks
+from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Rollout, Tree, tree_leaves, tree_map, tree_to_torch
 

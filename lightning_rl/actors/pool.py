@@ -16,10 +16,10 @@ from lightning_rl.actors.actor import Lessons, from_plain
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
 from lightning_rl.data.collector import Stepped
-from lightning_rl.data.episode_statistics import EpisodeStatistics
-from lightning_rl.data.unroll import join, judge
+from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.data.rollout import join, judge
 from lightning_rl.errors import Interrupted
-from lightning_rl.guards import Guard
+from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import Precision
 from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
 

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
-from lightning_rl.cpu_threads import one_thread
-from lightning_rl.envs.processes import keeping_signal_handlers
 from lightning_rl.errors import Interrupted, SettingError, missing_extra
+from lightning_rl.startup import keeping_signal_handlers
+from lightning_rl.threads import one_thread
 from lightning_rl.types import tree_to_numpy, tree_to_torch
 
 

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.burn_in import end_burn_in
-from lightning_rl.algorithms.groups import ActorCriticFields, make_actor_critic
-from lightning_rl.algorithms.settings import Range
-from lightning_rl.data.minibatch import Batch, make_batch, normalize
-from lightning_rl.data.rollout import RolloutDataset, check_n_steps
+from lightning_rl.data.dataset import RolloutDataset, check_n_steps
+from lightning_rl.data.rollout import Batch, make_batch, normalize
 from lightning_rl.losses import policy_gradient as losses
-from lightning_rl.networks.flat import FlatAdam, FlatRMSprop
+from lightning_rl.optimization import FlatAdam, FlatRMSprop
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.training.settings import ActorCriticFields, Range, end_burn_in, make_actor_critic
 from lightning_rl.types import Rollout
 
 

@@ -10,28 +10,25 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.actors.config import ActorsConfig
-from lightning_rl.algorithms.cloning import CloningConfig, make_cloning
-from lightning_rl.algorithms.experience import replay, rollouts
-from lightning_rl.algorithms.loading import load
-from lightning_rl.algorithms.optimization import gradient_step, matmul_precision
-from lightning_rl.algorithms.run import Run
-from lightning_rl.algorithms.run_log import Metric, RunLog
-from lightning_rl.algorithms.settings import Range, complete_settings, plain, read_fields, with_integers
-from lightning_rl.algorithms.side_learner import SignalLearner
-from lightning_rl.data.priorities import sequence_errors
-from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
-from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, RolloutDataset
+from lightning_rl.data.replay.sampling import sequence_errors
+from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError
-from lightning_rl.guards import Guard
-from lightning_rl.networks.flat import FlatOptimizer
+from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.memory import Memory, as_memory
-from lightning_rl.ranks import mean_over_ranks
+from lightning_rl.optimization import FlatOptimizer, gradient_step, matmul_precision
 from lightning_rl.rewards.settings import SignalSettings, make_signals
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.spaces import Spaces
+from lightning_rl.training.experience import replay, rollouts
+from lightning_rl.training.loading import load
+from lightning_rl.training.run import Run
+from lightning_rl.training.settings import Range, complete_settings, plain, read_fields, with_integers
+from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
+from lightning_rl.training.state import Metric, RunLog
 from lightning_rl.types import Experience, Rollout, Transition
 
 
@@ -88,7 +85,7 @@ class Algorithm(Run):
     log_interval: Annotated[int, Range(0, open_low=True)] | None = None
     """Environment steps between rows; null: 1 % of the run."""
     on_nan: Literal["raise", "skip_update", "restore_last"] = "raise"
-    """What to do about NaN or infinity, see `guards.py`."""
+    """What to do about NaN or infinity, see `nan_policy.py`."""
     compile: bool | Literal["auto"] = "auto"
     """Compile losses; `auto`: where a run is long enough."""
     spaces: Spaces = None  # type: ignore[assignment]

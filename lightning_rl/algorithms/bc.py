@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.experience import demonstrations
-from lightning_rl.algorithms.groups import NoRewardFields
-from lightning_rl.algorithms.imitation import imitate
-from lightning_rl.algorithms.settings import Range, as_integer
-from lightning_rl.data.demonstration_dataset import DemonstrationDataset, DemonstrationSettings
-from lightning_rl.data.demonstrations import DemonstrationBatch
+from lightning_rl.data.demonstrations import DemonstrationBatch, DemonstrationDataset, DemonstrationSettings
 from lightning_rl.errors import SettingError
 from lightning_rl.losses.policy_gradient import mean, scaled
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.flat import FlatAdam
+from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.spaces import short
+from lightning_rl.training.experience import demonstrations
+from lightning_rl.training.settings import NoRewardFields, Range, as_integer
+from lightning_rl.training.side_learners import imitate
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

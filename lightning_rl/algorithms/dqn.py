@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.groups import ReplayFields, replay_settings, replay_updates
-from lightning_rl.algorithms.settings import Range
-from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
-from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.replay_dataset import ReplayDataset
+from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
+from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import as_settings
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
-from lightning_rl.networks.flat import FlatAdam
-from lightning_rl.networks.q_network import QNetwork
-from lightning_rl.networks.return_heads import make_return_head
+from lightning_rl.networks.q_network import QNetwork, make_return_head
+from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting, piecewise
+from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import make_value_transform
 

@@ -9,15 +9,14 @@ from torch import Tensor
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.generations import GenerationDataset, Results
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.experience import generations
-from lightning_rl.algorithms.groups import NoRewardFields
-from lightning_rl.algorithms.settings import Range
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.flat import FlatAdam, FlatSGD
+from lightning_rl.optimization import FlatAdam, FlatSGD
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.training.experience import generations
+from lightning_rl.training.settings import NoRewardFields, Range
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

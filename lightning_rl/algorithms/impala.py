@@ -8,16 +8,14 @@ from torch import Tensor
 
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.burn_in import end_burn_in
-from lightning_rl.algorithms.groups import ActorCriticFields, make_actor_critic
-from lightning_rl.algorithms.settings import Range
-from lightning_rl.data.minibatch import in_sequences, in_time
-from lightning_rl.data.rollout import RolloutDataset, check_n_steps
+from lightning_rl.data.dataset import RolloutDataset, check_n_steps
+from lightning_rl.data.rollout import in_sequences, in_time
 from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses import policy_gradient as losses
-from lightning_rl.networks.flat import FlatAdam, FlatRMSprop
+from lightning_rl.optimization import FlatAdam, FlatRMSprop
 from lightning_rl.returns import explained_variance, vtrace
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.training.settings import ActorCriticFields, Range, end_burn_in, make_actor_critic
 from lightning_rl.types import Rollout, flatten_time
 
 

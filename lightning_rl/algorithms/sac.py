@@ -12,19 +12,16 @@ from torch import Tensor, nn
 
 from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.groups import ReplayFields, replay_settings, replay_updates
-from lightning_rl.algorithms.settings import Range
-from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
-from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.replay_dataset import ReplayDataset
+from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
+from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SoftActions, SoftSample
 from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.losses.policy_gradient import mean
-from lightning_rl.networks.actor import Actor
-from lightning_rl.networks.critic import Critic
-from lightning_rl.networks.flat import FlatAdam
-from lightning_rl.networks.temperature import Temperature
+from lightning_rl.networks.off_policy import Actor, Critic, Temperature
+from lightning_rl.optimization import FlatAdam
+from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
 from lightning_rl.types import Transition, Tree
 
 

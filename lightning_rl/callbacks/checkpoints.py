@@ -12,10 +12,25 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
-from lightning_rl.callbacks.interval import check_interval, interval
-from lightning_rl.data.replay_dataset import ReplayDataset
+from lightning_rl.checkpoints.segments import SegmentStore, size_of
+from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
-from lightning_rl.saving.segments import SegmentStore, size_of
+
+COUNTERS = ("env_steps", "updates")
+
+
+def check_interval(section: str, callback: Any, algorithm: Any) -> None:
+    """Raise `SettingError` for an interval in what the algorithm's runs do not count."""
+    for counter in COUNTERS:
+        if counter != algorithm.counter and getattr(callback, f"every_n_{counter}") is not None:
+            name, right = type(algorithm).__name__, f"{section}.every_n_{algorithm.counter}"
+            raise SettingError(f"{section}.every_n_{counter}: a run of {name} counts {algorithm.counted}; use {right}")
+
+
+def interval(callback: Any, algorithm: Any, parts: int) -> int:
+    """What the callback was told, or one of so many parts of the run."""
+    return getattr(callback, f"every_n_{algorithm.counter}") or max(1, algorithm.length // parts)
+
 
 SAVED_UNASKED = 4e9
 """Bytes of a replay buffer that are saved without being asked for."""

@@ -12,11 +12,11 @@ import gymnasium as gym
 import pytorch_lightning as pl
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
-from lightning_rl.data.episode_statistics import Finished
+from lightning_rl.data.episodes import Finished
+from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import CompletionCriteria, Parameter, as_parameters
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.ranks import of_all_ranks
 
 SMOOTHING = 0.25
 """The share of what a smoothed measure was before an episode."""

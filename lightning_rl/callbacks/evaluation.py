@@ -15,16 +15,14 @@ import numpy as np
 import pytorch_lightning as pl
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from lightning_rl.callbacks.csv_logger import CsvTable
-from lightning_rl.callbacks.disk import log_row
-from lightning_rl.callbacks.interval import check_interval, interval
-from lightning_rl.callbacks.preemption import any_rank_asked, stop_asked
-from lightning_rl.callbacks.stopping import stop_early
+from lightning_rl.callbacks.checkpoints import check_interval, interval
+from lightning_rl.callbacks.stopping import any_rank_asked, stop_asked, stop_early
 from lightning_rl.data.episodes import Episode, EpisodePlayer
+from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import Interrupted, SettingError, check_range
-from lightning_rl.ranks import of_all_ranks
+from lightning_rl.loggers import CsvTable, log_row
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from lightning_rl.data.episode_statistics import EpisodeStatistics
-from lightning_rl.data.unroll import Unroll, gather_ends, judge
+from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.data.rollout import Unroll, gather_ends, judge
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.stepping import EnvStep, Stepper
 from lightning_rl.errors import Interrupted
-from lightning_rl.guards import Guard
+from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import Precision, RandomActor, StepActor, forgotten, make_actor
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import Rollout, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch

@@ -15,13 +15,11 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector.utils import create_empty_array
 
-from lightning_rl.demonstrations.hdf5 import ArrayFile, DamagedError
-from lightning_rl.demonstrations.metadata import read_metadata
-from lightning_rl.demonstrations.store import check_keys, data_folder
+from lightning_rl.checkpoints.files import shown
+from lightning_rl.demonstrations.files import ArrayFile, DamagedError, check_keys, data_folder, read_metadata
 from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError
-from lightning_rl.finite import LARGEST
-from lightning_rl.saving.files import shown
+from lightning_rl.nan_policy import LARGEST
 from lightning_rl.spaces import MASK, Spaces, limits, to_plain
 from lightning_rl.types import Tree, tree_index, tree_map
 

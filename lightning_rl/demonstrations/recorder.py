@@ -1,21 +1,123 @@
-"""Recording what is played in an environment."""
+"""Record episodes and save them as Minari datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 
+from lightning_rl.checkpoints.atomic import SaveFailed
 from lightning_rl.demonstrations.dataset import Demonstration, form_of
-from lightning_rl.demonstrations.saving import save_demonstrations
+from lightning_rl.demonstrations.files import dataset_id, datasets_folder, new_folder, require_minari
 from lightning_rl.envs.masks import masks_of, with_mask_info
-from lightning_rl.errors import SettingError
-from lightning_rl.spaces import as_spaces, short
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.spaces import MASK, as_spaces, short
 from lightning_rl.types import Tree, tree_map, tree_stack
+
+PLACE = "MINARI_DATASETS_PATH"
+
+
+def save_demonstrations(
+    dataset: str, demonstrations: Sequence[Demonstration], env: gym.Env, *, algorithm: str | None = None, force: bool = False
+) -> Path:
+    """Save episodes as a Minari dataset; numbers are kept as they are, images too. Masks are among the infos, flat.
+
+    Args:
+        dataset: its id, such as `cartpole/expert-v0`.
+        demonstrations: the episodes.
+        env: what they were played in; the dataset holds its spaces, and how it was made where that can be said.
+        algorithm: who played.
+        force: replace a dataset of that id.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        SettingError: no id, one that is taken, or no episodes.
+        SaveFailed: the disk is full, the folder cannot be written to, …; nothing is changed.
+    """
+    minari, name = require_minari(), dataset_id(dataset)
+    folder, spaces = new_folder(name, force), as_spaces(env.observation_space, env.action_space)
+    if not demonstrations:
+        raise SettingError(f"there are no episodes to save as dataset {name!r}")
+    try:
+        with elsewhere(datasets_folder()) as place, warnings.catch_warnings(action="ignore"):  # authors, links, … that are not given
+            minari.create_dataset_from_buffers(
+                name,
+                [_buffer(minari, each) for each in demonstrations],
+                env=env if _can_be_written(env) else None,
+                observation_space=spaces.observation,
+                action_space=spaces.action,
+                algorithm_name=algorithm,
+                description=f"Recorded by lightning_rl in {type(env.unwrapped).__name__ if env.spec is None else env.spec.id}.",
+                data_format="hdf5",
+                jpeg_encoding=False,  # which loses
+            )
+            _move(place, name, folder)
+    except (OSError, RuntimeError) as error:  # h5py says so of a full disk
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SaveFailed(f"dataset {name!r} could not be saved in {folder} ({reason})", reason) from error
+    return folder
+
+
+@contextmanager
+def elsewhere(root: Path) -> Iterator[Path]:
+    """A hidden folder in Minari's, which Minari takes for its own in here: what is made in it is seen by nobody before it is whole."""
+    before = os.environ.get(PLACE)
+    with TemporaryDirectory(prefix=".new-", dir=root, ignore_cleanup_errors=True) as place:
+        os.environ[PLACE] = place
+        try:
+            yield Path(place)
+        finally:
+            os.environ.pop(PLACE)
+            os.environ.update({} if before is None else {PLACE: before})
+
+
+def _move(place: Path, name: str, folder: Path) -> None:
+    """Give a dataset its own name, and its namespace what Minari writes there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for file in place.rglob("namespace_metadata.json"):
+        target = place.parent / file.relative_to(place)
+        if not target.exists():
+            os.replace(file, target)
+    replaced = place / "replaced"
+    if folder.exists():
+        os.replace(folder, replaced)
+    try:
+        os.replace(place / name, folder)
+    except OSError:
+        if replaced.exists():
+            os.replace(replaced, folder)
+        raise
+
+
+def _buffer(minari: Any, demonstration: Demonstration) -> Any:
+    """An episode as Minari takes it."""
+    obs, action, reward, terminated, truncated, mask = demonstration
+    return minari.data_collector.EpisodeBuffer(
+        observations=obs,
+        actions=action,
+        rewards=reward,
+        terminations=terminated,
+        truncations=truncated,
+        infos={MASK: mask} if len(mask) else None,
+    )
+
+
+def _can_be_written(env: gym.Env) -> bool:
+    """Whether gymnasium can write down how an environment was made."""
+    try:
+        return env.spec is not None and bool(env.spec.to_json())
+    except (TypeError, ValueError):  # functions and objects among its arguments
+        return False
 
 
 class RecordEpisodes(gym.Wrapper):
@@ -131,3 +233,31 @@ def in_order(recorders: Iterable[RecordEpisodes]) -> list[Demonstration]:
     """The episodes of environments that play in turn: the first of each, the second of each, …"""
     rows = zip_longest(*(recorder.demonstrations for recorder in recorders))
     return [each for each in chain.from_iterable(rows) if each is not None]
+
+
+def record_1d(n_demos: int = 100, seed: int = 0, **settings: Any) -> RecordEpisodes:
+    """Play the best action in `lightning_rl/Simple1D-v0`, straight to the goal: `record_1d().save("simple1d/expert-v0")`.
+
+    Args:
+        n_demos: how many steps to record; the last of them truncates its episode.
+        seed: of the goals.
+        settings: of `Simple1D`, such as `action=[1, 2]` or `num_visual=1`.
+
+    Raises:
+        SettingError: `n_demos` is no number of steps.
+    """
+    check_range("n_demos", n_demos, 1, whole=True)
+    env = RecordEpisodes(gym.make("lightning_rl/Simple1D-v0", **settings))
+    env.reset(seed=seed)
+    for _ in range(n_demos):
+        _, _, terminated, truncated, _ = env.step(best_action(env))
+        if terminated or truncated:
+            env.reset()
+    env.cut()
+    return env
+
+
+def best_action(env: RecordEpisodes) -> Tree:
+    """As far to the goal as an action can say: the goal itself in every dimension, and its side in every branch."""
+    goal = env.get_wrapper_attr("goal")
+    return tree_map(lambda form: np.full(form.shape[1:], goal if form.dtype.kind == "f" else goal > 0, form.dtype), env.forms[1])

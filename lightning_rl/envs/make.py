@@ -1,8 +1,9 @@
-"""From settings to environments."""
+"""From settings to environments, and the optional packages behind them."""
 
 from __future__ import annotations
 
 import importlib
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -15,16 +16,55 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.config import EnvConfig, one_of, settled
-from lightning_rl.envs.contract import CheckedEnv
-from lightning_rl.envs.in_turn import TurnVectorEnv
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
-from lightning_rl.envs.packages import EXTRAS, prepare_package
 from lightning_rl.envs.parameters import EnvParameters
-from lightning_rl.envs.workers import WorkerVectorEnv
+from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv
+from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import tree_index
+
+EXTRAS = {
+    "Box2D": "box2d",
+    "mujoco": "mujoco",
+    "ale_py": "atari",
+    "cv2": "atari",
+    "opencv": "atari",
+    "minatar": "minatar",
+    "minigrid": "minigrid",
+    "pettingzoo": "pettingzoo",
+}
+"""Which of our extras brings a missing package."""
+
+
+def prepare_package(env_id: str) -> None:
+    """What a package needs before its environment is built. Its notices go to the log, not to stderr and a file in the current folder.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+    if env_id.startswith("ALE/"):
+        ale_py = importlib.import_module("ale_py")
+        gym.register_envs(ale_py)
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    if env_id.startswith("MinAtar/") and env_id not in gym.registry:
+        importlib.import_module("minatar.gym").register_envs()
+    if env_id.startswith(("MiniGrid-", "BabyAI-")):
+        importlib.import_module("minigrid")  # which registers them
+    spec = gym.registry.get(env_id)
+    if spec is not None and "mujoco" in str(spec.entry_point):
+        importlib.import_module("mujoco").set_mju_user_warning(logging.getLogger("mujoco").info)
+
+
+def own_module(env_id: str) -> str | None:
+    """The module behind an id that a program registered itself; None for ids of gymnasium, of this package and of the packages above."""
+    spec = gym.registry.get(env_id)
+    if spec is None or spec.entry_point is None:
+        return None
+    module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else spec.entry_point.__module__
+    return None if module.partition(".")[0] in ("gymnasium", "lightning_rl", *EXTRAS) else module
+
 
 OWN = " (one of your own needs --import its_module)"
 """What is said of an id that nobody registered."""

@@ -9,9 +9,8 @@ from zlib import crc32
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.envs.lessons import Parameter
-from lightning_rl.envs.receiving import make_receiver
-from lightning_rl.envs.samplers import as_sampler
+from lightning_rl.envs.lessons import Parameter, as_sampler
+from lightning_rl.envs.parameter_targets import make_receiver
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import with_vector
 

@@ -16,11 +16,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.fingerprint import fingerprint
-from lightning_rl.envs.keeping import Keeper, make_keeper
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.masks import make_masks
-from lightning_rl.envs.workers import WorkerVectorEnv
+from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
+from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces, single_spaces
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack

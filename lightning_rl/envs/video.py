@@ -13,10 +13,10 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
+from lightning_rl.checkpoints.atomic import SaveFailed, create, temporary
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import SettingError, missing_extra
-from lightning_rl.saving.atomic import SaveFailed, create, temporary
 
 FRAMES_PER_SECOND = 30
 """Of environments whose metadata have no `render_fps`."""

@@ -1,27 +1,75 @@
-"""Act step by step of a rollout, as cheaply as the network allows.
-
-A small perceptron costs torch more in calls than in arithmetic, so on a CPU narrow float32 layers act in numpy, on live views of their
-parameters; nothing is learned there. The noise of all steps is drawn at once, and log-probabilities and values are left to one batched pass
-of torch at the end of the rollout.
-"""
+"""Policies that act: what their networks share, and the actors that step them cheaply during a rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import VectorEncoder
-from lightning_rl.networks.memory import NoMemory
+from lightning_rl.networks.memory import NoMemory, RecurrentMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
-from lightning_rl.networks.recurrent import RecurrentMemory
-from lightning_rl.types import Tree, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+
+
+class Perceptron(NamedTuple):
+    """The parts of a network that is as plain as this: encoder → memory → linear layers and activations in turn.
+
+    memories: that of the policy, and any that only have to be kept up to date.
+    """
+
+    encoder: Any
+    memories: list[Any]
+    layers: nn.Sequential
+
+
+class PolicyNetwork(nn.Module):
+    """A network with a distribution of actions, conditioned on what `policy` makes of observations."""
+
+    distribution: Distribution
+    memory: Any
+    """What the policy remembers with, see `networks/memory.py`."""
+
+    def initial_memory(self, num: int) -> Tree:
+        """The memory of `num` environments at the start of an episode."""
+        return self.memory.initial(num)
+
+    def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
+        """The distribution's input `[..., num_inputs]` at observations as they are, and the new memory."""
+        raise NotImplementedError
+
+    def judge(
+        self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of T steps' actions `[T, N, D]`, and V(s) `[T + 1, N, S]` of what was seen before, between and after them."""
+        network: Any = self
+        start = None if episode_start is None else episode_start[:-1]
+        log_prob = network.log_prob(tree_index(obs, slice(-1)), action, memory, start, action_mask)
+        return log_prob, network.value(obs, memory, episode_start)
+
+    def sample(
+        self,
+        obs: Tree,
+        memory: Tree = (),
+        episode_start: Tensor | None = None,
+        action_mask: Tree = (),
+        *,
+        deterministic: bool = False,
+        generator: Generator | None = None,
+    ) -> tuple[Tree, Tree]:
+        """Only what stepping an environment needs: the action and the new memory."""
+        x, memory = self.policy(obs, memory, episode_start, generator)
+        if deterministic:
+            return self.distribution.mode(x, action_mask), memory
+        return self.distribution.sample(x, action_mask, generator), memory
+
 
 Precision = Callable[[], AbstractContextManager[Any]]
 MAX_WIDTH = 256

@@ -1,8 +1,4 @@
-"""What a network remembers. One signature: `(features, memory, episode_start) -> (features, memory)`.
-
-Features `[..., F]` are T · N rows, time-major; `episode_start`, `[N]` for one step or `[T, N]`, says how many sequences they are and where
-to forget: before a row that begins an episode. The memory is that before the first row, and, returned, that after the last.
-"""
+"""Recurrent memory. One signature: `(features, memory, episode_start) -> (features, memory)`."""
 
 from __future__ import annotations
 
@@ -10,11 +6,177 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import SettingError, check_range, nearest
-from lightning_rl.networks.recurrent import GRUMemory, LSTMMemory, RecurrentMemory
 from lightning_rl.types import Tree
+
+
+class RecurrentMemory(nn.Module):
+    """A recurrent layer that forgets where an episode begins.
+
+    Sequences are cut there into segments, which lie side by side in one call of the fused layer, each with zeros or the given memory
+    before it. Rows behind the end of a segment carry a mark, an input of their own whose fixed weights hold the gates so that nothing
+    changes any more: the state after the call is that after each segment's last row. Features of goals pass beside what is remembered.
+    No gradient flows into the first `burn_in` rows of longer sequences.
+    """
+
+    gates: int
+    leaves = 1
+    """Of a state."""
+    hold: Tensor
+
+    def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
+        super().__init__()
+        self.sequence_length, self.burn_in = sequence_length, burn_in
+        self.num_inputs, self.size, self.num_features = num_inputs, size, size + num_goal_features
+        self.goal = slice(size, self.num_features)
+        self.weight_ih = nn.Parameter(torch.empty(self.gates * size, num_inputs))
+        self.weight_hh = nn.Parameter(torch.empty(self.gates * size, size))
+        self.bias_ih = nn.Parameter(torch.zeros(self.gates * size))
+        self.bias_hh = nn.Parameter(torch.zeros(self.gates * size))
+        for weight in (self.weight_ih, self.weight_hh):
+            for gate in weight.detach().chunk(self.gates):
+                nn.init.xavier_uniform_(gate)
+
+    def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The outputs `[T, N, H]` of inputs `[T, N, F]`, and the state after the last row; `state` has leaves `[N, H]`."""
+        raise NotImplementedError
+
+    def cell(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The state after one row; its first leaf is the output."""
+        raise NotImplementedError
+
+    def numpy_cell(self) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]:
+        """`cell` on arrays, with live views of the weights."""
+        raise NotImplementedError
+
+    def forward(self, features: Tensor, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
+        batch, features = features.shape[:-1], features.float()
+        if episode_start is None:
+            episode_start = torch.zeros(batch, dtype=torch.bool, device=features.device)
+        num = episode_start.shape[-1]
+        with torch.autocast(features.device.type, enabled=False):  # a state is summed over many steps
+            x, start = features.reshape(-1, num, self.num_inputs), episode_start.reshape(-1, num)
+            state = memory if len(memory) else self.initial(num)
+            if len(x) == 1:
+                state = self.cell(x[0], _forgotten(state, start[0]))
+                outputs = state[0]
+            elif 0 < self.burn_in < len(x):
+                with torch.no_grad():
+                    filled, state = self._segments(x[: self.burn_in], state, start[: self.burn_in])
+                outputs, state = self._segments(x[self.burn_in :], state, start[self.burn_in :])
+                outputs = torch.cat([filled, outputs])
+            else:
+                outputs, state = self._segments(x, state, start)
+        outputs = outputs.reshape(*batch, self.size)
+        beside = self.num_features - self.size
+        return (torch.cat([outputs, features[..., -beside:]], -1) if beside else outputs), state
+
+    def after(self, encode: Callable[[], Tensor], memory: Tree, episode_start: Tensor | None) -> Tree:
+        """The memory alone, after what `encode` sees."""
+        return self(encode(), memory, episode_start)[1]
+
+    def initial(self, num: int) -> Tree:
+        """The memory of `num` environments at the start of an episode: zeros."""
+        return tuple(self.weight_hh.new_zeros(num, self.size) for _ in range(self.leaves))
+
+    def _segments(self, x: Tensor, state: tuple[Tensor, ...], start: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        steps, num = start.shape
+        kept = _forgotten(state, start[0])
+        if not start[1:].any():
+            return self.fused(x, kept, self.weight_ih)
+        begins = start.t().contiguous()
+        begins[:, 0] = True
+        first = begins.flatten().nonzero().squeeze(-1)  # sequence after sequence
+        segment = begins.flatten().cumsum(0) - 1
+        row = torch.arange(steps * num, device=x.device) - first[segment]
+        longest = int(row.max()) + 1
+        padded = nn.functional.pad(x.new_zeros(longest, len(first), self.num_inputs), (0, 1), value=1.0)
+        padded[row, segment] = nn.functional.pad(x.transpose(0, 1).flatten(0, 1), (0, 1))
+        before = tuple(leaf.new_zeros(len(first), self.size).index_copy(0, segment[::steps], leaf) for leaf in kept)
+        outputs, after = self.fused(padded, before, torch.cat([self.weight_ih, self.hold.unsqueeze(-1)], 1))
+        outputs = outputs[row, segment].view(num, steps, -1).transpose(0, 1)
+        return outputs, (outputs[-1], *(leaf[segment[steps - 1 :: steps]] for leaf in after[1:]))
+
+
+HELD = 1e4
+"""What holds a gate open, or with a minus closed, whatever else it is told."""
+
+
+class LSTMMemory(RecurrentMemory):
+    """i, f, o = σ(…), g = tanh(…);  c ← f c + i g,  h ← o tanh c."""
+
+    gates, leaves = 4, 2
+
+    def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
+        super().__init__(size, num_inputs, num_goal_features, sequence_length, burn_in)
+        self.register_buffer("hold", torch.tensor([-HELD, HELD, 0.0, 0.0]).repeat_interleave(size), persistent=False)
+
+    def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        weights = [weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
+        outputs, h, c = torch.lstm(x, [leaf.unsqueeze(0) for leaf in state], weights, True, 1, 0.0, True, False, False)
+        return outputs, (h[0], c[0])
+
+    def cell(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return torch.lstm_cell(x, state, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+
+    def numpy_cell(self) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]:
+        weight_ih, weight_hh, bias_ih, bias_hh = (each.detach().numpy().T for each in self.parameters())
+        size = self.size
+
+        def step(x: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+            h, c = state
+            gates = x @ weight_ih + h @ weight_hh + (bias_ih + bias_hh)
+            g = np.tanh(gates[:, 2 * size : 3 * size])
+            gates = _sigmoid(gates)
+            c = gates[:, size : 2 * size] * c + gates[:, :size] * g
+            return gates[:, 3 * size :] * np.tanh(c), c
+
+        return step
+
+
+class GRUMemory(RecurrentMemory):
+    """r, z = σ(…), n = tanh(W x + b + r (U h + b'));  h ← (1 − z) n + z h."""
+
+    gates = 3
+
+    def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
+        super().__init__(size, num_inputs, num_goal_features, sequence_length, burn_in)
+        self.register_buffer("hold", torch.tensor([0.0, HELD, 0.0]).repeat_interleave(size), persistent=False)
+
+    def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        weights = [weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
+        outputs, h = torch.gru(x, state[0].unsqueeze(0), weights, True, 1, 0.0, True, False, False)
+        return outputs, (h[0],)
+
+    def cell(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (torch.gru_cell(x, state[0], self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh),)
+
+    def numpy_cell(self) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]:
+        weight_ih, weight_hh, bias_ih, bias_hh = (each.detach().numpy().T for each in self.parameters())
+        size = self.size
+
+        def step(x: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+            (h,) = state
+            told, kept = x @ weight_ih + bias_ih, h @ weight_hh + bias_hh
+            gates = _sigmoid(told[:, : 2 * size] + kept[:, : 2 * size])
+            new = np.tanh(told[:, 2 * size :] + gates[:, :size] * kept[:, 2 * size :])
+            z = gates[:, size:]
+            return ((1 - z) * new + z * h,)
+
+        return step
+
+
+def _forgotten(state: Tree, start: Tensor) -> tuple[Tensor, ...]:
+    """Zeros where an episode begins, whatever the memory had become."""
+    return tuple(leaf.masked_fill(start.unsqueeze(-1), 0.0) for leaf in state)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * x))  # no overflow
 
 
 class NoMemory(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
+from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import check_choice
-from lightning_rl.ranks import sum_over_ranks
 from lightning_rl.spaces import observation_leaves
 from lightning_rl.types import Tree, flatten_time, tree_index, tree_leaves, tree_map
 

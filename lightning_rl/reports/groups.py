@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightning_rl.figures import AXES
-from lightning_rl.reports.runs import TRAINING, Run
+from lightning_rl.reports.runs import AXES, TRAINING, Run
 
 LONGEST = 40
 """Characters of a label; groups with longer ones have numbers."""

@@ -9,12 +9,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from lightning_rl.checkpoints.atomic import SaveFailed, write_bytes
 from lightning_rl.errors import SettingError
-from lightning_rl.figures import COLORS, label, new_figure, png
 from lightning_rl.reports.groups import Group, Section
-from lightning_rl.reports.statistics import REPS, iqm, iqm_interval
-from lightning_rl.reports.tables import TRAINING_RETURN, tables
-from lightning_rl.saving.atomic import SaveFailed, write_bytes
+from lightning_rl.reports.runs import COLORS, label, new_figure, png
+from lightning_rl.reports.tables import REPS, TRAINING_RETURN, iqm, iqm_interval, tables
 
 ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them, rounded down to
 whole seeds, so that of three it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with {REPS:,}

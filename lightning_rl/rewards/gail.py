@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.distributions import Distribution, make_distribution
 from lightning_rl.errors import check_flag, check_range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.encoders import OneHotEncoder, TreeEncoder
-from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.networks.mlp import mlp
 from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.ranks import mean_over_ranks
+from lightning_rl.optimization import FlatAdam
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Tree, tree_leaves, tree_map

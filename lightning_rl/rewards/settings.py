@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.rewards.curiosity import Curiosity
-from lightning_rl.rewards.extrinsic import Extrinsic
 from lightning_rl.rewards.gail import GAIL
-from lightning_rl.rewards.rnd import RND
-from lightning_rl.rewards.signal import RewardSignal
+from lightning_rl.rewards.intrinsic import RND, Curiosity
+from lightning_rl.rewards.signal import Extrinsic, RewardSignal
 from lightning_rl.spaces import Spaces
 
 if TYPE_CHECKING:

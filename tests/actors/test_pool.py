@@ -19,7 +19,7 @@ from lightning_rl import IMPALA, PPO, SAC, EnvConfig, SettingError
 from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.processes import _open
 from lightning_rl.actors.workers import InTurn
-from lightning_rl.algorithms import experience
+from lightning_rl.training import experience
 from tests.command_line import run_python
 from tests.fitting import Rows, fit, tiny
 
@@ -170,7 +170,7 @@ def test_a_run_continues_with_a_thread_or_without_whatever_it_began_with(algorit
 
 ALONE = """
 from gymnasium.envs.registration import EnvSpec
-from lightning_rl.actors.backends import WithRegistration
+from lightning_rl.actors.config import WithRegistration
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env
 

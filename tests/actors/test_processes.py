@@ -19,8 +19,7 @@ import torch
 from lightning_rl import SettingError
 from lightning_rl.actors.processes import Processes
 from lightning_rl.actors.shared_memory import FOLDER, SharedWeights, Slot, SlotWriter
-from lightning_rl.actors.threads import InThreads
-from lightning_rl.actors.workers import InTurn, WorkerError
+from lightning_rl.actors.workers import InThreads, InTurn, WorkerError
 
 
 class Echo:
@@ -128,7 +127,7 @@ def test_a_call_sees_the_newest_weights_that_were_published_before_it_began(work
 
 def test_workers_import_no_lightning(workers):
     ((*_, modules, _),) = ask(workers, (0, "modules"))
-    assert "torch" in modules and not {"pytorch_lightning", "lightning_rl.algorithms", "lightning_rl.trainer"} & set(modules)
+    assert "torch" in modules and not {"pytorch_lightning", "lightning_rl.algorithms", "lightning_rl.training.trainer"} & set(modules)
 
 
 def test_a_worker_that_dies_or_freezes_is_started_anew_and_asked_again(workers):

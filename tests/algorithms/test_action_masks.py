@@ -12,12 +12,12 @@ import torch
 from torch import Generator
 
 from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, EvaluationConfig, RolloutEvaluator, Trainer, load_policy
-from lightning_rl.data.minibatch import make_batch
+from lightning_rl.data.rollout import make_batch
 from lightning_rl.distributions import SoftActions
 from lightning_rl.errors import SettingError
 from lightning_rl.losses.soft_actor_critic import expected, soft_value
-from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.off_policy import Actor
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.spaces import Spaces, choice_sizes
 from lightning_rl.types import Transition, tree_leaves, tree_map, tree_to_torch

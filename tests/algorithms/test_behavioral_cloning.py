@@ -17,13 +17,13 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import lightning_rl as lrl
 from lightning_rl import GRU, LSTM, PPO, BehavioralCloning, RecordEpisodes, Trainer, load_policy
-from lightning_rl.algorithms import experience
-from lightning_rl.algorithms.imitation import imitate
-from lightning_rl.algorithms.warm_start import take_weights
-from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
+from lightning_rl.loggers import read_rows
+from lightning_rl.training import experience
+from lightning_rl.training.loading import take_weights
+from lightning_rl.training.side_learners import imitate
 from lightning_rl.types import tree_leaves, tree_map
 from tests.command_line import run
 from tests.environments import Anything

@@ -8,9 +8,9 @@ import torch
 from gymnasium.spaces import Box
 
 from lightning_rl import DQN, GRU, LSTM, PPO, SAC, TD3
-from lightning_rl.algorithms.cloning import CloningConfig
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
+from lightning_rl.training.side_learners import CloningConfig
 from tests.experts import at_random
 from tests.fitting import ALL, ON_POLICY, UPDATES, Rows, fit, tiny, weights
 

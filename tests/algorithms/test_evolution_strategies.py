@@ -12,7 +12,7 @@ import torch
 
 from lightning_rl import GRU, LSTM, PPO, ActorsConfig, EvolutionStrategies, SettingError
 from lightning_rl.actors.evaluator import BuildEvaluator
-from lightning_rl.algorithms.warm_start import take_weights
+from lightning_rl.training.loading import take_weights
 from tests.environments import Anything, Scripted
 from tests.fitting import Rows, fit, tiny, weights
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lightning_rl import A2C, PPO, SAC, Algorithm, SettingError, Trainer, load_policy
-from lightning_rl.algorithms.groups import replay_settings
 from lightning_rl.callbacks.evaluation import make_player
-from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.training.settings import replay_settings
 from tests.fitting import fit, tiny
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lightning_rl import LSTM, TD3, Algorithm, load_policy
-from lightning_rl.networks.attention import EntityAttention
-from lightning_rl.networks.goal import HyperLinear
+from lightning_rl.networks.encoders import EntityAttention
+from lightning_rl.networks.mlp import HyperLinear
 from lightning_rl.types import tree_map
 from tests.environments import Crowd
 from tests.fitting import ALL, OFF_POLICY, fit, tiny

@@ -15,14 +15,13 @@ from torch import nn
 
 from lightning_rl import DQN, SAC, TD3, load_policy
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
-from lightning_rl.callbacks.target_update import make_target
+from lightning_rl.callbacks.iteration import make_target
 from lightning_rl.data.collector import Collector
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.acting import RandomActor
-from lightning_rl.networks.critic import Critic
-from lightning_rl.networks.q_network import QNetwork
-from lightning_rl.networks.return_heads import CategoricalReturn
-from lightning_rl.rewards.extrinsic import Extrinsic
+from lightning_rl.networks.off_policy import Critic
+from lightning_rl.networks.q_network import CategoricalReturn, QNetwork
+from lightning_rl.rewards.signal import Extrinsic
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import SymLog
 from tests.fitting import OFF_POLICY, Rows, fit, tiny, weights
@@ -153,7 +152,7 @@ def test_an_environment_step_brings_an_update_whatever_the_number_of_environment
     assert (model.env_steps, model.updates) == (96, 80)
 
 
-# library bug (data/replay_dataset.py): rewards are multiplied inside the autocast of the training step and come out as bfloat16
+# library bug (data/dataset.py): rewards are multiplied inside the autocast of the training step and come out as bfloat16
 @every_algorithm
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_discounts_and_rewards_are_not_rounded_where_networks_compute_in_bfloat16(algorithm, n_steps):
@@ -170,7 +169,7 @@ def test_discounts_and_rewards_are_not_rounded_where_networks_compute_in_bfloat1
     assert all(min(abs(reward - total) for total in sums) < 1e-6 for reward in rewards)
 
 
-# library bugs (losses/soft_actor_critic.py, networks/return_heads.py): `@` is a product that autocast rounds
+# library bugs (losses/soft_actor_critic.py, networks/q_network.py): `@` is a product that autocast rounds
 @pytest.mark.parametrize("name", ["soft value", "actor loss", "temperature loss", "mean of C51"])
 def test_losses_and_means_are_not_rounded_where_networks_compute_in_bfloat16(name):
     random = torch.Generator().manual_seed(0)
@@ -281,7 +280,7 @@ def test_who_acts_before_learning_starts(warmup, monkeypatch):
     assert acting(tiny(SAC, warmup=warmup, max_env_steps=32), monkeypatch) == [warmup] * 8 + ["policy"] * 8
 
 
-# library bug (data/replay_dataset.py): `random_until` does not count the steps of the statistics, so that the policy acts at once
+# library bug (data/dataset.py): `random_until` does not count the steps of the statistics, so that the policy acts at once
 def test_random_actions_come_after_the_steps_of_frozen_statistics_too(monkeypatch):
     model = tiny(SAC, normalize_obs="frozen", normalize_obs_steps=20, max_env_steps=52)
     assert acting(model, monkeypatch) == ["random"] * 8 + ["policy"] * 8

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
-from lightning_rl.algorithms.settings import settings_of
-from lightning_rl.data.layouts import DerivedNext, StoredNext
-from lightning_rl.data.replay import ReplayBuffer
-from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
+from lightning_rl.training.settings import settings_of
 from tests.environments import Scripted, ScriptedBox
 from tests.experts import at_random
 from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, weights

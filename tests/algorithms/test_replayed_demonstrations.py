@@ -10,7 +10,7 @@ import torch
 
 from lightning_rl import DQN, LSTM, SAC, TD3, CheckpointConfig, Demonstration, SettingError, Trainer, load_policy
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.demonstrations.recorder import RecordEpisodes
 from tests.environments import Scripted
 from tests.experts import at_random

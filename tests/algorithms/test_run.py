@@ -9,7 +9,7 @@ from pytorch_lightning.cli import LightningCLI
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
 from lightning_rl import DQN, LSTM, PPO, SAC, TD3, EvaluationConfig, RolloutEvaluator, SettingError, Trainer
-from lightning_rl.networks.flat import FlatAdam
+from lightning_rl.optimization import FlatAdam
 from tests.fitting import ALL, Rows, fit, tiny, weights
 
 # ---------------------------------------------------------------- its end

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from lightning_rl.algorithms.run_log import RunLog
+from lightning_rl.training.state import RunLog
 from lightning_rl.types import tree_leaves
 from tests.fitting import OFF_POLICY, PPO, fit, tiny
 

@@ -12,8 +12,8 @@ import pytest
 from pytorch_lightning import Callback
 
 from lightning_rl import PPO, RolloutEvaluator
-from lightning_rl.callbacks.csv_logger import MetricsLogger, read_rows
-from lightning_rl.run_folder import cut_back_evaluations, write_config
+from lightning_rl.loggers import MetricsLogger, read_rows
+from lightning_rl.training.run_folder import cut_back_evaluations, write_config
 from tests.fitting import fit, tiny
 
 

@@ -13,11 +13,11 @@ import torch
 from pytorch_lightning.callbacks import OnExceptionCheckpoint
 
 from lightning_rl import PPO, SAC, BehavioralCloning, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
-from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.callbacks.curriculum import make_curriculum, need_increment, with_lessons
-from lightning_rl.data.episode_statistics import Finished
+from lightning_rl.data.episodes import Finished
 from lightning_rl.envs.lessons import CompletionCriteria, as_parameters
 from lightning_rl.envs.parameters import EnvParameters
+from lightning_rl.loggers import read_rows
 from tests.fitting import fit, tiny
 
 

@@ -11,10 +11,10 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_rl import PPO, EnvConfig, MultiEvaluator, RolloutEvaluator, StopOnEvaluation
-from lightning_rl.callbacks.csv_logger import read_rows
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.errors import SettingError
+from lightning_rl.loggers import read_rows
 from tests.environments import Endless, Reported, Scripted
 from tests.fitting import Rows, fit, tiny, weights
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lightning_rl import PPO, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
-from lightning_rl.data.episode_statistics import EpisodeStatistics
+from lightning_rl.data.episodes import EpisodeStatistics
 from tests.fitting import fit, tiny
 
 TEXT = r"[\d,]+/160 steps · [\d,]+ steps/s · return -?\d+\.\d · ETA \d:\d\d:\d\d"

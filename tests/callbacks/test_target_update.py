@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from lightning_rl import DQN, PPO, SAC, TD3
-from lightning_rl.callbacks.target_update import TargetNetworkUpdate, make_target
+from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.optimization import FlatParameters
 from tests.fitting import fit, tiny
 
 OFF_POLICY = {"net_arch": [4], "batch_size": 4, "learning_starts": 8, "train_freq": 2, "steps_per_iteration": 16, "max_env_steps": 48}

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import lightning_rl as lrl
 from lightning_rl import PPO, SettingError, Trainer
-from lightning_rl.callbacks.csv_logger import read_rows
+from lightning_rl.loggers import read_rows
 from tests.command_line import TINY, run
 from tests.fitting import tiny, weights
 from tests.videos import read
@@ -93,7 +93,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_run(folder, monkeypatch):
 
 def test_a_video_is_given_up_when_somebody_asks_to_stop_and_fast_dev_run_makes_none(folder, monkeypatch):
     assert not trained(lrl.Video(), fast_dev_run=True)[1].run_folder.exists()
-    monkeypatch.setattr("lightning_rl.callbacks.video.stop_asked", lambda trainer: True)
+    monkeypatch.setattr("lightning_rl.callbacks.recording.stop_asked", lambda trainer: True)
     model, trainer = trained(lrl.Video())
     assert model.env_steps == 96 and list((trainer.run_folder / "videos").iterdir()) == []
 

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from lightning_rl.data.replay import ReplayBuffer
-from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.envs.stepping import STEPPERS, EnvStep
 from lightning_rl.types import Tree, tree_leaves, tree_map
 

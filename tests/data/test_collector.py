@@ -14,14 +14,14 @@ from torch import Generator, Tensor, nn
 from lightning_rl import A2C, PPO, EnvConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.episode_statistics import EpisodeStatistics, Finished
-from lightning_rl.data.minibatch import make_batch, minibatches
+from lightning_rl.data.episodes import EpisodeStatistics, Finished
+from lightning_rl.data.rollout import make_batch, minibatches
 from lightning_rl.distributions import Categorical
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import STEPPERS, make_stepper
+from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import NoMemory
-from lightning_rl.networks.policy import PolicyNetwork
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Rollout, tree_map
 from tests.environments import Scripted

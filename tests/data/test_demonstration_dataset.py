@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.data.demonstration_dataset import (
+from lightning_rl.checkpoints.archive import to_arrays, to_plain
+from lightning_rl.data.demonstrations import (
     DemonstrationDataset,
     DemonstrationDraws,
     DemonstrationSettings,
+    EpisodeRows,
     NoCollector,
     ShuffledOrder,
 )
-from lightning_rl.data.demonstrations import EpisodeRows
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.normalization import ObservationNormalizer
-from lightning_rl.saving.plain import to_arrays, to_plain
 from tests.data.test_demonstrations import SEEN, counted
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from lightning_rl.data import memory
-from lightning_rl.data.memory import in_words, memory_in_words, physical_memory
-from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.data.replay import buffer
+from lightning_rl.data.replay.buffer import in_words, memory_in_words, physical_memory
+from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
 
@@ -18,7 +18,7 @@ ACTION = np.zeros(6, np.float32)
 
 def words(total: float, monkeypatch: pytest.MonkeyPatch, buffer_size: int = 1_000_000, ranks: int = 1, **config: object) -> str:
     """For half-cheetahs on a machine with `total` bytes."""
-    monkeypatch.setattr(memory, "physical_memory", lambda: int(total))
+    monkeypatch.setattr(buffer, "physical_memory", lambda: int(total))
     return memory_in_words(CHEETAH, ACTION, buffer_size, ReplayConfig(**config), ranks)
 
 
@@ -72,11 +72,11 @@ def test_the_folder_may_be_relative(monkeypatch, tmp_path):
 
 
 def test_a_container_may_use_less_than_the_machine_has(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "CGROUP_LIMITS", ())
+    monkeypatch.setattr(buffer, "CGROUP_LIMITS", ())
     machine = physical_memory()
     assert machine > 1e8
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "CGROUP_LIMITS", (tmp_path / "missing", limit))
+    monkeypatch.setattr(buffer, "CGROUP_LIMITS", (tmp_path / "missing", limit))
     for text, expected in (("max\n", machine), ("50000000\n", 50_000_000), (str(2 * machine), machine)):
         limit.write_text(text)
         assert physical_memory() == expected

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_rl.data.minibatch import make_batch, minibatches, normalize
+from lightning_rl.data.rollout import make_batch, minibatches, normalize
 from lightning_rl.types import Rollout
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.data.mixed_replay import MixedReplay
-from lightning_rl.data.replay import ReplayBuffer
-from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.sequences import Sequences
+from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.mixed import MixedReplay
+from lightning_rl.data.replay.sampling import Sequences
+from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import SettingError
 from tests.data.recordings import LAYOUTS
 from tests.environments import Scripted

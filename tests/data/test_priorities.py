@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.data.priorities import Prioritized, SumTree
-from lightning_rl.data.replay import ReplayBuffer
-from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.sampling import Prioritized, SumTree
+from lightning_rl.data.replay.storage import ReplayConfig
 from tests.data.recordings import LAYOUTS, MODES, check_contents, diary, environments, experience, line_buffer, some_actions, walk
 from tests.environments import Scripted
 

@@ -14,14 +14,13 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl.data import layouts
-from lightning_rl.data.layouts import DerivedNext, StoredNext
-from lightning_rl.data.replay import ReplayBuffer, row_template
-from lightning_rl.data.replay_config import ReplayConfig
+from lightning_rl.checkpoints.segments import SegmentStore
+from lightning_rl.data.replay import storage
+from lightning_rl.data.replay.buffer import ReplayBuffer, row_template
+from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext
 from lightning_rl.distributions import make_distribution
 from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError, as_settings
-from lightning_rl.saving.segments import SegmentStore
 from lightning_rl.types import tree_leaves
 from tests.data.recordings import (
     LAYOUTS,
@@ -624,7 +623,7 @@ def test_frames_that_do_not_begin_with_the_first_one_are_refused():
     obs = np.arange(4, dtype=np.uint8).reshape(1, 4, 1, 1, 1) * np.ones((1, 1, 6, 6, 3), np.uint8)
     flags = np.zeros(1, dtype=bool)
     with pytest.raises(SettingError, match=r"replay\.optimize_memory_usage"):
-        buffer.write(np.array([0]), layouts.Row(layouts.Seen(obs), np.zeros(1, np.int64), np.zeros(1), flags, flags), layouts.Seen(obs))
+        buffer.write(np.array([0]), storage.Row(storage.Seen(obs), np.zeros(1, np.int64), np.zeros(1), flags, flags), storage.Seen(obs))
 
 
 # ---------------------------------------------------------------- lost rows

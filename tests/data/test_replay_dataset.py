@@ -12,18 +12,18 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
+from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.replay import ReplayBuffer
-from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.replay_dataset import ReplayDataset, ReplaySettings
+from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
+from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import Categorical
 from lightning_rl.envs.stepping import STEPPERS
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.actor import Actor
+from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.networks.memory import NoMemory
-from lightning_rl.networks.policy import PolicyNetwork
-from lightning_rl.rewards.extrinsic import Extrinsic
-from lightning_rl.saving.segments import SegmentStore
+from lightning_rl.networks.off_policy import Actor
+from lightning_rl.rewards.signal import Extrinsic
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Transition
 from tests.data.recordings import MODES, diary, starts

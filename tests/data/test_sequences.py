@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.data.priorities import sequence_errors
-from lightning_rl.data.replay import ReplayBuffer
-from lightning_rl.data.replay_config import ReplayConfig
-from lightning_rl.data.sequences import Sequences
+from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.sampling import Sequences, sequence_errors
+from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import SettingError
 from tests.data.recordings import LAYOUTS, MODES, diary, environments, experience, some_actions
 from tests.environments import Scripted

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_rl.data.table import RowTable, record_type
+from lightning_rl.data.replay.storage import RowTable, record_type
 
 TEMPLATE = ({"a": np.zeros((2, 3), np.uint8), "b": np.zeros((), np.int64)}, np.zeros(2, np.float32))
 

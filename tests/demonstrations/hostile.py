@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 from PIL import Image
 
+from tests.checkpoints.hostile import Bomb
 from tests.demonstrations.episodes import Drawn, recorded
-from tests.saving.hostile import Bomb
 
 OBSERVATION = Dict({"body": Dict({"arm": Box(-1, 1, (3,), np.float32), "mode": Discrete(4)}), "camera": Box(0, 255, (32, 40, 3), np.uint8)})
 ACTION = Dict({"choice": Discrete(3, start=1), "turn": Box(-2, 2, (2,), np.float32)})

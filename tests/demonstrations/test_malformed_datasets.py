@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
-from lightning_rl.__main__ import one_line
+from lightning_rl.cli.main import one_line
 from lightning_rl.demonstrations.dataset import load_demonstrations
-from lightning_rl.demonstrations.metadata import differences
+from lightning_rl.demonstrations.files import differences
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
 from tests.demonstrations.episodes import minari_dataset

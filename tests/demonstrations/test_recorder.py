@@ -12,11 +12,10 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from lightning_rl import RecordEpisodes
+from lightning_rl.checkpoints.atomic import SaveFailed
 from lightning_rl.demonstrations.dataset import load_demonstrations, summarize
-from lightning_rl.demonstrations.saving import save_demonstrations
-from lightning_rl.demonstrations.simple import record_1d
+from lightning_rl.demonstrations.recorder import record_1d, save_demonstrations
 from lightning_rl.errors import SettingError
-from lightning_rl.saving.atomic import SaveFailed
 from tests.demonstrations.episodes import Drawn, differences, recorded, spaces_of
 from tests.environments import Anything, Choosy, Scripted, ScriptedBox
 

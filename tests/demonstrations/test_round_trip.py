@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from lightning_rl.data.replay import ReplayBuffer
+from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, summarize, transitions
 from lightning_rl.demonstrations.recorder import RecordEpisodes
 from lightning_rl.envs.masks import Masks

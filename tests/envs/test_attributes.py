@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lightning_rl.envs.attributes import AttributeReader, AttributeWriter, NotAttributesError, read, write
+from lightning_rl.envs.snapshot.attributes import AttributeReader, AttributeWriter, NotAttributesError, read, write
 
 BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 

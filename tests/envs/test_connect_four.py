@@ -104,9 +104,9 @@ def test_a_piece_in_a_full_column_loses_at_once_and_changes_nothing():
 
 
 def test_it_imports_nothing_that_pettingzoo_deprecates(monkeypatch, recwarn):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pettingzoo"] + ["lightning_rl.envs.connect_four"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pettingzoo"] + ["lightning_rl.envs.examples"]:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    importlib.import_module("lightning_rl.envs.connect_four")
+    importlib.import_module("lightning_rl.envs.examples")
     assert "pettingzoo" in sys.modules and [str(each.message) for each in recwarn if each.category is DeprecationWarning] == []
 
 

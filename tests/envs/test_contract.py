@@ -10,8 +10,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import PPO, EnvConfig, SettingError
-from lightning_rl.__main__ import main
 from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.cli.main import main
 from lightning_rl.envs.make import make_vector_env
 from tests.command_line import TINY, run
 from tests.environments import Scripted

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.fingerprint import fingerprint, plain
+from lightning_rl.envs.snapshot.vector import fingerprint, plain
 from tests.environments import Scripted
 
 ENVS = SyncVectorEnv([Scripted])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from lightning_rl.envs.in_turn import TurnVectorEnv
 from lightning_rl.envs.make import make_vector_env
+from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.types import tree_map
 from tests.environments import ScriptedDict
 

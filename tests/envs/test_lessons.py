@@ -3,8 +3,7 @@
 import pytest
 
 from lightning_rl import EnvConfig
-from lightning_rl.envs.lessons import CompletionCriteria, as_parameters
-from lightning_rl.envs.samplers import Constant, Uniform
+from lightning_rl.envs.lessons import CompletionCriteria, Constant, Uniform, as_parameters
 from lightning_rl.errors import SettingError
 
 EASY = {"name": "easy", "value": 0.5, "completion_criteria": {"measure": "reward", "threshold": 100, "min_lesson_length": 20}}

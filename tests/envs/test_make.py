@@ -12,11 +12,11 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
 from lightning_rl.envs.config import EnvConfig, as_config, in_turn, one_of, settled
-from lightning_rl.envs.fingerprint import fingerprint
-from lightning_rl.envs.in_turn import TurnVectorEnv
 from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.envs.snapshot.vector import fingerprint
 from lightning_rl.envs.stepping import make_stepper
-from lightning_rl.envs.workers import WorkerVectorEnv
+from lightning_rl.envs.sync import TurnVectorEnv
+from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from tests.environments import Scripted, ScriptedDict
 
@@ -231,7 +231,7 @@ def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatc
     users = (
         "gymnasium.envs.box2d",
         "gymnasium.envs.mujoco",
-        "lightning_rl.envs.connect_four",
+        "lightning_rl.envs.examples",
     )  # they look for their package when first imported
     for module in [name for name in sys.modules if name.startswith((*users, f"{package}."))]:
         monkeypatch.delitem(sys.modules, module)

@@ -12,12 +12,12 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lightning_rl import EnvConfig
+from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.envs.make import make_env, make_vector_env, probe_spaces
 from lightning_rl.envs.masks import MaskInfo, Masks
-from lightning_rl.envs.state import Recorder
+from lightning_rl.envs.snapshot.state import Recorder
 from lightning_rl.envs.stepping import Stepper, make_stepper
 from lightning_rl.errors import SettingError
-from lightning_rl.saving.plain import to_arrays, to_plain
 from lightning_rl.spaces import Spaces, choice_sizes, legal_sample
 from lightning_rl.types import tree_index, tree_map, tree_stack
 from tests.environments import Choosy, Scripted, ScriptedBox, legal

@@ -11,9 +11,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import EnvConfig
+from lightning_rl.checkpoints.atomic import temporary
 from lightning_rl.envs.video import RecordVideo, check_renders, picture
 from lightning_rl.errors import SettingError
-from lightning_rl.saving.atomic import temporary
 from tests.videos import read
 
 

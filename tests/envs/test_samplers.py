@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_rl.envs.samplers import Constant, Gaussian, MultiRangeUniform, Uniform, as_plain, as_sampler
+from lightning_rl.envs.lessons import Constant, Gaussian, MultiRangeUniform, Uniform, as_plain, as_sampler
 from lightning_rl.errors import SettingError
 
 DRAWS = 100_000

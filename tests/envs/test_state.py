@@ -18,9 +18,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env, make_vector_env
-from lightning_rl.envs.state import PATIENCE
+from lightning_rl.envs.snapshot.state import PATIENCE
 from lightning_rl.envs.stepping import Stepper, make_stepper
-from lightning_rl.envs.workers import WorkerVectorEnv
+from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.types import tree_leaves
 from tests.environments import Scripted, Step
 
@@ -383,7 +383,7 @@ class Endless(Hidden):
 
 
 def test_trying_touches_nothing_and_waits_for_nobody(monkeypatch):
-    monkeypatch.setattr("lightning_rl.envs.state.PATIENCE", 0.5)
+    monkeypatch.setattr("lightning_rl.envs.snapshot.state.PATIENCE", 0.5)
     np.random.seed(0)
     expected, told = np.random.rand(), []
     np.random.seed(0)
@@ -434,7 +434,7 @@ def test_an_environment_that_cannot_be_copied_is_neither_stepped_nor_closed_to_t
     env = Watched(tmp_path / "told")
     envs = kind(lambda: env)
     (tmp_path / "told").unlink(missing_ok=True)  # building a vector environment looks at one environment and closes it
-    monkeypatch.setattr("lightning_rl.envs.state.sys.platform", platform)
+    monkeypatch.setattr("lightning_rl.envs.snapshot.state.sys.platform", platform)
     stepper = make_stepper(envs)
     assert not (tmp_path / "told").exists() and not stepper.can_be_saved
     stepper.close()

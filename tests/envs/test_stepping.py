@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from lightning_rl.data.episode_statistics import EpisodeStatistics
+from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import Stepper, make_stepper

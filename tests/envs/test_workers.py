@@ -17,7 +17,7 @@ import pytest
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import Stepper, make_stepper
-from lightning_rl.envs.workers import WorkerVectorEnv
+from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from tests.environments import Scripted
 
@@ -201,7 +201,7 @@ def test_a_hundred_failures_in_one_run_are_survived():
 
 
 def test_closing_ends_frozen_and_dead_workers_too(monkeypatch):
-    monkeypatch.setattr("lightning_rl.envs.workers.CLOSE_TIMEOUT", 0.5)
+    monkeypatch.setattr("lightning_rl.envs.worker_pool.CLOSE_TIMEOUT", 0.5)
     stepper = faulty()
     stepper.reset(0)
     processes = stepper.envs.processes

@@ -12,7 +12,7 @@ import onnxruntime
 import torch
 
 from lightning_rl import load_policy
-from lightning_rl.exporting.checking import legal_masks
+from lightning_rl.exporting.export import legal_masks
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.types import tree_leaves, tree_map
 from tests.fitting import fit

@@ -14,11 +14,10 @@ import torch
 
 import lightning_rl
 from lightning_rl import DQN, GRU, LSTM, PPO, SAC, TD3, SettingError, export_policy, load_policy
-from lightning_rl.algorithms.policy import Policy
-from lightning_rl.exporting.checking import check
-from lightning_rl.exporting.formats import FORMATS
-from lightning_rl.exporting.graph import PolicyGraph, unique
+from lightning_rl.exporting.export import check
+from lightning_rl.exporting.formats import FORMATS, PolicyGraph, unique
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.policy import Policy
 from lightning_rl.spaces import Spaces
 from tests.command_line import run
 from tests.environments import Anything, Choosy, Scripted, ScriptedBox

@@ -15,8 +15,8 @@ from torch import Generator, nn
 import lightning_rl as lrl
 from lightning_rl.networks.acting import NumpyActor, TorchActor, as_numpy, is_plain, make_actor
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.flat import FlatAdam
 from lightning_rl.networks.mlp import mlp
+from lightning_rl.optimization import FlatAdam
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_leaves
 

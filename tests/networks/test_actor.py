@@ -8,11 +8,10 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from torch import Generator, nn
 
-from lightning_rl.algorithms.optimization import gradient_step
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import NumpyActor, TorchActor, make_actor
-from lightning_rl.networks.actor import Actor
-from lightning_rl.networks.flat import FlatParameters
+from lightning_rl.networks.off_policy import Actor
+from lightning_rl.optimization import FlatParameters, gradient_step
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_leaves
 

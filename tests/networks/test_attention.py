@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl.networks.attention import EntityAttention
+from lightning_rl.networks.encoders import EntityAttention
 from lightning_rl.spaces import observation_leaves
 
 NEAR, FAR = observation_leaves(Dict(near=Box(-9, 9, (3, 2)), sky=Box(-9, 9, (4, 5))))

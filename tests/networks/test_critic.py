@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Dict
 from torch import nn
 
-from lightning_rl.networks.critic import Critic
+from lightning_rl.networks.off_policy import Critic
 
 VECTOR = Box(-9, 9, (4,))
 CAMERA = Dict(camera=Box(0, 255, (16, 16, 3), np.uint8), body=VECTOR)

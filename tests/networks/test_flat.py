@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from lightning_rl.algorithms.optimization import clip, gradient_step
-from lightning_rl.networks.flat import FlatAdam, FlatParameters, FlatRMSprop
+from lightning_rl.optimization import FlatAdam, FlatParameters, FlatRMSprop, clip, gradient_step
 
 OFF = GradScaler(enabled=False)
 

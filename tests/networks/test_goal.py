@@ -12,11 +12,9 @@ from torch import nn
 
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import TorchActor, make_actor
-from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.critic import Critic
-from lightning_rl.networks.goal import GoalLayers, HyperLinear, goal_mlp
-from lightning_rl.networks.mlp import EnsembleLinear, NoisyLinear, mlp, orthogonal_linear
+from lightning_rl.networks.mlp import EnsembleLinear, GoalLayers, HyperLinear, NoisyLinear, goal_mlp, mlp, orthogonal_linear
+from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.spaces import Spaces
 

@@ -10,9 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.networks.memory import GRU, LSTM
-from lightning_rl.networks.population import (
+from lightning_rl.actors.evaluator import (
     NumpyPopulation,
     SequentialPopulation,
     TorchPopulation,
@@ -20,6 +18,8 @@ from lightning_rl.networks.population import (
     flat_parameters,
     make_population,
 )
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.memory import GRU, LSTM
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_index, tree_map, tree_stack, tree_to_torch
 from tests.environments import Anything, Crowd

@@ -10,13 +10,11 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from torch import Generator
 
-from lightning_rl.algorithms.optimization import gradient_step
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import NumpyActor, TorchActor, make_actor
-from lightning_rl.networks.flat import FlatParameters
 from lightning_rl.networks.mlp import NoisyLinear
-from lightning_rl.networks.q_network import QNetwork
-from lightning_rl.networks.return_heads import CategoricalReturn, QuantileReturn, ScalarReturn
+from lightning_rl.networks.q_network import CategoricalReturn, QNetwork, QuantileReturn, ScalarReturn
+from lightning_rl.optimization import FlatParameters, gradient_step
 from lightning_rl.spaces import Spaces
 
 VECTOR = Box(-np.inf, np.inf, (5,))

@@ -9,9 +9,9 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import GRU, LSTM, SettingError
 from lightning_rl.networks.acting import NumpyActor, RandomActor, TorchActor, forgotten, make_actor
-from lightning_rl.networks.actor import Actor
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import as_memory
+from lightning_rl.networks.off_policy import Actor
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import tree_leaves, tree_map

@@ -7,7 +7,7 @@ import torch
 
 from lightning_rl.errors import SettingError
 from lightning_rl.losses.q_learning import project
-from lightning_rl.networks.return_heads import CategoricalReturn, QuantileReturn, ScalarReturn, make_return_head
+from lightning_rl.networks.q_network import CategoricalReturn, QuantileReturn, ScalarReturn, make_return_head
 from lightning_rl.value_transforms import SymLog
 
 HEADS = {"scalar": ScalarReturn(), "histogram": CategoricalReturn(5, -2.0, 2.0), "quantiles": QuantileReturn(4)}

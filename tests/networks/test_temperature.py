@@ -7,7 +7,7 @@ import torch
 
 from lightning_rl.errors import SettingError
 from lightning_rl.losses.soft_actor_critic import temperature_loss
-from lightning_rl.networks.temperature import Temperature
+from lightning_rl.networks.off_policy import Temperature
 
 BOTH = ["continuous", "discrete"]
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl.networks import thread_choice
+from lightning_rl import threads
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import LSTM
 from lightning_rl.networks.q_network import QNetwork
-from lightning_rl.networks.thread_choice import choose_threads, is_wide, learning, seconds
 from lightning_rl.spaces import Spaces
+from lightning_rl.threads import choose_threads, is_wide, learning, seconds
 
 VECTOR = Spaces(Box(-1, 1, (256,)), Discrete(2))
 IMAGE = Spaces(Box(0, 255, (20, 20, 3), np.uint8), Discrete(2))
@@ -40,7 +40,7 @@ def test_wide_are_convolutions_and_layers_with_256_inputs_and_outputs():
 
 @pytest.mark.parametrize(("times", "number"), [((0.010, 0.0084), 3), ((0.010, 0.0086), 1), ((0.010, 0.2), 1)])
 def test_more_than_one_thread_is_taken_where_it_is_clearly_faster(times, number, three_threads, monkeypatch):
-    monkeypatch.setattr(thread_choice, "seconds", lambda step, most: times)
+    monkeypatch.setattr(threads, "seconds", lambda step, most: times)
     found, line = choose_threads(model())
     assert found == number
     assert line == f"trainer.torch_threads {number}: 64 rows forward and backward take 10 ms with 1, {1000 * times[1]:.3g} ms with 3"
@@ -48,7 +48,7 @@ def test_more_than_one_thread_is_taken_where_it_is_clearly_faster(times, number,
 
 
 def test_with_one_core_or_without_a_network_nothing_is_measured(three_threads, monkeypatch):
-    monkeypatch.setattr(thread_choice, "seconds", None)
+    monkeypatch.setattr(threads, "seconds", None)
     assert choose_threads(torch.nn.Conv2d(1, 1, 1)) == (1, None)
     assert choose_threads(SimpleNamespace(network=torch.nn.Conv2d(1, 1, 1))) == (1, None), "nor with one that is no policy"
     torch.set_num_threads(1)
@@ -64,8 +64,8 @@ def test_a_step_that_waits_once_counts_with_its_wait(three_threads, monkeypatch)
             for _ in range(99):
                 next(clock)
 
-    monkeypatch.setattr(thread_choice, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    monkeypatch.setattr(thread_choice, "SECONDS", 12.0)
+    monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(threads, "SECONDS", 12.0)
     one, many = seconds(step, 3)
     assert asked == [1, 3, 1, 3, 1, 3] and torch.get_num_threads() == 3
     assert (one, many) == (1.0, (1.0 + 100.0) / 2)

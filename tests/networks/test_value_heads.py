@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, SettingError
-from lightning_rl.networks.value_heads import make_value_head
+from lightning_rl.networks.actor_critic import make_value_head
 from tests.fitting import fit, tiny
 
 

@@ -15,10 +15,9 @@ from matplotlib.text import Text
 from pytorch_lightning import seed_everything
 
 from lightning_rl import PPO, EnvConfig, Trainer
-from lightning_rl.figures import png
 from lightning_rl.reports.groups import compared
 from lightning_rl.reports.page import looks, picture
-from lightning_rl.reports.runs import find_runs
+from lightning_rl.reports.runs import find_runs, png
 from tests.command_line import TINY, run
 from tests.reports.folders import write_run
 

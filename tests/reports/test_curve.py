@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lightning_rl import PPO, PlotCurve, SettingError, Trainer
-from lightning_rl.reports import curve
+from lightning_rl.callbacks import curve
 from tests.command_line import TINY, run
 from tests.fitting import tiny, weights
 

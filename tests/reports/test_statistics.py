@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_rl.errors import SettingError
-from lightning_rl.reports.statistics import improvement_interval, iqm, iqm_interval, probability_of_improvement, rliable
+from lightning_rl.reports.tables import improvement_interval, iqm, iqm_interval, probability_of_improvement, rliable
 
 
 def test_the_interquartile_mean_of_five_seeds_is_that_of_the_middle_three():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.rewards.extrinsic import Extrinsic
+from lightning_rl.rewards.signal import Extrinsic
 from lightning_rl.types import Experience, Rollout
 
 

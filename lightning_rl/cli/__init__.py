@@ -1,0 +1,1 @@
+"""The command line: subcommands, configs, errors."""

@@ -1,0 +1,185 @@
+"""`lightning-rl`, also `python -m lightning_rl`: picks the subcommand, and turns wrong input into one line and exit status 2."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+
+from lightning_rl import ALGORITHMS, __version__
+from lightning_rl.errors import LostRankError, SettingError, nearest, printable
+from lightning_rl.startup import INTERRUPTED, ROOT, config_folder, find_modules_here, leave_when_interrupted, raise_when_interrupted
+
+HELP = """usage: lightning-rl <subcommand> [options]
+
+  fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
+                         lightning-rl fit --model PPO --model.env.id CartPole-v1
+  evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
+  collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
+  record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
+  compare     weigh up:  lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
+  export      take along: lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
+  import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
+  import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
+  list        show the algorithms and the packaged configs
+
+  <subcommand> --help    its options
+  --version              the version
+  --import MODULE        import a module first, one that registers environments or defines algorithms (repeatable)
+  --debug                show tracebacks and Python warnings
+"""
+
+LIST_HELP = """usage: lightning-rl list
+
+Print the algorithms and the packaged configs, each with a line about it.
+"""
+
+Subcommand = Callable[[list[str], list[str]], int]
+"""Takes the arguments behind its name and the modules to import; returns the exit status."""
+
+SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program. Returns its exit status: 0, 2 for wrong input, 1 where another process of the run is gone, 141 if its reader is."""
+    raise_when_interrupted()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = take_flag(arguments, "--debug")
+    try:
+        try:
+            return run(arguments, debug)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # not when Python ends, which would print what fails
+    except (SettingError, LostRankError) as error:
+        if debug:
+            raise
+        print(one_line(str(error)), file=sys.stderr)
+        return 2 if isinstance(error, SettingError) else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        if not output_is_lost():
+            raise
+        if isinstance(error, BrokenPipeError):  # … | head
+            return 141
+        print(one_line(f"the output could not be written: {error.strerror}"), file=sys.stderr)
+        return 2
+
+
+def output_is_lost() -> bool:
+    """Whether nothing can be printed any more; if so, what is still to be printed goes nowhere."""
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def run(arguments: list[str], debug: bool = False) -> int:
+    """Dispatch to the subcommand, wherever it stands among the options."""
+    modules = take_options(arguments, "--import")
+    if take_flag(arguments, "--version"):
+        print(f"lightning_rl {__version__}")
+        return 0
+    subcommand = take_subcommand(arguments)
+    if subcommand is None:
+        print(HELP)
+        return 0
+    if subcommand == "list":
+        if arguments and arguments[0] not in ("-h", "--help"):
+            raise SettingError(f"list takes no options, got {arguments[0]!r}")
+        print(LIST_HELP, end="") if arguments else list_all()
+        return 0
+    if not debug:
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # in worker processes too
+    for module in modules:
+        try:
+            find_modules_here([module])
+            importlib.import_module(module)
+        except Exception as error:  # the module of a user may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
+    leave_when_interrupted()
+    from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
+
+    raise_when_interrupted()
+    subcommands: dict[str, Subcommand] = {
+        "fit": fit.fit,
+        "evaluate": fit.evaluate,
+        "collect": fit.collect,
+        "record": commands.record,
+        "compare": commands.compare,
+        "export": commands.export,
+        "import-mlagents": commands.print_mlagents_config,
+        "import-zoo": commands.print_zoo_config,
+    }
+    return subcommands[subcommand](arguments, modules)
+
+
+def take_subcommand(arguments: list[str]) -> str | None:
+    """Remove the subcommand from the arguments; None if only help is asked for."""
+    for position, argument in enumerate(arguments):
+        if argument in SUBCOMMANDS and (position == 0 or not is_value(arguments, position)):
+            return arguments.pop(position)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return None
+    if not arguments[0].startswith("-"):
+        raise SettingError(f"there is no subcommand {arguments[0]!r}{nearest(arguments[0], SUBCOMMANDS)}")
+    raise SettingError(f"a subcommand is missing: one of {', '.join(SUBCOMMANDS)}")
+
+
+def is_value(arguments: list[str], position: int) -> bool:
+    """Whether an argument is the value of the option before it: `--config fit` against `--config a.yaml fit`."""
+    before = arguments[position - 1]
+    return before.startswith("--") and "=" not in before
+
+
+def take_flag(arguments: list[str], flag: str) -> bool:
+    """Remove a flag; whether it was there."""
+    found = flag in arguments
+    arguments[:] = [argument for argument in arguments if argument != flag]
+    return found
+
+
+def take_options(arguments: list[str], option: str) -> list[str]:
+    """Remove all `option value` and `option=value`; their values."""
+    values, kept = [], []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == option:
+            value = next(remaining, None)
+            if value is None:
+                raise SettingError(f"{option} needs a value")
+            values.append(value)
+        elif argument.startswith(option + "="):
+            values.append(argument.partition("=")[2])
+        else:
+            kept.append(argument)
+    arguments[:] = kept
+    return values
+
+
+def one_line(text: str) -> str:
+    """At most 200 characters without line breaks, and none that a terminal would obey."""
+    line = printable("error: " + " ".join(text.split()))
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+def list_all() -> None:
+    """Print the algorithms and the packaged configs, each with the first line of its file. Imports no torch."""
+    print("algorithms (lightning-rl fit --model NAME --model.env.id ENVIRONMENT):")
+    for name, module in ALGORITHMS.items():
+        file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        summary = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
+        print(f"  {name:20} {summary}")
+    print("\nconfigs (lightning-rl fit --config NAME):")
+    folder = config_folder()
+    for path in sorted(folder.rglob("*.yaml")):
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        print(f"  {path.relative_to(folder).with_suffix('').as_posix():20} {first.lstrip('# ')}")

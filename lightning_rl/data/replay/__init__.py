@@ -1,0 +1,1 @@
+"""Replay: the buffer, its storage, and sampling."""

@@ -1,0 +1,164 @@
+"""Small environments: some whose best return is known, after the test environments of ML-Agents, and Connect Four."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from pettingzoo.classic.connect_four.connect_four import raw_env
+
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.types import Tree
+
+ENTITIES = (10, 5)
+"""Entities of a set, and numbers of an entity."""
+SHOWN_STEPS = 2
+
+
+class Simple1D(gym.Env):
+    """Walk to the goal: one of two sides, -1 or 1, is drawn for each episode, and every observation is filled with it.
+
+    Each dimension or branch of an action moves a position of its own, which begins at 0: a continuous one by its value, at most
+    `step_size`, a binary one by `step_size` to the left (0) or right (1). Positions stay in [-1, 1]; an episode terminates when all of them
+    are at an end. A step before costs `time_penalty`, the last one pays (1 + min_steps · time_penalty) · mean(position · goal). The best
+    return is 1.02, in 5 steps; with ML-Agents' first figures (`step_size` 0.1, `time_penalty` 0.001, `min_steps` 11) it is 1.001, in 11
+    steps, as ten times 0.1 is a little less than 1.
+
+    A lone observation is a Box, several are a Dict with the keys `vector_0`, `visual_0`, `entities_0`, … An action is a Box, a Discrete, a
+    MultiDiscrete, or, with both kinds, a Dict with the keys `continuous` and `discrete`.
+
+    Args:
+        num_vector: how many vectors to observe.
+        num_visual: how many images.
+        num_var_len: how many sets of 10 entities with 5 numbers each.
+        vis_size: height, width and channels of an image.
+        vec_size: length of a vector.
+        action: how many continuous dimensions and how many binary branches.
+        step_size: how far a step goes.
+        time_penalty: what a step costs.
+        min_steps: how many steps' cost the last one makes up for.
+
+    Raises:
+        SettingError: nothing to observe, nothing to do, or sizes that are none.
+    """
+
+    def __init__(
+        self,
+        num_vector: int = 1,
+        num_visual: int = 0,
+        num_var_len: int = 0,
+        vis_size: Sequence[int] = (20, 20, 3),
+        vec_size: int = 1,
+        action: Sequence[int] = (1, 0),
+        step_size: float = 0.2,
+        time_penalty: float = 0.01,
+        min_steps: int = 6,
+    ) -> None:
+        check_range("step_size", step_size, 0, open_low=True)
+        shapes = {"vector": (num_vector, (vec_size,)), "visual": (num_visual, tuple(vis_size)), "entities": (num_var_len, ENTITIES)}
+        self.shapes = {f"{kind}_{i}": shape for kind, (number, shape) in shapes.items() for i in range(number)}
+        if not self.shapes:
+            raise SettingError("there is nothing to observe; raise num_vector, num_visual or num_var_len")
+        boxes: dict[str, gym.Space] = {name: Box(-1.0, 1.0, shape, np.float32) for name, shape in self.shapes.items()}
+        self.observation_space = Dict(boxes) if len(boxes) > 1 else next(iter(boxes.values()))
+        self.action_space = action_space(*action)
+        self.kind = "continuous" if action[0] else "discrete"
+        self.position = np.zeros(sum(action))
+        self.step_size, self.time_penalty = step_size, time_penalty
+        self.success = 1 + min_steps * time_penalty
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.goal = 2 * int(self.np_random.integers(2)) - 1
+        self.position[:] = 0
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
+        self.position += np.clip(self.directions(action), -self.step_size, self.step_size)
+        self.position.clip(-1, 1, out=self.position)
+        self.steps += 1
+        terminated = bool((np.abs(self.position) == 1).all())
+        reward = self.success * float(self.position.mean()) * self.goal if terminated else -self.time_penalty
+        return self.observe(), reward, terminated, False, {}
+
+    def directions(self, action: Tree) -> np.ndarray:
+        """Where an action wants to go, position after position: as far as it says, or 1 to a side."""
+        parts = action if isinstance(action, dict) else {self.kind: action}
+        return np.concatenate([np.ravel(parts.get("continuous", ())), 2.0 * np.ravel(parts.get("discrete", ())) - 1])
+
+    def observe(self) -> Tree:
+        """All observations, filled with what is shown."""
+        obs = {name: np.full(shape, self.shown(), np.float32) for name, shape in self.shapes.items()}
+        return obs if len(obs) > 1 else obs.popitem()[1]
+
+    def shown(self) -> float:
+        """The goal."""
+        return self.goal
+
+
+class Memory1D(Simple1D):
+    """`Simple1D` that shows the goal in the first observation and the two after it, and zeros from then on. Arguments are the same."""
+
+    def shown(self) -> float:
+        return self.goal if self.steps <= SHOWN_STEPS else 0.0
+
+
+def action_space(continuous: int, branches: int) -> gym.Space:
+    """The space of so many continuous dimensions and binary branches."""
+    parts: dict[str, gym.Space] = {}
+    if continuous:
+        parts["continuous"] = Box(-1.0, 1.0, (continuous,), np.float32)
+    if branches:
+        parts["discrete"] = Discrete(2) if branches == 1 else MultiDiscrete([2] * branches)
+    if not parts:
+        raise SettingError("there is nothing to do; action counts continuous dimensions and binary branches, such as [1, 0]")
+    return Dict(parts) if len(parts) > 1 else parts.popitem()[1]
+
+
+class ConnectFour(gym.Env):
+    """PettingZoo's `connect_four_v3` for one player; which of the two begins is drawn for each episode.
+
+    Observes a Dict: `observation [6, 7, 2]`, where one's own pieces and the other's lie, and `action_mask [7]`, the columns that are not
+    full. Four in a row end the episode and pay 1, the opponent's -1, a draw 0. A piece in a full column loses at once.
+    """
+
+    metadata = raw_env.metadata
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.game = raw_env(render_mode=render_mode)
+        self.render_mode = render_mode
+        self.player, self.opponent = self.game.possible_agents
+        self.observation_space = self.game.observation_space(self.player)
+        self.action_space = self.game.action_space(self.player)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.game.reset()
+        order = self.game.possible_agents
+        self.player, self.opponent = order if self.np_random.integers(2) else order[::-1]
+        self.answer()
+        return self.game.observe(self.player), {}
+
+    def step(self, action: Any) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
+        before = self.game.observe(self.player)
+        if not before["action_mask"][action]:
+            return before, -1.0, True, False, {}
+        self.game.step(action)
+        self.answer()
+        return self.game.observe(self.player), float(self.game.rewards[self.player]), self.game.terminations[self.player], False, {}
+
+    def answer(self) -> None:
+        """The opponent's move, where it has one."""
+        if self.game.agent_selection == self.opponent and not self.game.terminations[self.opponent]:
+            legal = np.flatnonzero(self.game.observe(self.opponent)["action_mask"])
+            self.game.step(self.np_random.choice(legal))
+
+    def render(self) -> Any:
+        return self.game.render()
+
+    def close(self) -> None:
+        self.game.close()

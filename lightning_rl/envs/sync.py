@@ -1,0 +1,151 @@
+"""Synchronous vector environment, and the check of what an environment returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from textwrap import shorten
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, iterate
+
+from lightning_rl.errors import SettingError
+from lightning_rl.spaces import MASK, mismatches, misshape
+
+NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
+"""Types that need no closer look."""
+
+
+class Contract:
+    """Reads what an environment returns.
+
+    Args:
+        env: the environment.
+        index: which of several it is, for messages.
+    """
+
+    def __init__(self, env: gym.Env, index: int) -> None:
+        self.space, self.shape = env.observation_space, env.observation_space.shape
+        self.who = f"environment {index} of {name_of(env)}"
+
+    def check_obs(self, obs: Any) -> None:
+        """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
+        if obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.kind in "fiub":
+            return
+        for what in mismatches(self.space, obs):
+            raise SettingError(shorten(f"{self.who}: {what}", 190, placeholder=" …"))
+
+    def check_reward(self, reward: Any) -> None:
+        """Raise `SettingError` unless a reward is a number."""
+        if reward.__class__ not in NUMBERS and (what := misshape(reward, ())):
+            raise SettingError(shorten(f"{self.who}: the reward {what}, and must be a number", 190, placeholder=" …"))
+
+    def failure(self, error: Exception) -> SettingError:
+        """What the environment raised, in one line."""
+        return SettingError(shorten(f"{self.who} raised {type(error).__name__}: {error}", 190, placeholder=" …"))
+
+    @contextmanager
+    def naming(self, *passed: type[Exception]) -> Iterator[None]:
+        """Raise what the environment raises with its name, but for what is `passed`."""
+        try:
+            yield
+        except SettingError:
+            raise
+        except passed:
+            raise
+        except Exception as error:  # an environment of others may raise anything
+            raise self.failure(error) from error
+
+
+class CheckedEnv(gym.Wrapper):
+    """An environment that keeps to its contract, for vector environments that do not look."""
+
+    def __init__(self, env: gym.Env, index: int) -> None:
+        super().__init__(env)
+        self.contract = Contract(env, index)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        with self.contract.naming():
+            obs, info = self.env.reset(seed=seed, options=options)
+        self.contract.check_obs(obs)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        with self.contract.naming():
+            obs, reward, terminated, truncated, info = self.env.step(action)
+        self.contract.check_obs(obs)
+        self.contract.check_reward(reward)
+        return obs, reward, terminated, truncated, info
+
+
+def name_of(env: gym.Env) -> str:
+    """The id of an environment, or its class where it was not made by one."""
+    return type(env.unwrapped).__name__ if env.spec is None else env.spec.id
+
+
+class TurnVectorEnv(SyncVectorEnv):
+    """gymnasium's `SyncVectorEnv` with episodes that begin anew in the step that ends them, in less time.
+
+    Of `info` it gathers what is told where episodes end, as `final_info`, and masks: nobody asks for the rest. Observations are overwritten
+    by the next step.
+
+    Args:
+        env_fns: build one environment each.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
+        super().__init__(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+        self.contracts = [Contract(env, i) for i, env in enumerate(self.envs)]
+        self.shape = self.single_observation_space.shape or ()
+
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments."""
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
+        infos: dict[str, Any] = {}
+        for i, (env, each, contract) in enumerate(zip(self.envs, seeds, self.contracts, strict=True)):
+            with contract.naming():
+                self._env_obs[i], info = env.reset(seed=each, options=options)
+            contract.check_obs(self._env_obs[i])
+            infos = self._add_info(infos, info, i)
+        self._observations = concatenate(self.single_observation_space, self._env_obs, self._observations)
+        return self._observations, infos
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Step all environments. Observations, rewards `[N]`, terminated `[N]`, truncated `[N]`, and infos."""
+        ends, rewards, seen = np.zeros((2, self.num_envs), dtype=bool), self._rewards, self._env_obs
+        infos: dict[str, Any] = {}
+        each = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
+        for i, (env, action) in enumerate(zip(self.envs, each, strict=True)):
+            try:
+                obs, reward, terminated, truncated, info = env.step(action)
+                if terminated or truncated:
+                    self.contracts[i].check_obs(obs)
+                    ends[:, i] = terminated, truncated
+                    infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
+                    obs, info = env.reset()
+                    self.contracts[i].check_obs(obs)
+                if MASK in info:
+                    infos = self._add_info(infos, {MASK: info[MASK]}, i)
+            except SettingError:
+                raise
+            except Exception as error:  # an environment of others may raise anything
+                raise self.contracts[i].failure(error) from error
+            if reward.__class__ not in NUMBERS:
+                self.contracts[i].check_reward(reward)
+            rewards[i], seen[i] = reward, obs
+        if isinstance(self._observations, np.ndarray):
+            for row, obs in enumerate(seen):
+                if obs.shape != self.shape if obs.__class__ is np.ndarray else self.shape or obs.__class__ not in NUMBERS:
+                    self.contracts[row].check_obs(obs)
+                self._observations[row] = obs
+        else:
+            try:
+                self._observations = concatenate(self.single_observation_space, seen, self._observations)
+            except Exception:
+                for contract, obs in zip(self.contracts, seen, strict=True):
+                    contract.check_obs(obs)
+                raise
+        return self._observations, rewards.copy(), *ends, infos

@@ -1,0 +1,158 @@
+"""Networks of off-policy algorithms with an actor: policy, action values, temperature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from gymnasium.spaces import Space
+from torch import Generator, Tensor, nn
+
+from lightning_rl.distributions import make_distribution
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.networks.acting import Perceptron, PolicyNetwork
+from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.memory import Memory, make_memory
+from lightning_rl.networks.mlp import EnsembleLinear, goal_mlp
+from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.spaces import Spaces, check_observation_space
+from lightning_rl.types import Tree
+
+
+class Actor(PolicyNetwork):
+    """π(a|s): normalizer → encoder → memory → hidden layers → head → distribution. Weights start as torch's own layers do.
+
+    Args:
+        spaces: observation and action space of one environment.
+        action_dist: for Box actions, see `distributions.make_distribution`.
+        head: what follows the last layer, for instance `nn.Tanh()`.
+        net_arch: widths of the hidden layers.
+        activation: of the hidden layers.
+        encoder: for images, see `networks/encoders.py`.
+        encoder_features: width of the image encoder's output.
+        entities: names of observations that are sets of entities, see `networks/encoders.py`.
+        goals: names of observations that generate the last hidden layer, see `networks/mlp.py`.
+        normalize_obs: `off`, `running` or `frozen`.
+        memory: what the policy remembers with.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        action_dist: str,
+        head: nn.Module,
+        *,
+        net_arch: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        encoder: str = "auto",
+        encoder_features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
+        normalize_obs: str = "off",
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__()
+        check_observation_space(spaces.observation, entities, goals)
+        self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
+        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
+        self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
+        self.distribution = make_distribution(spaces.action, action_dist)
+        features = self.memory.num_features
+        self.layers = goal_mlp(features, net_arch, activation, nn.Linear, self.memory.goal)
+        self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
+
+    def perceptron(self) -> Perceptron | None:
+        """What turns normalized observations into the distribution's input; a subclass may compute something else."""
+        return Perceptron(self.encoder, [self.memory], self.layers) if type(self) is Actor else None
+
+    def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
+        """The distribution's input at normalized observations, `[..., num_inputs]`."""
+        return self.layers(self.memory(self.encoder(obs), memory, episode_start)[0]).float()
+
+    def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
+        features, memory = self.memory(self.encoder(self.normalizer(obs)), memory, episode_start)
+        return self.layers(features).float(), memory
+
+
+class Critic(nn.Module):
+    """Q(s, a) of an ensemble: encoder → memory → beside the continuous action → hidden layers, E of them in one batched product → heads.
+
+    Observations come normalized: the normalizer is the actor's. Weights start as torch's own layers do. A memory begins empty with each
+    sequence: a critic is not asked while its experience is made.
+
+    Args:
+        space: observation space.
+        num_actions: A, continuous dimensions of an action; 0 for a value of the observation alone.
+        num_choices: M, values for each observation.
+        ensemble: E, how many critics; an image encoder and a memory are shared by all.
+        streams: S, the number of reward streams.
+        net_arch, activation, encoder, encoder_features, entities, goals, memory: as in `Actor`.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        num_actions: int,
+        num_choices: int = 1,
+        *,
+        ensemble: int = 2,
+        streams: int = 1,
+        net_arch: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        encoder: str = "auto",
+        encoder_features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = TreeEncoder(space, encoder, encoder_features, entities, goals)
+        self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
+        self.heads = (num_choices, streams)
+        layer = partial(EnsembleLinear, ensemble)
+        num_inputs = self.memory.num_features + num_actions
+        self.layers = goal_mlp(num_inputs, net_arch, activation, layer, self.memory.goal)
+        self.layers.append(layer(net_arch[-1] if net_arch else num_inputs, num_choices * streams))
+
+    def forward(self, obs: Tree, action: Tensor | None = None, episode_start: Tensor | None = None) -> Tensor:
+        """Q `[E, B, M, S]` of observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
+        x, _ = self.memory(self.encoder(obs), (), episode_start)
+        return self.layers(x if action is None else torch.cat([x, action], -1)).float().unflatten(-1, self.heads)
+
+
+class Temperature(nn.Module):
+    """α > 0 `[K]`, one for each kind of action, kept as log α.
+
+    Args:
+        kinds: the kinds of actions.
+        ent_coef: α as a number, or `auto` or `auto_<first value>` to learn it.
+        target: the entropy that a learned α aims at, for each kind.
+    """
+
+    target: Tensor
+
+    def __init__(self, kinds: Sequence[str], ent_coef: float | str, target: Sequence[float] = ()) -> None:
+        super().__init__()
+        self.kinds = list(kinds)
+        self.register_buffer("target", torch.tensor(target), persistent=False)
+        self.learned = isinstance(ent_coef, str)
+        alpha = _first_value(ent_coef) if isinstance(ent_coef, str) else ent_coef
+        check_range("ent_coef", alpha, 0, open_low=self.learned)
+        log_alpha = torch.full((len(self.kinds),), math.log(alpha) if alpha > 0 else -math.inf)
+        self.log_alpha = nn.Parameter(log_alpha, requires_grad=self.learned)
+
+    def forward(self) -> Tensor:
+        """α, without gradient."""
+        return self.log_alpha.detach().exp()
+
+
+def _first_value(ent_coef: str) -> float:
+    name, given, value = ent_coef.partition("_")
+    try:
+        if name == "auto":
+            return float(value) if given else 1.0
+    except ValueError:
+        pass
+    raise SettingError(f"ent_coef {ent_coef!r} must be a number, auto, or auto_<first value> such as auto_0.1")

@@ -1,0 +1,180 @@
+"""From a loss to new weights: flat parameters, torch's optimizers for them, one gradient step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from lightning_rl.checkpoints.validation import check_optimizer
+from lightning_rl.distributed import mean_over_ranks
+from lightning_rl.networks.mlp import EnsembleLinear
+from lightning_rl.types import total_norm
+
+
+class FlatParameters(nn.Parameter):
+    """One vector `[P]` that holds all trainable parameters of a module, for its optimizer.
+
+    The module's parameters become views of the vector, so its `state_dict` and its use stay the same, while an optimizer's step, the
+    clipping of the gradient and its mean over ranks are a few operations on one tensor instead of a few for each: for the small networks
+    of control tasks the number of calls is what they cost. Create it when the module is on its device.
+    """
+
+    parts: tuple[nn.Parameter, ...]
+
+    def __new__(cls, module: nn.Module) -> FlatParameters:
+        parts = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        vector = super().__new__(cls, torch.cat([part.detach().flatten() for part in parts]))
+        for part, view in zip(parts, vector.detach().split([part.numel() for part in parts]), strict=True):
+            part.data = view.view_as(part)
+        vector.parts = tuple(parts)
+        vector.clear()
+        return vector
+
+    def clear(self) -> None:
+        """Set the gradient to zeros, of which the gradients of the parts are views."""
+        if self.grad is not None and self.parts[0].grad is not None:
+            self.grad.zero_()
+            return
+        self.grad = torch.zeros_like(self)
+        for part, view in zip(self.parts, self.grad.split([part.numel() for part in self.parts]), strict=True):
+            part.grad = view.view_as(part)
+
+
+class FlatOptimizer(torch.optim.Optimizer):
+    """An optimizer of one `FlatParameters`.
+
+    Its learning rate is not an argument: it follows the `learning_rate` of the algorithm.
+    """
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set the gradient to zeros in any case: it stays where the module's parameters have theirs."""
+        self.param_groups[0]["params"][0].clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state.
+
+        Raises:
+            SettingError: the state is not one of an optimizer of this vector.
+        """
+        check_optimizer(state_dict, self)
+        super().load_state_dict(state_dict)
+
+
+class FlatAdam(FlatOptimizer, torch.optim.Adam):
+    """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) on one `FlatParameters`."""
+
+    def __init__(self, module: nn.Module, eps: float = 1e-8) -> None:
+        super().__init__([FlatParameters(module)], eps=eps, fused=True)
+
+
+class FlatRMSprop(FlatOptimizer, torch.optim.RMSprop):
+    """`torch.optim.RMSprop` (Tieleman and Hinton 2012) on one `FlatParameters`."""
+
+    def __init__(self, module: nn.Module, alpha: float = 0.99, eps: float = 1e-8) -> None:
+        super().__init__([FlatParameters(module)], alpha=alpha, eps=eps)
+
+
+class FlatSGD(FlatOptimizer, torch.optim.SGD):
+    """Gradient descent with momentum μ on one `FlatParameters`: v ← μ v + (1 − μ) g, θ ← θ − η v, with v = 0 at first."""
+
+    def __init__(self, module: nn.Module, momentum: float) -> None:
+        weights = FlatParameters(module)
+        super().__init__([weights], momentum=momentum, dampening=momentum)
+        # or torch begins with the first gradient, 1/(1 − μ) times as long
+        self.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
+
+
+def gradient_step(
+    loss: Tensor,
+    optimizer: Optimizer,
+    scaler: GradScaler,
+    max_norm: float,
+    world_size: int,
+    passes: Callable[[Tensor, bool], bool] = lambda norm, scaled: True,
+) -> Tensor:
+    """Backward, the mean over ranks, clipping, and the optimizer's step. Returns the gradient's norm before clipping.
+
+    Args:
+        loss: a scalar.
+        optimizer: over parameters, or over the `FlatParameters` of one network.
+        scaler: of 16-bit precision; a disabled one does nothing.
+        max_norm: cut the gradient to this Euclidean norm.
+        world_size: number of ranks, each with its own gradient.
+        passes: whether the optimizer makes its step, from the norm and whether the scaler looks after bad ones.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        if isinstance(parameter, FlatParameters):
+            parameter.clear()
+        else:
+            parameter.grad = None
+    scaler.scale(loss).backward(inputs=[part for each in parameters for part in getattr(each, "parts", (each,))])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    average_over_ranks(gradients, world_size)
+    scaler.unscale_(optimizer)
+    norm = clip(gradients, max_norm)
+    if passes(norm, scaler.is_enabled()):
+        scaler.step(optimizer)
+        scaler.update()
+    return norm
+
+
+def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
+    """Replace gradients by their mean over ranks, in one collective."""
+    if world_size == 1:
+        return
+    flat = mean_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
+    """Scale gradients to a Euclidean norm of at most `max_norm`. Returns the norm before."""
+    norm = total_norm(gradients)
+    if max_norm == float("inf") or (norm.device.type == "cpu" and norm.item() <= max_norm):
+        return norm
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale)
+    return norm
+
+
+def moved(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Tensor]:
+    """What optimizers move that belongs to a module: parameters, or the vectors that hold them."""
+    own = {id(parameter) for parameter in module.parameters()}
+    parameters = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for parameter in parameters if own & {id(part) for part in (parameter, *getattr(parameter, "parts", ()))}]
+
+
+@contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """A way for torch to multiply float32 matrices, and then the way before."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def best_matmul(modules: Iterable[nn.Module], device: torch.device) -> str:
+    """The setting of `torch.set_float32_matmul_precision` for a network's updates.
+
+    For layers of 256 and wider, "medium" takes another route on many processors without matrix units: half the time at the error of float32
+    arithmetic. Others would really round to bfloat16, so the error is measured; narrow layers would lose time.
+    """
+    before = torch.get_float32_matmul_precision()
+    weights = [module.weight for module in modules if isinstance(module, nn.Linear | EnsembleLinear)]
+    if device.type != "cpu" or not any(min(weight.shape[-2:]) >= 256 for weight in weights):
+        return before
+    a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
+    exact = a.double() @ b.double()
+    with matmul_precision("medium"):
+        error = (a @ b - exact).abs().max() / exact.abs().max()
+    return "medium" if error < 2e-6 else before

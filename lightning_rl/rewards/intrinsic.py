@@ -1,0 +1,172 @@
+"""Intrinsic rewards: curiosity (Pathak et al. 2017, https://arxiv.org/abs/1705.05363) and random network distillation
+(Burda et al. 2018, https://arxiv.org/abs/1810.12894).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_rl.distributions import Distribution, make_distribution
+from lightning_rl.errors import check_flag, check_range
+from lightning_rl.losses.policy_gradient import mean
+from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.mlp import mlp
+from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.optimization import FlatAdam
+from lightning_rl.rewards.signal import NoScale, ReturnScale, RewardSignal
+from lightning_rl.spaces import Spaces
+from lightning_rl.types import Experience, Rollout, flatten_time
+
+HIDDEN = 256
+
+
+class Curiosity(RewardSignal):
+    """Pays for what could not be predicted: ½ ‖φ(s') − f(φ(s), a)‖², at most 1 / strength, and nothing before the first update.
+
+    φ learns what actions have an influence on, by telling them from what they change (the inverse model), and what is predictable.
+    Loss: 10 · (0.2 · L_forward + 0.8 · L_inverse).
+
+    Args:
+        spaces: of the environment.
+        actions: the policy's distribution, when it is there.
+        learning_rate: of Adam.
+        encoding_size: width of φ.
+        encoder: for images, as the algorithm's.
+        normalize: running statistics of observations.
+        gamma, strength, ignore_done: see `RewardSignal`.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        actions: Callable[[], Distribution],
+        gamma: float = 0.99,
+        strength: float = 0.02,
+        ignore_done: bool = True,
+        learning_rate: float = 3e-4,
+        encoding_size: int = 128,
+        encoder: str = "auto",
+        normalize: bool = False,
+    ) -> None:
+        super().__init__(gamma, strength, ignore_done)
+        check_range("reward_signals.curiosity.learning_rate", learning_rate, 0)
+        check_range("reward_signals.curiosity.encoding_size", encoding_size, 1, whole=True)
+        check_flag("reward_signals.curiosity.normalize", normalize)
+        self.learning_rate = learning_rate
+        self.actions = actions
+        self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
+        leaves = TreeEncoder(spaces.observation, encoder, encoding_size)
+        self.encode = nn.Sequential(leaves, *mlp(leaves.num_features, [encoding_size, encoding_size], "silu"))
+        width = make_distribution(spaces.action).num_features
+        self.forward_model = mlp(encoding_size + width, [HIDDEN], "silu").append(nn.Linear(HIDDEN, encoding_size))
+        self.inverse_model = mlp(2 * encoding_size, [HIDDEN], "silu").append(nn.Linear(HIDDEN, width))
+        self.register_buffer("learned", torch.zeros((), dtype=torch.bool))
+
+    learned: Tensor
+
+    def reward(self, experience: Experience) -> Tensor:
+        code, next_code = self._codes(experience)
+        surprise = self._surprise(code, next_code, experience)
+        limit = 1 / self.strength if self.strength > 0 else float("inf")
+        return surprise.clamp(max=limit) * self.learned
+
+    def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        code, next_code = self._codes(experience)
+        forward_loss = mean(self._surprise(code, next_code, experience), experience.weight)
+        predicted = self.inverse_model(torch.cat([code, next_code], -1)).float()
+        inverse_loss = mean(self.actions().prediction_loss(predicted, experience.action), experience.weight)
+        self.learned.fill_(True)
+        loss = 10 * (0.2 * forward_loss + 0.8 * inverse_loss)
+        return loss, {"forward_loss": forward_loss, "inverse_loss": inverse_loss}
+
+    def configure_optimizer(self) -> Optimizer:
+        return FlatAdam(self)
+
+    @torch.no_grad()
+    def gather(self, rollout: Rollout) -> None:
+        self.normalizer.gather(rollout.obs, rollout.valid)
+
+    def _codes(self, experience: Experience) -> tuple[Tensor, Tensor]:
+        return self.encode(self.normalizer(experience.obs)), self.encode(self.normalizer(experience.next_obs))
+
+    def _surprise(self, code: Tensor, next_code: Tensor, experience: Experience) -> Tensor:
+        action = self.actions().features(experience.action)
+        predicted = self.forward_model(torch.cat([code, action], -1))
+        return 0.5 * (next_code - predicted).float().square().sum(-1)
+
+
+class RND(RewardSignal):
+    """Pays for observations that a network has not learned to encode as a fixed random one does: ‖f̂(s') − f(s')‖².
+
+    Observations are normalized by running statistics, rewards divided by the running deviation of their discounted return, both as in
+    the paper and both can be switched off.
+
+    Args:
+        spaces: of the environment.
+        learning_rate: of Adam.
+        encoding_size: width of the codes.
+        encoder: for images, as the algorithm's.
+        normalize: running statistics of observations.
+        normalize_reward: divide rewards by the running deviation of the return of this stream.
+        gamma, strength, ignore_done: see `RewardSignal`.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        gamma: float = 0.99,
+        strength: float = 0.01,
+        ignore_done: bool = True,
+        learning_rate: float = 1e-4,
+        encoding_size: int = 128,
+        encoder: str = "auto",
+        normalize: bool = True,
+        normalize_reward: bool = True,
+    ) -> None:
+        super().__init__(gamma, strength, ignore_done)
+        check_range("reward_signals.rnd.learning_rate", learning_rate, 0)
+        check_range("reward_signals.rnd.encoding_size", encoding_size, 1, whole=True)
+        check_flag("reward_signals.rnd.normalize", normalize)
+        check_flag("reward_signals.rnd.normalize_reward", normalize_reward)
+        self.learning_rate = learning_rate
+        self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
+        self.predictor, self.target = (self._network(spaces, encoder, encoding_size) for _ in range(2))
+        self.target.requires_grad_(False)
+        self.returns = ReturnScale(gamma) if normalize_reward else NoScale()
+
+    @staticmethod
+    def _network(spaces: Spaces, encoder: str, encoding_size: int) -> nn.Sequential:
+        leaves = TreeEncoder(spaces.observation, encoder, encoding_size)
+        layers = mlp(leaves.num_features, [encoding_size], "silu")
+        return nn.Sequential(leaves, *layers, nn.Linear(encoding_size, encoding_size))
+
+    def reward(self, experience: Experience) -> Tensor:
+        return self.returns(self._novelty(experience.next_obs))
+
+    def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = mean(self._novelty(experience.next_obs), experience.weight)
+        return loss, {"loss": loss}
+
+    def configure_optimizer(self) -> Optimizer:
+        return FlatAdam(self.predictor)
+
+    @torch.no_grad()
+    def gather(self, rollout: Rollout) -> None:
+        self.normalizer.gather(rollout.next_obs, rollout.valid)
+        novelty = self._novelty(flatten_time(rollout.next_obs)).view_as(rollout.terminated)
+        self.returns.gather(novelty, rollout)
+
+    def get_state(self) -> dict[str, Any]:
+        return self.returns.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.returns.set_state(state)
+
+    def _novelty(self, obs: Any) -> Tensor:
+        obs = self.normalizer(obs)
+        return (self.predictor(obs) - self.target(obs)).float().square().mean(-1)

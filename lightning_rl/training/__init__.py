@@ -1,0 +1,1 @@
+"""What Lightning drives: the run, its state, its folder, and the Trainer."""

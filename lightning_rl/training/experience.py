@@ -1,0 +1,323 @@
+"""Build the experience that an algorithm learns from: rollouts, replay, demonstrations, generations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Generator
+
+from lightning_rl.actors.actor import BuildActor
+from lightning_rl.actors.config import ActorsConfig, make_workers
+from lightning_rl.actors.evaluator import BuildEvaluator
+from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
+from lightning_rl.actors.pool import ActorPool
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, RolloutDataset
+from lightning_rl.data.demonstrations import (
+    DemonstrationDataset,
+    DemonstrationDraws,
+    DemonstrationSettings,
+    EpisodeRows,
+    NoCollector,
+    Rows,
+    read_episode,
+    split_by_episode,
+)
+from lightning_rl.data.replay.buffer import ReplayBuffer, memory_in_words
+from lightning_rl.data.replay.mixed import MixedReplay
+from lightning_rl.data.replay.sampling import Sequences
+from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, steps_of, summarize, transitions
+from lightning_rl.envs.config import EnvConfig, in_turn
+from lightning_rl.envs.make import stacked_frames
+from lightning_rl.envs.masks import make_masks
+from lightning_rl.envs.stepping import make_fitting_stepper
+from lightning_rl.errors import SettingError
+from lightning_rl.rewards.gail import GAIL
+from lightning_rl.training.state import saved_buffer
+from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy, tree_to_torch
+
+
+def read_demonstrations(algorithm: Any, setting: str, source: Any) -> list[Demonstration]:
+    """The episodes of a dataset by its name, or given ones; none where none are wanted.
+
+    Args:
+        algorithm: whose environment they are of.
+        setting: that names them, for messages.
+        source: its value.
+
+    Raises:
+        SettingError: there is no such dataset, or they do not fit the environment.
+    """
+    if isinstance(source, str):
+        return load_demonstrations(source, algorithm.spaces)
+    if not isinstance(source, list | tuple | None):
+        raise SettingError(f"{setting} must be the name of a dataset, got {source!r}")
+    for k, each in enumerate(source or ()):
+        check_demonstration(f"demonstration {k}", setting, each, algorithm)
+    return list(source or ())
+
+
+def check_demonstration(who: str, setting: str, given: Any, algorithm: Any) -> None:
+    """Raise `SettingError` for what is no episode of an algorithm's environment."""
+    if not isinstance(given, Demonstration):
+        raise SettingError(f"{who} of {setting} is a {type(given).__name__}, no lightning_rl.Demonstration")
+    read_episode(who, given.obs, given.action, None, algorithm.spaces, algorithm.network.distribution)
+    steps = {len(np.atleast_1d(each)) for each in (given.reward, given.terminated, given.truncated)}
+    rows = len(tree_leaves(given.action)[0])
+    if steps != {rows} or not np.isfinite(given.reward).all():
+        raise SettingError(f"{who} must have a reward that is a number, terminated and truncated for each of its {rows} actions")
+
+
+def demonstrated_rows(algorithm: Any, setting: str, source: Any) -> list[Rows]:
+    """The same, as the algorithm's policy learns from them: actions as sampled, with what was legal.
+
+    Raises:
+        SettingError: as before, or an action is not legal.
+    """
+    episodes = read_demonstrations(algorithm, setting, source)
+    masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
+    rows = [
+        read_episode(f"demonstration {k}", each.obs, each.action, mask, algorithm.spaces, algorithm.network.distribution)
+        for k, (each, mask) in enumerate(zip(episodes, masks, strict=True))
+    ]
+    return rows if any(mask is not None for mask in masks) else [each._replace(action_mask=()) for each in rows]
+
+
+def demonstration_draws(algorithm: Any, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
+    """Minibatches of rows, this rank's share of them."""
+    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
+    return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.trainer.world_size)
+
+
+def show_demonstrations(algorithm: Any) -> None:
+    """Give each reward signal that imitates what its demonstrations saw and did.
+
+    Raises:
+        SettingError: there are none, or they do not fit the environment.
+    """
+    for signal in algorithm.reward_signals.values():
+        if isinstance(signal, GAIL):
+            if getattr(getattr(algorithm, "replay", None), "demonstrations", None) is not None:
+                raise SettingError("reward_signals.gail beside replay.demonstrations would take these for the policy's own: use one")
+            episodes = read_demonstrations(algorithm, "reward_signals.gail.demo_path", signal.demo_path)
+            if not episodes:
+                raise SettingError("reward_signals.gail.demo_path: there are no demonstrations to imitate")
+            algorithm.say(f"demonstrations: {summarize(episodes)}; gail pays for doing the same")
+            obs, action, terminated = tree_to_torch(steps_of(episodes, algorithm.network.distribution.from_env))
+            signal.show(obs, action, terminated, algorithm.seed)
+
+
+def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
+    """The buffer of this rank, empty, or with demonstrations in it or beside it; what it takes and holds is said in a line each.
+
+    Args:
+        algorithm: whose experience it will hold.
+        settings: its size, and what a batch is.
+        config: how it keeps rows and draws them.
+        saved: whether a checkpoint brings its rows.
+
+    Raises:
+        SettingError: it is too large or too small, or the demonstrations cannot be used.
+    """
+    spaces, distribution = algorithm.spaces, algorithm.network.distribution
+    x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
+    action = tree_index(tree_to_numpy(distribution.random(x)), 0)
+    frames = stacked_frames(algorithm.env)
+    memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
+    sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
+    node = algorithm.trainer.world_size // algorithm.trainer.num_nodes
+    algorithm.say(memory_in_words(spaces, action, settings.buffer_size, config, node, frames, memory))
+    rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps}
+    rows |= {"frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
+    seed = torch.initial_seed() + algorithm.global_rank
+    own = {**rows, "capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed}
+    if config.demonstration_share is not None:
+        return buffer_beside(algorithm, settings.batch_size, config, rows, own)
+    buffer = ReplayBuffer(**own)
+    if not saved:
+        fill_first(algorithm, buffer, read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations))
+    return buffer
+
+
+def fill_first(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+    """Demonstrations before anything else, said in a line.
+
+    Raises:
+        SettingError: they do not all fit.
+    """
+    if not episodes:
+        return
+    write(algorithm, buffer, episodes)
+    if buffer.added > len(buffer):
+        rings = f"{len(buffer.envs)} x {buffer.length:,} rows (env.num_envs x …)"
+        raise SettingError(f"replay.demonstrations: {summarize(episodes)}; they do not fit into {rings}, raise buffer_size")
+    algorithm.say(f"demonstrations: {summarize(episodes)}; they fill the replay buffer first")
+
+
+def buffer_beside(algorithm: Any, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> MixedReplay:
+    """A buffer beside demonstrations that are kept for good, said in a line.
+
+    Args:
+        algorithm: whose experience it will hold.
+        batch_size: rows of a batch.
+        config: how it keeps rows and draws them.
+        rows: what both have in common, arguments of `ReplayBuffer`.
+        own: those of its own.
+
+    Raises:
+        SettingError: there are no demonstrations, or a batch takes none of them, nothing else, or more than there are.
+    """
+    assert config.demonstration_share is not None
+    episodes = read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations)
+    if not episodes:
+        raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} is a share of nothing: name replay.demonstrations")
+    sequences, n_steps = rows["sequences"], rows["n_steps"]
+    least = n_steps + 1 if sequences is None else sequences.slots(n_steps)
+    capacity = max(least, sum(len(each.reward) for each in episodes))
+    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
+    shown = ReplayBuffer(**rows, capacity=capacity, config=replace(config, prioritized=False), seed=seed)
+    write(algorithm, shown, episodes)
+    buffer = MixedReplay(**own, shown=shown, share=config.demonstration_share)
+    drawn = buffer.shown_rows(batch_size)
+    what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
+    needed = 1 if config.replace else drawn // length
+    if shown.ready < needed:
+        found = f"{summarize(episodes)}, of which {shown.ready} {what} can be drawn"
+        raise SettingError(f"replay.demonstrations: {found}; a batch needs {needed}")
+    algorithm.say(f"demonstrations: {summarize(episodes)}; {drawn} of {batch_size} rows of each batch")
+    return buffer
+
+
+def write(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+    """Keep all their steps, actions as the policy samples them, converted an episode at a time."""
+    sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
+    buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
+
+
+def rollouts(algorithm: Any, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
+    """Rollouts of `n_steps` steps from each environment, which actors step if there are any."""
+    collector: Any = make_collector(algorithm, n_steps, log_probs) if actors is None else make_actor_pool(algorithm, n_steps, actors)
+    return RolloutDataset(collector, planned_iterations(algorithm, collector))
+
+
+def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
+    """Experience kept in a buffer of this rank."""
+    ranks = algorithm.trainer.world_size
+    saved = saved_buffer(algorithm) is not None
+    buffer = make_replay_buffer(algorithm, settings, config, saved)
+    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
+    if algorithm.trainer.fast_dev_run:  # its first iteration must run the losses; the policy of TD3 waits for the second update
+        enough = buffer.open_rows + settings.batch_size
+        settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
+        steps = max(steps, -(-(enough + 2 * settings.train_freq) // algorithm.num_envs))
+    if settings.learning_starts >= algorithm.max_env_steps:
+        algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
+    resumed = algorithm.env_steps > 0
+    if resumed and not saved:
+        goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
+        algorithm.say(f"the checkpoint holds no replay buffer: learning goes on {goes_on}")
+    collector: Any = make_collector(algorithm, steps, False) if actors is None else make_actor_pool(algorithm, steps, actors)
+    signals = dict(algorithm.reward_signals.items())
+    return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
+
+
+def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
+    """The environments of a run on this rank, `n_steps` steps of each an iteration, and the seeds of the rank's draws."""
+    if algorithm.env is None:
+        raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
+    acting = seed_draws(algorithm)
+    stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * algorithm.num_envs)
+    precision = algorithm.trainer.precision_plugin.forward_context
+    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+
+
+def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> ActorPool:
+    """The actors of this rank."""
+    env = algorithm.env
+    threads = config.num_actors == 1 and config.backend == "threads"
+    check_can_be_built(env, here=threads)
+    num_envs = algorithm.num_envs // config.batch
+    seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * num_envs
+    build = BuildActor(env if threads else in_turn(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
+    workers = make_workers(build, config, algorithm.network)
+    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, algorithm.trainer.precision_plugin.forward_context)
+
+
+def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:
+    """Generations of episodes with weights that were moved; `settings` are those of `GenerationSettings`."""
+    env, trainer = algorithm.env, algorithm.trainer
+    check_can_be_built(env)
+    seed_draws(algorithm)
+    seed = trainer.strategy.broadcast(int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0]))
+    num_envs = env.num_envs if isinstance(env, EnvConfig) else 8
+    names = tuple(name for name, parameter in algorithm.network.named_parameters() if parameter.requires_grad)
+    build = BuildEvaluator(env, num_envs, algorithm.spaces, names, algorithm.stochastic, algorithm.on_nan)
+    pool: Any = EvaluatorPool(
+        make_workers(build, actors, algorithm.network),
+        actors,
+        GenerationSettings(**settings, num_envs=num_envs, rank=algorithm.global_rank, ranks=trainer.world_size, device=algorithm.device),
+        algorithm.spaces,
+        seed,
+        sigma=lambda: algorithm.sigma(min(1.0, algorithm.count / algorithm.length)),
+        random_collector=lambda: make_collector(algorithm, 1, log_probs=False),
+    )
+    return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has a step at least
+
+
+def check_can_be_built(env: Any, here: bool = False) -> None:
+    """Raise `SettingError` where actors cannot build their environments; one that is `here`, in this process, may have ready ones."""
+    if env is None:
+        raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
+    if isinstance(env, VectorEnv) and not here:
+        raise SettingError("actors build their environments themselves: pass an id, an EnvConfig, or a function that builds one")
+
+
+def sees_next(algorithm: Any) -> bool:
+    """Whether a reward signal asks for what was seen next."""
+    return any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
+
+
+def seed_draws(algorithm: Any) -> int:
+    """Give the rank's learning a generator of its own. Returns the seed of its acting."""
+    entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # a continued run draws on, it does not repeat
+    acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
+    algorithm.seed = learning
+    algorithm.generator = Generator().manual_seed(learning)
+    return acting
+
+
+def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings) -> DemonstrationDataset:
+    """Minibatches of demonstrations: of a dataset by its name, or given ones.
+
+    Raises:
+        SettingError: there are none, or they do not fit the environment.
+    """
+    if source is None:
+        raise SettingError("this algorithm was loaded without its demonstrations; pass dataset= to train it")
+    seed_draws(algorithm)
+    rows = demonstrated_rows(algorithm, "dataset", source)
+    lengths = [len(tree_leaves(each.action)[0]) for each in rows]
+    parts = split_by_episode(lengths, settings.validation_fraction, settings.split_seed)
+    learned, held = (EpisodeRows([rows[episode] for episode in part], settings.sequence_length) for part in parts)
+    if not learned.num_rows:
+        raise SettingError(f"dataset: {sum(lengths):,} steps in {len(rows)} demonstrations leave nothing to learn from")
+    algorithm.say(
+        f"demonstrations: {learned.num_rows:,} steps of {learned.num_episodes:,} episodes to learn from, "
+        f"{held.num_rows:,} of {held.num_episodes:,} to validate"
+    )
+    return DemonstrationDataset(
+        NoCollector(algorithm.spaces.observation),
+        demonstration_draws(algorithm, learned, settings.batch_size),
+        held,
+        settings,
+    )
+
+
+def planned_iterations(algorithm: Any, collector: Collector) -> int:
+    """The fewest that reach the run's environment steps, if all rows are experience."""
+    return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.trainer.world_size))

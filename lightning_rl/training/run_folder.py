@@ -1,0 +1,160 @@
+"""Where runs lie: `<root>/<algorithm>/<environment>/version_<n>/`, and the files of one that are not a logger's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from lightning_rl.checkpoints.atomic import locked, write_text
+from lightning_rl.checkpoints.files import last_generation
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError
+from lightning_rl.loggers import CsvTable, read_rows
+
+REPLACED = ".replaced"
+"""Ends the name of a run's folder while `--force` replaces it."""
+
+
+@contextmanager
+def take_run(
+    folder: Path,
+    ckpt_path: str | Path | None,
+    name: str | None = None,
+    force: bool = False,
+    saves: bool = True,
+    say: Callable[[str], None] = print,
+) -> Iterator[tuple[Path, str | Path | None]]:
+    """Choose a run's folder and the checkpoint that it continues, and keep other processes out meanwhile.
+
+    A run `name` that ended before it had saved anything begins again there, if this one `saves`. A new folder in which nothing was logged
+    or saved is removed at the end.
+
+    Raises:
+        SettingError: another process trains there, or there is a run in the folder of a new one, and `force` does not say that it may go.
+    """
+    if getattr(rank_zero_only, "rank", 0) != 0:  # the lock is the first rank's
+        yield choose_run(folder, ckpt_path, name)
+        return
+    continues = ckpt_path == "last"
+    with parents_made(folder):
+        run, found = choose_run(folder, ckpt_path, name)
+        is_new = not run.exists()
+        while is_new and not made(run):  # another process has just made it
+            run, found = choose_run(folder, ckpt_path, name)
+            is_new = not run.exists()
+        with locked(run, say):
+            try:
+                if end_replacing(run):  # a kill left it there
+                    say(f"the run in {run} is back: the one that began to replace it was killed before it had saved anything")
+                if continues and found is None:
+                    found = last_generation(run / "checkpoints")
+                if name is not None and not (force or (continues and saves) or is_blank(run)):
+                    saved = last_generation(run / "checkpoints") is not None
+                    what = ": --ckpt_path last continues it," if saved else " that saved nothing:"
+                    raise SettingError(f"there is a run in {run}{what} --force starts again and deletes it")
+                yield run, found
+            finally:
+                if is_new and is_blank(run):
+                    shutil.rmtree(run, ignore_errors=True)
+
+
+def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = None) -> tuple[Path, str | Path | None]:
+    """The folder of a run and the checkpoint that it continues.
+
+    `last` is the newest run below `folder` that saved one, or the run `name`, in its own folder; a new run's folder and None if there is
+    none.
+    """
+    numbers = sorted(int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal())
+    runs = [folder / f"version_{number}" for number in numbers] if name is None else [folder / name]
+    if ckpt_path == "last":
+        for run in reversed(runs):
+            found = last_generation(run / "checkpoints")
+            if found is not None:
+                return run, found
+        ckpt_path = None
+    return folder / (name or f"version_{numbers[-1] + 1 if numbers else 0}"), ckpt_path
+
+
+def made(folder: Path) -> bool:
+    """Make a folder; whether it was not there."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def parents_made(folder: Path) -> Iterator[None]:
+    """Make a folder, and remove what was made of it if nothing is in it at the end."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # something is in it
+            for each in missing:
+                each.rmdir()
+
+
+def is_blank(run: Path) -> bool:
+    """Whether a folder holds no more than a run leaves that was refused before it began."""
+    return all(_says_nothing(file) for file in run.rglob("*") if not file.is_dir())
+
+
+def _says_nothing(file: Path) -> bool:
+    if file.name in ("metrics.csv", "evaluations.csv"):
+        return not read_rows(file)
+    return file.name in ("config.yaml", "hparams.yaml") or file.name.startswith("events.out.tfevents")
+
+
+@contextmanager
+def replacing(run: Path) -> Iterator[None]:
+    """A new run takes the folder of another, which comes back if the new one saves nothing. Anything but a run's folder stays."""
+    if not (run / "config.yaml").is_file() or getattr(rank_zero_only, "rank", 0) != 0:
+        yield
+        return
+    run.rename(run.with_name(f"{run.name}{REPLACED}"))
+    try:
+        yield
+    finally:
+        end_replacing(run)
+
+
+def end_replacing(run: Path) -> bool:
+    """Remove the run that another replaced, or bring it back if the other saved nothing; whether it came back."""
+    old = run.with_name(f"{run.name}{REPLACED}")
+    comes_back = old.exists() and last_generation(run / "checkpoints") is None
+    if comes_back:
+        shutil.rmtree(run, ignore_errors=True)
+        old.rename(run)
+    elif old.exists():
+        shutil.rmtree(old)
+    return comes_back
+
+
+def environment_name(env: Any) -> str:
+    """The environment's id without its module; the class or function of a ready environment."""
+    if isinstance(env, EnvConfig):
+        return env.id.rpartition(":")[2]
+    spec = getattr(env, "spec", None)
+    return spec.id if spec is not None else getattr(env, "__name__", type(env).__name__).strip("<>")
+
+
+@rank_zero_only
+def write_config(run: Path, config: dict[str, Any]) -> None:
+    """Make the run's folder and write `config.yaml`, whole or not at all: `fit --config` repeats the run."""
+    run.mkdir(parents=True, exist_ok=True)
+    write_text(run / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+
+@rank_zero_only
+def cut_back_evaluations(run: Path, counter: str, count: int, say: Callable[[str], None] = print) -> None:
+    """Forget evaluations beyond a checkpoint from which the run continues: they will be made again."""
+    CsvTable(run / "evaluations.csv", counter, say).cut_back(count)

@@ -1,0 +1,258 @@
+"""Settings as dataclass fields: ranges, choices, plain data, and the groups that several algorithms share."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+from torch.optim import Adam, Optimizer
+
+from lightning_rl.data.dataset import ReplaySettings
+from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_range, nearest
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.memory import Memory
+from lightning_rl.rewards.settings import SignalSettings
+from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.training.side_learners import CloningConfig
+
+
+@dataclass(frozen=True, repr=False)
+class Range:
+    """The values of a number, in its annotation: `Annotated[int, Range(1)]`.
+
+    Args:
+        low: the least.
+        high: the greatest.
+        open_low: the least is excluded.
+    """
+
+    low: float = -float("inf")
+    high: float = float("inf")
+    open_low: bool = False
+
+    def __repr__(self) -> str:
+        low = f"{'>' if self.open_low else '>='} {self.low:g}"
+        return low if self.high == float("inf") else f"{low} and <= {self.high:g}"
+
+
+def settings_of(cls: type) -> dict[str, inspect.Parameter]:
+    """Return all settings of a class, with those that `**common` passes on to its bases."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        parameters |= {p.name: p for p in own if p.name not in parameters and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        if not any(p.kind is p.VAR_KEYWORD for p in own):
+            break
+    return parameters
+
+
+def check_names(cls: type, given: Mapping[str, Any]) -> None:
+    """Raise `SettingError` for a setting that a class does not have, and for one that a subclass sets without being a dataclass."""
+    names = settings_of(cls)
+    for base in cls.__mro__:
+        settings = {field.name for field in fields(base)} if is_dataclass(base) and "__dataclass_fields__" not in vars(base) else set()
+        for name in vars(base).keys() & settings:
+            decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False) to change its default"
+            raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
+    for name in given:
+        if name not in names:
+            raise SettingError(f"{name} is not a setting of {cls.__name__}{nearest(name, names)}")
+
+
+def read_fields(instance: Any) -> None:
+    """Check each field by its annotation, and build what the annotation says: a schedule of a number, an integer of 1e6.
+
+    Raises:
+        SettingError: a value out of its `Range`, none of a `Literal`, or not a flag.
+    """
+    cls: Any = type(instance)
+    for name, kinds in kinds_of(cls).items():
+        value = getattr(instance, name)
+        if value is None and (NoneType, ()) in kinds:
+            continue
+        if any(kind is int for kind, _ in kinds):
+            value = as_integer(value)
+        (kind, notes), *others = [each for each in kinds if each[0] is not NoneType]
+        for note in notes:
+            if isinstance(note, Range):
+                check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
+            elif hasattr(note, "build"):
+                value = note.build(name, value)
+        if kind is bool and not others:
+            check_flag(name, value)
+        elif get_origin(kind) is Literal and not others:
+            check_choice(name, value, get_args(kind))
+        setattr(instance, name, value)
+
+
+@cache
+def kinds_of(cls: Any) -> dict[str, list[tuple[Any, tuple[Any, ...]]]]:
+    """Return the types that each field of a dataclass may have, with their notes."""
+    kinds = {field.name: list(alternatives(field.type)) for field in fields(cls) if field.init}
+    for name, found in kinds.items():
+        if any(isinstance(kind, str) for kind, _ in found):
+            raise SettingError(f"{cls.__name__}.{name}: its annotation is a string; leave out `from __future__ import annotations`")
+    return kinds
+
+
+def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Yield the types of a union, with the notes of those that are annotated."""
+    if get_origin(hint) in (Union, UnionType):
+        for each in get_args(hint):
+            yield from alternatives(each)
+    elif get_origin(hint) is Annotated:
+        kind, *notes = get_args(hint)
+        yield kind, tuple(notes)
+    else:
+        yield hint, ()
+
+
+def as_integer(value: Any) -> Any:
+    """Return `1e6` as the integer it means; anything but a whole float or numpy integer as it is."""
+    whole = isinstance(value, float) and value.is_integer()
+    return int(value) if whole or isinstance(value, np.integer) else value
+
+
+def with_integers(init: Callable[..., None]) -> Callable[..., None]:
+    """Make an `__init__` of a user's class take 1e6 for an integer; its `env` is annotated, as the command line builds it from its type."""
+    init.__annotations__.setdefault("env", EnvConfig)
+    annotated = inspect.signature(init).parameters.items()
+    integers = {name for name, parameter in annotated if str(parameter.annotation) in ("int", "int | None", "<class 'int'>")}
+
+    @wraps(init)
+    def converting(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **{name: as_integer(value) if name in integers else value for name, value in kwargs.items()})
+
+    return converting
+
+
+def complete_settings(instance: Any) -> dict[str, Any]:
+    """Return what an object was built with: its given arguments, and the defaults of the others. `spaces` are stored apart."""
+    args, kwargs = instance.given_arguments
+    parameters = settings_of(type(instance))
+    given = dict(zip(parameters, args, strict=False)) | kwargs
+    whole = (int, "int", "int | None")
+    integers = {name for name, each in parameters.items() if any(kind in whole for kind, _ in alternatives(each.annotation))}
+    given = {name: as_integer(value) if name in integers else value for name, value in given.items()}
+    settings = {name: default_of(type(instance), each) for name, each in parameters.items() if each.default is not each.empty} | given
+    settings.pop("spaces", None)
+    return settings
+
+
+def default_of(cls: type, parameter: inspect.Parameter) -> Any:
+    """Return the default of a setting."""
+    factories = {field.name: field.default_factory for field in fields(cls) if field.default_factory is not MISSING}
+    is_made = repr(parameter.default) == "<factory>"  # as dataclasses write it in a signature
+    return factories[parameter.name]() if is_made else parameter.default
+
+
+def plain(value: Any) -> Any:
+    """Make plain data of settings. Ready environments, functions and demonstrations become None: they work for a run but are not stored."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(child) for key, child in value.items()}
+    if isinstance(value, Memory):
+        return value.settings
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, list | tuple):
+        if any(hasattr(child, "_fields") for child in value):
+            return None
+        return [plain(child) for child in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ReplayFields:
+    """When to act and when to learn, and how memories are kept."""
+
+    buffer_size: Annotated[int, Range(1)] = 1_000_000
+    """How many transitions are remembered."""
+    batch_size: Annotated[int, Range(1)] = 256
+    """Rows of a batch, with a memory a multiple of its sequence_length."""
+    learning_starts: Annotated[int, Range(0)] = 100
+    """Environment steps before the first update."""
+    train_freq: Annotated[int, Range(1)] = 1
+    """Environment steps, counted over all environments, between learning."""
+    gradient_steps: Annotated[int, Range(-1)] = 1
+    """Updates each time; -1 makes as many as there were steps."""
+    steps_per_iteration: Annotated[int, Range(1)] = 100
+    """Environment steps of an iteration, between which acting and learning take turns."""
+    n_steps: Annotated[int, Range(1)] = 1
+    """Length of the returns' windows; shorter at the end of an episode."""
+    warmup: Literal["random", "policy"] = "random"
+    """Actions before learning starts: `random` or from the `policy`."""
+    replay: ReplayConfig = ReplayConfig()
+    """How memories are kept and drawn, see `ReplayConfig`."""
+
+
+def replay_settings(algorithm: Any) -> ReplaySettings:
+    """Return when an algorithm with `ReplayFields` acts and learns."""
+    names = [each.name for each in fields(ReplayFields) if each.name != "replay"]
+    return ReplaySettings(**{name: getattr(algorithm, name) for name in names}, memory=algorithm.memory)
+
+
+def replay_updates(algorithm: Any) -> int:
+    """Return how many updates the run of an algorithm with `ReplayFields` will make."""
+    steps = max(0, algorithm.max_env_steps - algorithm.learning_starts)
+    return int(steps if algorithm.gradient_steps == -1 else steps // algorithm.train_freq * algorithm.gradient_steps)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ActorCriticFields:
+    """Losses and network of the actor-critic family."""
+
+    ent_coef: ScheduleSetting = 0.0
+    """Weight of the entropy bonus."""
+    vf_coef: Annotated[float, Range(0)] = 0.5
+    """Weight of the value loss."""
+    value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity"
+    """Learn h(value)."""
+    value_support: list[int] | None = None
+    """[low, high]: learn it as a histogram over these integers."""
+    critic_burn_in_steps: Annotated[int, Range(0)] = 0
+    """First environment steps, from which only the value learns."""
+    share_encoder: bool | None = None
+    """Policy and value share encoder and memory; null: without a memory."""
+    action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
+    """Of Box actions."""
+    log_std_init: float = 0.0
+    """First log σ of a Box."""
+
+
+def make_actor_critic(algorithm: Any) -> ActorCritic:
+    """Build the network of an algorithm with `ActorCriticFields`."""
+    names = ("share_encoder", "action_dist", "log_std_init", "value_transform", "value_support")
+    own = {name: getattr(algorithm, name) for name in names}
+    return ActorCritic(algorithm.spaces, **algorithm.network_settings, **own, streams=len(algorithm.reward_signals))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class NoRewardFields:
+    """Takes away the settings of rewards from an algorithm that learns no values."""
+
+    normalize_reward: bool = field(init=False, default=False)
+    clip_reward: float | None = field(init=False, default=None)
+    reward_scale: float = field(init=False, default=1.0)
+    reward_signals: SignalSettings = field(init=False, default_factory=dict)
+    reward_signal_steps_per_update: float | None = field(init=False, default=None)
+    behavioral_cloning: CloningConfig | None = field(init=False, default=None)
+
+
+def end_burn_in(algorithm: Any, optimizer: Optimizer) -> None:
+    """After learning: if the burn-in of the value function ends with this iteration, let Adam begin anew.
+
+    Adam corrects the bias of its moments by one count of steps for all parameters (Kingma and Ba 2015, alg. 1). Those of the policy were 0
+    until now: after a long burn-in its first steps would be up to (1 − 0.9ᵏ) / √(1 − 0.999ᵏ) = 6.6 (k = 12) times as long as the learning
+    rate, and could undo in one rollout what it was begun with. RMSprop corrects nothing and goes on.
+    """
+    if isinstance(optimizer, Adam) and algorithm.began_at < algorithm.critic_burn_in_steps <= algorithm.env_steps:
+        optimizer.state.clear()

@@ -1,0 +1,290 @@
+"""Auxiliary learners with their own loss and optimizer: reward signals and behavioral cloning."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.optim import Adam, Optimizer
+
+from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.demonstrations import EpisodeRows
+from lightning_rl.distributions import Distribution
+from lightning_rl.distributions.distribution import split_mask
+from lightning_rl.errors import SettingError, as_settings, check_range
+from lightning_rl.losses import imitation as losses
+from lightning_rl.losses.policy_gradient import mean
+from lightning_rl.optimization import moved
+from lightning_rl.training.experience import demonstrated_rows, demonstration_draws, show_demonstrations
+from lightning_rl.types import Experience, Tree
+
+
+class SideLearner:
+    """Learns nothing; those that do have optimizers of their own and take their turn after updates or iterations."""
+
+    learns = False
+
+    def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
+        """Its optimizers, beside the algorithm's own ones."""
+        return []
+
+    def begin(self, algorithm: Any) -> None:
+        """Before a run, when its dataset is there."""
+
+    def end_update(self, algorithm: Any, batch: Any) -> None:
+        """After an update of the algorithm from a batch."""
+
+    def end_iteration(self, algorithm: Any) -> None:
+        """After the updates of an iteration."""
+
+    def get_state(self) -> dict[str, Any]:
+        """What belongs to this rank's run."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        """The inverse; what is done anew, if something is."""
+        return None
+
+
+class SignalLearner(SideLearner):
+    """Updates of the reward signals that learn: one with each of the algorithm's, or one for so many environment steps.
+
+    Steps count from the moment that the algorithm may learn: those before are never made up for.
+
+    Args:
+        signals: all of them, by name.
+        steps_per_update: environment steps, all ranks together, for one update; off-policy they may need more batches than the algorithm
+            has.
+    """
+
+    def __init__(self, signals: dict[str, Any], steps_per_update: float | None) -> None:
+        self.all, self.steps_per_update = signals, steps_per_update
+        self.learning = {name: signal for name, signal in signals.items() if hasattr(signal, "learning_rate")}
+        self.learns, self.updates = bool(self.learning), 0
+        if steps_per_update is not None and not self.learns:
+            raise SettingError("reward_signal_steps_per_update: no reward signal learns; name curiosity, rnd or gail in reward_signals")
+        self.began: float | None = None
+        """The environment steps of all ranks from which on they count."""
+
+    def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
+        self.own = [signal.configure_optimizer() for signal in self.learning.values()]
+        for signal, optimizer in zip(self.learning.values(), self.own, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = signal.learning_rate
+        return self.own
+
+    def begin(self, algorithm: Any) -> None:
+        show_demonstrations(algorithm)
+
+    def end_update(self, algorithm: Any, batch: Any) -> None:
+        if not self.learns:
+            return
+        dataset, due = algorithm.dataset, self._due(algorithm)
+        replays = isinstance(dataset, ReplayDataset)
+        for k in range(due if replays else min(due, 1)):
+            self._learn(algorithm, dataset.sample().experience if k and replays else batch.experience)
+            self.updates += 1
+
+    def _due(self, algorithm: Any) -> int:
+        """How many updates are to be made, by counts that are equal on all ranks."""
+        if self.steps_per_update is None:
+            return 1
+        dataset, begin, steps = algorithm.dataset, algorithm.began_at, algorithm.env_steps
+        if isinstance(dataset, ReplayDataset):
+            ranks = algorithm.trainer.world_size
+            begin, steps = max(begin, (dataset.learning_starts or 0.0) * ranks), dataset.steps * ranks
+        if self.began is None:
+            self.began = begin
+        return int((steps - self.began) / self.steps_per_update) - self.updates
+
+    def _learn(self, algorithm: Any, experience: Experience) -> None:
+        for (name, signal), optimizer in zip(self.learning.items(), self.own, strict=True):
+            loss, metrics = signal.loss(experience)
+            algorithm.step(loss, optimizer, f"{name} loss")
+            algorithm.record(**{f"{name}/{metric}": value for metric, value in metrics.items()})
+
+    def get_state(self) -> dict[str, Any]:
+        signals = {name: signal.get_state() for name, signal in self.all.items()}
+        return {"signals": signals, "updates": self.updates, "began": self.began}
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        for name, signal in self.all.items():
+            signal.set_state(state["signals"][name])
+        self.updates, self.began = int(state["updates"]), None if state["began"] is None else float(state["began"])
+        return None
+
+
+TOP = ((5, 10), (10, 20))
+"""k of the top-k accuracies that are told of branches with more than so many choices."""
+
+BOX_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Generator | None], Tensor]] = {
+    "nll": lambda leaf, x, action, generator: -leaf.evaluate(x, action)[0],
+    "mse": lambda leaf, x, action, generator: losses.squared_error(leaf.mode(x), action),
+    "drawn": lambda leaf, x, action, generator: leaf.drawn_error(x, action, generator),
+}
+
+
+def imitate(
+    distribution: Distribution,
+    x: Tensor,
+    action: Tree,
+    mask: Tree,
+    box_loss: str,
+    label_smoothing: float = 0.0,
+    generator: Generator | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of each dimension or branch `[B, D]`, and how near the policy is to the actions, by name, `[B]` each.
+
+    Choices and bits have cross-entropy, continuous dimensions what `box_loss` says: `nll`, −log π(a|s); `mse`, the squared error of the
+    mean; or `drawn`, that of a drawn action, with the bounds at -1 and 1, which σ follows as well.
+    Of choices there is their accuracy and rank (0 is the most likely one), the mean over branches; of dimensions the mean absolute
+    deviation of the mean, in the environment's units.
+
+    Args:
+        distribution: of the policy.
+        x: its input, `[B, num_inputs]`.
+        action: demonstrated ones, as sampled.
+        mask: which choices are legal.
+        box_loss: of continuous dimensions.
+        label_smoothing: ε of the cross-entropy.
+        generator: of the draws.
+    """
+    costs, told = [], defaultdict(list)
+    leaves = distribution.leaves()
+    inputs, masks = x.split([leaf.num_inputs for leaf in leaves], -1), split_mask(mask, [leaf.mask_width for leaf in leaves])
+    for leaf, part, done, legal in zip(leaves, inputs, distribution.flat(action), masks, strict=True):
+        if leaf.sizes:
+            log_p, choice = losses.branches(leaf.log_probs(part, legal), leaf.sizes), leaf.choices(done)
+            costs.append(losses.cross_entropy(log_p, choice, label_smoothing))
+            rank = losses.rank(log_p.detach(), choice)
+            told["accuracy"].append(losses.accuracy(log_p.detach(), choice))
+            told["action_rank"].append(rank)
+            for k, many in TOP:
+                large = [branch for branch, size in enumerate(leaf.sizes) if size > many]
+                if large:
+                    told[f"top_{k}_accuracy"].append(losses.top_k_accuracy(rank[:, large], k))
+        else:
+            costs.append(BOX_LOSSES[box_loss](leaf, part, done, generator))
+            told["mean_abs_deviation"].append(deviation(leaf, leaf.mode(part), done))
+    return torch.cat(costs, -1), {name: torch.cat(parts, -1).mean(-1) for name, parts in told.items()}
+
+
+def deviation(leaf: Any, mean: Tensor, action: Tensor) -> Tensor:
+    """|μ − a| as the environment gets them, `[B, D]`."""
+    there, here = (leaf.to_env(each.detach().cpu().numpy()) for each in (mean, action))
+    return torch.as_tensor(abs(there - here), device=mean.device).flatten(1)
+
+
+@dataclass(frozen=True)
+class CloningConfig:
+    """Gradient steps of the policy towards demonstrations, on-policy after each iteration and off-policy after each update.
+
+    Args:
+        demo_path: a Minari id or path; from Python also a list of `Demonstration`.
+        strength: their learning rate, as a multiple of the algorithm's.
+        steps: environment steps over which it falls to 0; 0 keeps it for the whole run.
+        batch_size: rows of a minibatch, with a memory in sequences of its sequence_length, all if there are fewer; the algorithm's unless
+            given, or 64 where it has none.
+        n_epochs: passes each time; 3 on-policy and 1 off-policy unless given.
+        samples_per_update: demonstrated steps of a pass, 0 for all; all on-policy and one minibatch off-policy unless given.
+    """
+
+    demo_path: str | None = None
+    strength: float = 1.0
+    steps: int = 0
+    batch_size: int | None = None
+    n_epochs: int | None = None
+    samples_per_update: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("behavioral_cloning.strength", self.strength, 0)
+        check_range("behavioral_cloning.steps", self.steps, 0, whole=True)
+        for name, least in {"batch_size": 1, "n_epochs": 1, "samples_per_update": 0}.items():
+            if getattr(self, name) is not None:
+                check_range(f"behavioral_cloning.{name}", getattr(self, name), least, whole=True)
+
+
+def make_cloning(setting: CloningConfig | Mapping[str, Any] | None) -> SideLearner:
+    """What the setting asks for; None asks for nothing.
+
+    Raises:
+        SettingError: an unknown or unusable setting.
+    """
+    return SideLearner() if setting is None else Cloning(as_settings("behavioral_cloning", CloningConfig, setting))
+
+
+class Cloning(SideLearner):
+    """Makes what demonstrations did likely, with an Adam of its own over the weights of the policy.
+
+    Choices have cross-entropy, continuous dimensions the squared error of drawn actions on the scale of the environment's bounds.
+
+    Metrics: `behavioral_cloning/loss`, `behavioral_cloning/learning_rate`, and how near the policy is, as for `BehavioralCloning`.
+    """
+
+    learns = True
+
+    def __init__(self, config: CloningConfig) -> None:
+        self.config = config
+
+    def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
+        self.optimizer = Adam(moved(own, algorithm.network))
+        return [self.optimizer]
+
+    def begin(self, algorithm: Any) -> None:
+        config, self.replays = self.config, isinstance(algorithm.dataset, ReplayDataset)
+        if config.demo_path is None:
+            raise SettingError("behavioral_cloning.demo_path is missing: name a Minari dataset")
+        batch_size = config.batch_size or algorithm.hparams.get("batch_size", 64)
+        length = algorithm.network.memory.sequence_length
+        if length > batch_size:
+            raise SettingError(f"memory.sequence_length {length} is longer than behavioral_cloning.batch_size {batch_size}")
+        rows = EpisodeRows(demonstrated_rows(algorithm, "behavioral_cloning.demo_path", config.demo_path), length)
+        if not rows.num_rows:
+            raise SettingError("behavioral_cloning.demo_path: there are no demonstrations to imitate")
+        how_long = f"over {config.steps:,} environment steps" if config.steps else "for the whole run"
+        algorithm.say(f"demonstrations: {rows.num_rows:,} steps of {rows.num_episodes:,} episodes; the policy follows them {how_long}")
+        self.draws = demonstration_draws(algorithm, rows, batch_size)
+        wanted = config.samples_per_update
+        sequences = len(rows) * min(wanted or rows.num_rows, rows.num_rows) // rows.num_rows
+        passes = config.n_epochs or (1 if self.replays else 3)
+        one = wanted is None and self.replays
+        self.minibatches = passes * (1 if one else max(1, sequences // (self.draws.num_sequences * self.draws.ranks)))
+
+    def end_update(self, algorithm: Any, batch: Any) -> None:
+        if self.replays:
+            self._learn(algorithm)
+
+    def end_iteration(self, algorithm: Any) -> None:
+        burns_in = algorithm.began_at < getattr(algorithm, "critic_burn_in_steps", 0)
+        if not self.replays and not burns_in:
+            self._learn(algorithm)
+
+    def _learn(self, algorithm: Any) -> None:
+        """Some gradient steps, while there is a learning rate."""
+        rate = self.learning_rate(algorithm)
+        algorithm.record(**{"behavioral_cloning/learning_rate": lambda: torch.tensor(rate)})
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        for _ in range(self.minibatches if rate > 0 else 0):
+            batch = self.draws.draw()
+            x, _ = algorithm.network.policy(batch.obs, (), batch.episode_start)
+            cost, near = imitate(algorithm.network.distribution, x, batch.action, batch.action_mask, "drawn", generator=algorithm.noise)
+            loss = mean(cost.sum(-1), batch.weight)
+            metrics = {"loss": loss, **{name: mean(each, batch.weight) for name, each in near.items()}}
+            algorithm.record(**{f"behavioral_cloning/{name}": value for name, value in metrics.items()})
+            algorithm.step(loss, self.optimizer, "behavioral_cloning loss")
+
+    def learning_rate(self, algorithm: Any) -> float:
+        """That of the algorithm now, times strength, times what is left of `steps`."""
+        left = 1 - algorithm.env_steps / self.config.steps if self.config.steps else 1.0
+        return float(algorithm.learning_rate(algorithm.progress)) * self.config.strength * max(0.0, left)
+
+    def get_state(self) -> dict[str, Any]:
+        return self.draws.order.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        return self.draws.order.set_state(state)

@@ -1,0 +1,373 @@
+"""Trainer files of ML-Agents as configs: what becomes of each setting, and that all of it trains."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+import pytest
+import yaml
+
+from lightning_rl import PPO, SAC
+from lightning_rl.config_files import Loader
+from lightning_rl.importers.mlagents import import_mlagents
+from tests.command_line import run
+from tests.importers.converting import FILES, comments, remark, settings, trains
+
+SAC_FILE, GAIL_FILE, TODAY = (str(FILES / name) for name in ("sac_trainer_config.yaml", "gail_config.yaml", "wall_jump.yaml"))
+CONTINUOUS = ("Bouncer", "3DBall", "3DBallHard", "Tennis", "CrawlerStatic", "CrawlerDynamic", "Walker", "Reacher")
+SECTIONS = [name for name in yaml.load((FILES / "sac_trainer_config.yaml").read_text(), Loader) if name != "default"]
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """Convert a file that is written here."""
+
+    def convert(text, **arguments):
+        path = tmp_path / "trainer.yaml"
+        path.write_text(text)
+        return import_mlagents(str(path), **arguments)
+
+    return convert
+
+
+def ppo(**hyperparameters):
+    return yaml.safe_dump({"A": {"trainer": "ppo", **hyperparameters}})
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_section_of_the_first_sac_file_trains(name, tmp_path):
+    trains(import_mlagents(SAC_FILE, name, "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"), tmp_path)
+
+
+@pytest.mark.parametrize(("file", "name"), [(GAIL_FILE, "Pyramids"), (GAIL_FILE, "Hallway"), (TODAY, "BigWallJump"), (TODAY, "Hallway")])
+def test_ppo_and_files_of_today_train(file, name, tmp_path):
+    trains(import_mlagents(file, name, "Pendulum-v1"), tmp_path)
+
+
+def test_the_command_prints_a_config_that_fit_reads(folder, capfd):
+    status, out, err = run(f"import-mlagents {SAC_FILE} --behavior 3DBall --env Pendulum-v1", capfd)
+    assert (status, err) == (0, "")
+    (folder / "ball.yaml").write_text(out)
+    status, out, err = run("fit --config ball.yaml --print_config", capfd)
+    assert (status, err) == (0, "")
+    assert settings(out)["buffer_size"] == 12_000
+
+
+def test_a_section_lies_over_the_defaults():
+    text = import_mlagents(SAC_FILE, "3DBall", "Pendulum-v1")
+    assert settings(text) == {
+        "env": {"id": "Pendulum-v1", "num_envs": 1},
+        "max_env_steps": 50_000,
+        "log_interval": 1_000,
+        "batch_size": 64,
+        "learning_starts": 64,
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "learning_rate": {"schedule": "linear", "start": 3e-4, "end": 0},
+        "ent_coef": "auto_0.5",
+        "tau": 0.005,
+        "buffer_size": 12_000,
+        "net_arch": [64, 64],
+        "encoder": "simple",
+        "encoder_features": 64,
+        "normalize_obs": "running",
+        "value_network": True,
+        "warmup": "policy",
+        "target_entropy_scale": 0.2,
+        "activation": "silu",
+        "gamma": 0.99,
+    }
+    assert comments(text) == [
+        "memory_size, sequence_length dropped: nothing is remembered without use_recurrent",
+        "time_horizon dropped: episodes are not cut for a replay buffer",
+    ]
+
+
+def test_old_train_interval_and_num_update_are_environment_steps_and_updates(convert):
+    walker = settings(import_mlagents(SAC_FILE, "Walker"))
+    assert (walker["train_freq"], walker["gradient_steps"], walker["gamma"]) == (3, 1, 0.995)
+    assert walker["net_arch"] == [512, 512, 512]
+    signals = "reward_signals: {reward_signal_num_update: 2, extrinsic: {strength: 2, gamma: 0.9}, curiosity: {strength: 0.1}}"
+    given = settings(convert(f"A: {{trainer: sac, train_interval: 6, num_update: 3, {signals}}}"))
+    assert (given["train_freq"], given["gradient_steps"], given["reward_signal_steps_per_update"]) == (2, 1, 3)
+    assert given["reward_signals"]["extrinsic"] == {"strength": 1, "gamma": 0.9}  # two strengths are averaged there
+
+
+def test_updates_of_the_signals_are_read_beside_those_of_the_policy_too(convert):
+    signals = "reward_signals: {extrinsic: {strength: 1}, curiosity: {strength: 0.1}}"
+    text = convert(f"A: {{trainer: sac, train_interval: 6, num_update: 3, reward_signals_num_update: 4, {signals}}}")
+    assert settings(text)["reward_signal_steps_per_update"] == 1.5
+    text = convert("A: {trainer: sac, num_update: 2, reward_signals_num_update: 4}")
+    assert "reward_signal_steps_per_update dropped: no reward signal learns" in comments(text)
+    assert "reward_signals_num_update dropped: not a setting of PPO" in comments(convert(ppo(reward_signals_num_update=4)))
+
+
+def test_a_cadence_of_signals_that_do_not_learn_is_dropped(convert):
+    text = convert(
+        "A: {trainer: sac, train_interval: 6, num_update: 3, reward_signals: {reward_signal_num_update: 2, extrinsic: {gamma: 0.9}}}"
+    )
+    assert "reward_signal_steps_per_update" not in settings(text)
+    assert "reward_signal_steps_per_update dropped: no reward signal learns" in comments(text)
+
+
+@pytest.mark.parametrize(("steps", "freq", "updates"), [("20", 20, 1), ("0.5", 1, 2), ("1.5", 3, 2)])
+def test_steps_per_update_may_be_a_fraction(steps, freq, updates, convert):
+    given = settings(convert(f"behaviors: {{A: {{trainer_type: sac, hyperparameters: {{steps_per_update: {steps}}}}}}}"))
+    assert (given["train_freq"], given["gradient_steps"]) == (freq, updates)
+    assert "reward_signal_steps_per_update" not in given
+
+
+@pytest.mark.parametrize(
+    ("buffer", "horizon", "batch", "num_envs", "n_steps", "batch_size"),
+    [
+        (2048, 128, 128, 16, 128, 128),
+        (12_000, 1000, 64, 12, 992, 64),  # 12 · 992 = 11,904 = 186 · 64
+        (20_480, 1000, 2048, 20, 1024, 2048),
+        (256, 3, 32, 32, 8, 32),
+        (100, 1000, 500, 1, 100, 100),
+    ],
+)
+def test_a_buffer_becomes_whole_minibatches_of_as_many_environments_as_it_holds_horizons(
+    buffer, horizon, batch, num_envs, n_steps, batch_size, convert
+):
+    text = convert(ppo(buffer_size=buffer, time_horizon=horizon, batch_size=batch))
+    given = settings(text)
+    assert (given["env"]["num_envs"], given["n_steps"], given["batch_size"]) == (num_envs, n_steps, batch_size)
+    assert bool(remark(text, "n_steps")) == (num_envs * n_steps != buffer)
+    assert bool(remark(text, "batch_size")) == (batch_size != batch)
+
+
+def test_with_a_memory_minibatches_hold_whole_sequences(convert):
+    given = settings(import_mlagents(GAIL_FILE, "Hallway"))
+    assert (given["env"]["num_envs"], given["n_steps"], given["batch_size"]) == (16, 64, 128)
+    assert given["memory"] == {"class_path": "LSTM", "init_args": {"memory_size": 256, "sequence_length": 64}}
+    text = import_mlagents(TODAY, "Hallway")
+    assert settings(text)["batch_size"] == 448
+    assert remark(text, "batch_size") == "500 there; in whole sequences"
+    shared = "memory_size: policy, value and both critics shared it there, here each of them has as much"
+    assert shared in comments(import_mlagents(SAC_FILE, "Hallway")) and shared not in comments(text)
+
+
+def test_numbers_fall_over_the_run_as_theirs(convert):
+    old = settings(convert(ppo(learning_rate=1e-3, beta=1e-2, epsilon=0.3, learning_rate_schedule="constant")))
+    assert old["learning_rate"] == 1e-3
+    assert old["clip_range"] == {"schedule": "linear", "start": 0.3, "end": 0.1}
+    assert old["ent_coef"] == {"schedule": "linear", "start": 1e-2, "end": 1e-5}
+    text = convert(ppo(epsilon=0.05))
+    assert settings(text)["clip_range"] == {"schedule": "linear", "start": 0.05, "end": 0.05}
+    assert remark(text, "learning_rate") == "as there unless the file says constant"
+    entropy = "theirs is for the mean entropy of a continuous action's dimensions, here it is for the sum"
+    assert remark(text, "ent_coef") == f"as there unless the file says constant; {entropy}"
+    assert remark(import_mlagents(TODAY, "BigWallJump"), "ent_coef") == entropy
+    today = settings(import_mlagents(TODAY, "BigWallJump"))
+    assert (today["learning_rate"], today["clip_range"], today["ent_coef"]) == (3e-4, 0.2, 0.005)
+
+
+def test_sacs_learning_rate_falls_in_old_files_and_stays_in_those_of_today(convert):
+    assert settings(convert("A: {trainer: sac, learning_rate: 0.1}"))["learning_rate"] == {"schedule": "linear", "start": 0.1, "end": 0}
+    assert settings(convert("behaviors: {A: {trainer_type: sac}}"))["learning_rate"] == 3e-4
+
+
+def test_the_settings_that_make_ppo_theirs_are_said():
+    text = import_mlagents(TODAY, "BigWallJump")
+    given = settings(text)
+    wanted = {"ratio": "per_dim", "max_grad_norm": None, "share_encoder": False, "activation": "silu", "gae_lambda": 0.95, "n_epochs": 3}
+    assert given.items() >= wanted.items()
+    assert remark(text, "max_grad_norm") == "they do not clip gradients"
+    assert given["encoder"] == "nature_cnn"
+
+
+def test_averaged_signals_are_compensated_where_sums_differ():
+    text = import_mlagents(SAC_FILE, "Pyramids")
+    signals = settings(text)["reward_signals"]
+    assert (signals["extrinsic"]["strength"], signals["gail"]["strength"]) == (1.0, 0.01)  # 2 and 0.02, halved
+    assert signals["gail"]["ignore_done"] is True
+    assert "reward_signals: signals add up here and are averaged there: strengths are divided by 2" in comments(text)
+    text = import_mlagents(GAIL_FILE, "Pyramids")
+    assert settings(text)["reward_signals"]["curiosity"] == {"strength": 0.02, "gamma": 0.99, "encoding_size": 256}
+    assert "reward_signals: signals add up here and are averaged there, which is the same for normalized advantages" in comments(text)
+
+
+def test_signals_of_today_have_networks(convert):
+    text = import_mlagents(TODAY, "BigWallJump")
+    rnd = {"strength": 0.01, "gamma": 0.99, "normalize": False, "normalize_reward": False, "encoding_size": 64, "learning_rate": 1e-4}
+    assert settings(text)["reward_signals"]["rnd"] == rnd
+    assert any("reward_signals.rnd.network_settings.num_layers dropped" in line for line in comments(text))
+    given = settings(convert("A: {reward_signals: {curiosity: {strength: 0.1}}}"))
+    assert given["reward_signals"]["extrinsic"] is None
+
+
+def test_pretraining_is_behavioral_cloning():
+    text = import_mlagents(GAIL_FILE, "Pyramids")
+    assert settings(text)["behavioral_cloning"] == {"demo_path": "./demos/ExpertPyramid.demo", "strength": 0.5, "steps": 10_000}
+    assert sum("name a Minari dataset there" in line for line in comments(text)) == 2
+    text = import_mlagents(TODAY, "Hallway")
+    assert settings(text)["behavioral_cloning"]["demo_path"] == "hallway/expert-v0"
+    assert not any("Minari" in line for line in comments(text))
+
+
+def test_a_network_of_the_environments_own_reward_is_dropped_with_a_comment(convert):
+    text = convert("A: {reward_signals: {extrinsic: {strength: 1, network_settings: {hidden_units: 32}}}}")
+    dropped = "A.reward_signals.extrinsic.network_settings dropped: the environment's own reward needs no network"
+    assert dropped in comments(text)
+
+
+def test_what_ml_agents_writes_down_itself_is_read():
+    text = import_mlagents(str(FILES / "configuration.yaml"))
+    given, config = settings(text), yaml.load(text, Loader)
+    assert (given["ent_coef"], given["gamma"], given["n_steps"]) == (0.01, 0.9, 64)
+    assert given["clip_range"] == {"schedule": "linear", "start": 0.2, "end": 0.1}
+    assert given["behavioral_cloning"] == {"demo_path": "a/b-v0", "steps": 10, "strength": 1, "samples_per_update": 0}
+    assert config["checkpoint"] == {"every_n_env_steps": 100_000, "keep": 5}  # five, evenly
+    assert config["trainer"] == {"run_name": "ppo", "default_root_dir": "results"}
+    assert comments(text)[1:] == [
+        "base_port, engine_settings dropped: Unity's",
+        "timeout_wait dropped: Unity's; see model.env.step_timeout",
+        "behaviors.A.reward_signals.extrinsic.network_settings dropped: the environment's own reward needs no network",
+        "goal_conditioning_type dropped: name the observations that tell the goal in model.goals",
+    ]
+
+
+def test_leftovers_are_dropped_with_a_comment():
+    assert "beta dropped: not a setting of SAC" in comments(import_mlagents(SAC_FILE, "PushBlock"))
+    assert any(line.startswith("curiosity_enc_size dropped") for line in comments(import_mlagents(SAC_FILE, "VisualPyramids")))
+    assert any(line.startswith("self_play dropped: there is no self-play") for line in comments(import_mlagents(SAC_FILE, "Tennis")))
+    said = "--model.threaded true of PPO and SAC steps environments during learning, with a policy that is one iteration old"
+    assert f"threaded dropped: {said}" in comments(import_mlagents(TODAY, "BigWallJump"))
+    assert all("threaded" in signature(algorithm).parameters for algorithm in (PPO, SAC))
+
+
+def test_what_stands_beside_the_behaviors_finds_its_place():
+    text = import_mlagents(TODAY, "BigWallJump")
+    config = yaml.load(text, Loader)
+    assert config["seed_everything"] == 7
+    assert config["trainer"] == {"accelerator": "cpu", "run_name": "walls"}
+    assert config["checkpoint"] == {"every_n_env_steps": 500_000, "keep": 5}
+    assert settings(text)["env"]["num_envs"] == 4
+    assert settings(text)["n_steps"] == 512
+    assert {"resume dropped: continue by --ckpt_path last", "env_path dropped: Unity's; name an environment of gymnasium"} <= set(
+        comments(text)
+    )
+    assert yaml.load(import_mlagents(TODAY, "Hallway"), Loader)["checkpoint"] == {"save_replay_buffer": False}
+
+
+def test_environment_parameters_have_their_form_of_today(convert):
+    text = convert("""
+behaviors:
+  A:
+    trainer: ppo
+    curriculum: {measure: progress, thresholds: [0.1, 0.3], min_lesson_length: 100, parameters: {touch: [1.0, 0.5, 0.0]}}
+environment_parameters:
+  height:
+    curriculum:
+    - Low: {completion_criteria: {measure: progress, behavior: A, threshold: 0.1}, value: 1.5}
+    - {name: High, value: 2}
+parameter_randomization:
+  resampling-interval: 2000
+  mass: {sampler-type: uniform, min_value: 0.5, max_value: 10}
+""")
+    criteria = {"measure": "progress", "min_lesson_length": 100}
+    expected = {
+        "height": {
+            "curriculum": [
+                {"name": "Low", "completion_criteria": {"measure": "progress", "threshold": 0.1}, "value": 1.5},
+                {"name": "High", "value": 2},
+            ]
+        },
+        "mass": {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.5, "max_value": 10}},
+        "touch": {
+            "curriculum": [
+                {"value": 1.0, "completion_criteria": {**criteria, "threshold": 0.1}},
+                {"value": 0.5, "completion_criteria": {**criteria, "threshold": 0.3}},
+                {"value": 0.0},
+            ]
+        },
+    }
+    assert settings(text)["env"]["parameters"] == expected
+    assert "completion_criteria.behavior A dropped: lessons are judged by the one that learns" in comments(text)
+    assert "resampling-interval dropped: parameters are drawn anew for each episode" in comments(text)
+
+
+def test_without_an_environment_a_comment_says_how_to_name_it():
+    text = import_mlagents(SAC_FILE, "Basic")
+    assert settings(text)["env"] == {"num_envs": 1}
+    assert comments(text)[0] == "such files do not name an environment: lightning-rl fit --config THIS_FILE --model.env.id ID"
+
+
+ERRORS = [
+    ("[1]", "must be a mapping of names to settings"),
+    ("", "must be a mapping of names to settings, got nothing"),
+    ("A: {", "is not valid YAML, line 1"),
+    ("A: 3", "A must be a mapping of settings, got 3"),
+    ("{A: {}, B: {}}", "there are 2 behaviors, name one of them by --behavior: A, B"),
+    ("A: {batch_sise: 3}", "A.batch_sise is not a setting of ML-Agents; did you mean batch_size?"),
+    ("behaviors: {A: {hyperparameters: {betta: 3}}}", "behaviors.A.hyperparameters.betta is not", "did you mean beta?"),
+    ("behaviors: {A: {trainer_type: ppo, batch_size: 3}}", "behaviors.A.batch_size is not a setting"),
+    ("behaviors: {A: {network_settings: {memory: {size: 3}}}}", "network_settings.memory.size is not", "memory_size"),
+    ("{behaviors: {A: {}}, behaviours: {}}", "behaviours is not a setting of an ML-Agents file; did you mean behaviors?"),
+    ("{behaviors: {A: {}}, env_settings: {num_envs: 0}}", "env_settings.num_envs must be >= 1, got 0"),
+    ("{behaviors: {A: {}}, env_settings: {nm_envs: 1}}", "env_settings.nm_envs is not", "did you mean num_envs?"),
+    ("{behaviors: {A: {}}, engine_settings: {time_scal: 1}}", "engine_settings.time_scal is not", "did you mean time_scale?"),
+    ("behaviors: {A: {self_play: {windw: 1}}}", "behaviors.A.self_play.windw is not", "did you mean window?"),
+    ("behaviors: {}", "trainer.yaml has no behaviors; each has a name and settings"),
+    ("A: {trainer: sac, reward_signals: {reward_signal_num_update: 0}}", "A.reward_signals.reward_signal_num_update must be >= 1, got 0"),
+    (
+        "{behaviors: {A: {}}, environment_parameters: {x: {curriculum: [{value: 1, completion_criteria: {measure: Elo}}, {value: 2}]}}}",
+        "environment_parameters.x.curriculum[0].completion_criteria.measure elo is of self-play",
+    ),
+    (
+        "{behaviors: {A: {}}, environment_parameters: {x: {sampler_type: uniform, sampler_parameters: {min_value: 2}}}}",
+        "environment_parameters.x.sampler_parameters.min_value must be <= max_value, got 2 and 1.0",
+    ),
+    ("{A: {}, parameter_randomization: {x: {sampler-type: unifrom}}}", "parameter_randomization.x.sampler_type 'unifrom' is not known"),
+    (
+        "A: {curriculum: {measure: reward, thresholds: [1], parameters: {x: [1, two]}}}",
+        "A.curriculum.parameters.x.curriculum[1].value must be a finite number, got 'two'",
+    ),
+    ("A: {reward_signals: {gial: {}}}", "A.reward_signals.gial is not", "did you mean gail?"),
+    ("A: {reward_signals: {extrinsic: {gama: 1}}}", "A.reward_signals.extrinsic.gama is not", "did you mean gamma?"),
+    ("A: {reward_signals: {gail: {}}}", "A.reward_signals.gail.demo_path must name demonstrations, got None"),
+    ("A: {pretraining: {strength: 1}}", "A.pretraining.demo_path must name demonstrations"),
+    ("A: {pretraining: {demo: x}}", "A.pretraining.demo is not", "demo_path"),
+    ("A: {trainer: ppoo}", "must be one of ppo, sac, got 'ppoo'; did you mean ppo?"),
+    ("A: {trainer: [ppo]}", "A.trainer must be one of ppo, sac, got ['ppo']"),
+    ("behaviors: {1: {}, 2: {}}", "there are 2 behaviors, name one of them by --behavior: 1, 2"),
+    ("A: {trainer: offline_bc}", "A.trainer offline_bc", "BehavioralCloning"),
+    ("behaviors: {A: {trainer_type: poca}}", "behaviors.A.trainer_type poca: there is no POCA here"),
+    ("A: {num_layers: 1e9}", "A.num_layers must be >= 1 and <= 100, got 1000000000"),
+    (
+        "behaviors: {A: {trainer_type: sac, hyperparameters: {steps_per_update: .inf}}}",
+        "steps_per_update must be >= 0 and <= 1e+06, got inf",
+    ),
+    ("A: {curriculum: {thresholds: [1], parameters: {x: [1]}}}", "A.curriculum.parameters.x must be a list of 2 values, one more than"),
+    ("{behaviors: {A: {}}, parameter_randomization: {x: 3}}", "parameter_randomization.x must be a mapping with a sampler-type, got 3"),
+    ("A: {batch_size: many}", "A.batch_size must be an integer >= 1, got 'many'"),
+    ("A: {learning_rate: fast}", "A.learning_rate must be a number >= 0, got 'fast'"),
+    ("A: {vis_encode_type: simpel}", "A.vis_encode_type must be one of", "did you mean simple?"),
+    ("A: {learning_rate_schedule: cosine}", "A.learning_rate_schedule must be one of linear, constant, got 'cosine'"),
+    ("behaviors: {A: {trainer_type: sac, hyperparameters: {steps_per_update: 0}}}", "steps_per_update must be at least 0.01"),
+]
+
+
+@pytest.mark.parametrize(("text", "e"), [(text, parts) for text, *parts in ERRORS])
+def test_what_cannot_be_understood_ends_in_one_line(text, e, folder, capfd):
+    (folder / "trainer.yaml").write_text(text)
+    status, out, err = run("import-mlagents trainer.yaml", capfd)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert all(part in err for part in e) and len(err) < 202
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "the following arguments are required: FILE"),
+        ("nowhere.yaml", "nowhere.yaml: No such file or directory"),
+        (f"{SAC_FILE}", "there are 21 behaviors, name one of them by --behavior: FoodCollector, Bouncer, PushBlock"),
+        (f"{SAC_FILE} --behavior Hallways", "--behavior Hallways: there is none of that name; did you mean Hallway?"),
+        (f"{SAC_FILE} --behaviour Hallway", "--behaviour"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(arguments, said, folder, capfd):
+    status, out, err = run(f"import-mlagents {arguments}", capfd)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err

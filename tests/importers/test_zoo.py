@@ -1,0 +1,302 @@
+"""Files of rl-baselines3-zoo as configs: what becomes of each setting, and that entries of every algorithm train."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from lightning_rl.config_files import Loader
+from lightning_rl.errors import SettingError
+from lightning_rl.importers.zoo import import_zoo
+from tests.command_line import run
+from tests.importers.converting import FILES, comments, remark, settings, trains
+
+ENTRIES = [
+    pytest.param(path, name, id=f"{path.stem} {name}")
+    for path in sorted(FILES.glob("*.yml"))
+    for name in yaml.load(path.read_text(), Loader)
+    if name != "atari"
+]
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """Convert a section of CartPole-v1 that is written here."""
+
+    def convert(section, algorithm="ppo", env_id="CartPole-v1"):
+        path = tmp_path / "mine.yml"
+        path.write_text(f"CartPole-v1: {section}")
+        return import_zoo(str(path), env_id, algorithm)
+
+    return convert
+
+
+def imported(name, env_id):
+    return import_zoo(str(FILES / f"{name}.yml"), env_id)
+
+
+@pytest.mark.parametrize(("path", "name"), ENTRIES)
+def test_every_entry_trains(path, name, tmp_path):
+    trains(import_zoo(str(path), name), tmp_path)
+
+
+def test_there_are_entries_of_every_algorithm():
+    assert len(ENTRIES) >= 10 and {each.values[0].stem for each in ENTRIES} == {"ppo", "a2c", "dqn", "sac", "td3", "ddpg"}
+
+
+def test_the_command_prints_a_config_that_fit_reads(folder, capfd):
+    status, out, err = run(f"import-zoo {FILES / 'ppo.yml'} CartPole-v1", capfd)
+    assert (status, err) == (0, "")
+    (folder / "cartpole.yaml").write_text(out)
+    status, out, err = run("fit --config cartpole.yaml --print_config", capfd)
+    assert (status, err) == (0, "")
+    assert settings(out)["clip_range"] == {"schedule": "linear", "start": 0.2, "end": 0}
+
+
+def test_cartpole_of_ppo_is_what_the_file_says():
+    text = imported("ppo", "CartPole-v1")
+    assert settings(text) == {
+        "env": {"id": "CartPole-v1", "num_envs": 8},
+        "max_env_steps": 100_000,
+        "n_steps": 32,
+        "batch_size": 256,
+        "learning_rate": {"schedule": "linear", "start": 1e-3, "end": 0},
+        "clip_range": {"schedule": "linear", "start": 0.2, "end": 0},
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+        "ent_coef": 0,
+        "n_epochs": 20,
+    }
+    assert comments(text) == []
+
+
+def test_what_a_file_leaves_to_stable_baselines_is_said_where_ours_differs(convert):
+    given = settings(convert("{n_timesteps: 1000}"))
+    assert (given["n_steps"], given["batch_size"], given["n_epochs"], given["env"]["num_envs"]) == (2048, 64, 10, 1)
+    given = settings(convert("{n_timesteps: 1000}", "dqn"))
+    assert (given["train_freq"], given["target_update_interval"]) == (4, 2500)
+    given = settings(convert("{n_timesteps: 1000}", "td3"))
+    assert (given["net_arch"], given["action_noise"]) == ([400, 300], 0)
+
+
+def test_ppos_minibatches_divide_the_rollout():
+    text = imported("ppo", "MountainCarContinuous-v0")
+    assert (settings(text)["n_steps"], settings(text)["batch_size"]) == (8, 8)
+    assert remark(text, "batch_size") == "256 there; here a part of n_steps x num_envs = 8"
+
+
+def test_what_clips_the_value_is_imported_with_what_differs(convert):
+    text = convert("{clip_range_vf: 0.2}")
+    assert settings(text)["clip_range_vf"] == 0.2
+    assert remark(text, "clip_range_vf") == "the larger of the clipped and the unclipped loss; Stable-Baselines3 takes the clipped one"
+    for section in ("{clip_range_vf: -1}", "{clip_range: 0.2}"):  # where nothing is clipped nothing differs
+        assert comments(convert(section)) == []
+
+
+@pytest.mark.parametrize(
+    ("interval", "freq", "steps", "num_envs", "updates"),
+    [
+        (10, 256, 128, 1, 128),  # before each training
+        (600, 16, 8, 1, 304),  # 37.5 trainings of 8, rounded to 38
+        (250, 4, -1, 1, 248),  # 62 of 4 steps
+        (10_000, 4, 1, 1, 2500),
+        (10_000, 4, 1, 8, 312),  # trainings every 32 steps
+    ],
+)
+def test_dqns_target_moves_between_trainings_and_is_counted_in_updates(interval, freq, steps, num_envs, updates, convert):
+    section = f"{{target_update_interval: {interval}, train_freq: {freq}, gradient_steps: {steps}, n_envs: {num_envs}}}"
+    given = settings(convert(section, "dqn"))
+    assert given["target_update_interval"] == updates
+    assert (given["train_freq"], given["gradient_steps"]) == (freq * num_envs, steps)
+
+
+def test_training_after_whole_episodes_becomes_training_after_steps(convert):
+    text = imported("td3", "Pendulum-v1")
+    assert (settings(text)["train_freq"], settings(text)["gradient_steps"]) == (1, 1)
+    assert remark(text, "train_freq") == "as many updates as steps after 1 whole episodes there; here one after each step"
+    given = settings(convert('{train_freq: [8, "step"], gradient_steps: 2}', "sac"))
+    assert (given["train_freq"], given["gradient_steps"]) == (8, 2)
+
+
+def test_noise_explores_for_td3():
+    assert settings(imported("td3", "Pendulum-v1"))["action_noise"] == 0.1
+    text = imported("td3", "MountainCarContinuous-v0")
+    assert settings(text)["action_noise"] == 0.5
+    assert remark(text, "action_noise") == "without correlation in time; an Ornstein-Uhlenbeck process there"
+
+
+def test_ddpg_is_td3_with_one_critic_and_neither_delay_nor_noise_of_its_target():
+    text = imported("ddpg", "Pendulum-v1")
+    given = settings(text)
+    assert yaml.load(text, Loader)["model"]["class_path"] == "TD3"
+    assert (given["n_critics"], given["policy_delay"], given["target_policy_noise"], given["action_noise"]) == (1, 1, 0, 0.1)
+
+
+def test_policies_are_expressions_that_are_read_and_not_run():
+    text = imported("ppo", "Hopper-v3")
+    given = settings(text)
+    assert (given["net_arch"], given["activation"], given["log_std_init"], given["gamma"]) == ([256, 256], "relu", -2, 0.999)
+    assert given["normalize_obs"] == "running" and "normalize_reward" not in given
+    assert "policy_kwargs.ortho_init dropped: first weights are orthogonal here" in comments(text)
+
+
+@pytest.mark.parametrize(
+    ("expression", "widths", "said"),
+    [
+        ("[64, 32]", [64, 32], ""),
+        ("[]", [], ""),
+        ("dict(pi=[64], qf=[64])", [64], ""),
+        ("dict(pi=[64, 32], vf=[16])", [64, 32], "of the value too, which has [16] there"),
+        ("[128, dict(pi=[64], vf=[64])]", [128, 64], "shared by policy and value there, two networks here"),
+    ],
+)
+def test_widths_come_in_many_forms(expression, widths, said, convert):
+    text = convert(f'{{policy_kwargs: "dict(net_arch={expression})"}}')
+    assert (settings(text)["net_arch"], remark(text, "net_arch")) == (widths, said)
+
+
+def test_state_dependent_exploration_is_dropped_with_its_first_scale():
+    text = imported("ppo", "MountainCarContinuous-v0")
+    assert "log_std_init" not in settings(text)
+    assert any(line.startswith("use_sde, log_std_init of use_sde dropped: exploration that depends") for line in comments(text))
+    assert "log_std_init" not in settings(imported("sac", "MountainCarContinuous-v0"))
+
+
+def test_an_optimizer_of_a2c_is_said_in_policy_kwargs(convert):
+    text = convert('{policy_kwargs: "dict(optimizer_class=RMSpropTFLike, optimizer_kwargs=dict(eps=1e-4))"}', "a2c")
+    assert settings(text)["rms_prop_eps"] == 1e-4
+    assert remark(text, "rms_prop_eps") == "outside the square root; inside it there"
+
+
+def test_atari_games_share_a_section():
+    text = imported("ppo", "ALE/Pong-v5")
+    given = settings(text)
+    assert given["env"] == {"id": "ALE/Pong-v5", "num_envs": 8, "atari": True, "kwargs": {"repeat_action_probability": 0}}
+    assert (given["net_arch"], given["encoder"], given["clip_reward"]) == ([], "nature_cnn", 1)
+    assert settings(imported("ppo", "PongNoFrameskip-v4"))["env"]["id"] == "ALE/Pong-v5"
+
+
+def test_arguments_of_a_game_are_kept_beside_what_atari_needs(convert):
+    text = convert("{env_wrapper: AtariWrapper, env_kwargs: {mode: 1, repeat_action_probability: 0.25}}")
+    assert settings(text)["env"]["kwargs"] == {"repeat_action_probability": 0.25, "mode": 1}
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("{train_freq: [1, week]}", "CartPole-v1.train_freq must be one of step, episode, got 'week'"),
+        ("{noise_type: lin-normal, noise_std: 0.1}", "CartPole-v1.noise_type must be one of normal, ornstein-uhlenbeck, got 'lin-normal'"),
+    ],
+)
+def test_units_and_noises_that_are_not_known_are_refused(section, said, convert):
+    with pytest.raises(SettingError) as error:
+        convert(section, "td3")
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
+def test_returns_of_several_steps_are_kept_off_policy(algorithm, convert):
+    assert settings(convert("{n_steps: 3}", algorithm))["n_steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "today", "said"),
+    [
+        ("ppo", "LunarLander-v2", "LunarLander-v3", ["gymnasium has LunarLander-v3 instead of LunarLander-v2"]),
+        ("ppo", "LunarLander-v3", "LunarLander-v3", ["these are the settings of LunarLander-v2"]),
+        ("sac", "HalfCheetah-v3", "HalfCheetah-v5", ["gymnasium has HalfCheetah-v5 instead of HalfCheetah-v3"]),
+        ("sac", "HalfCheetah-v4", "HalfCheetah-v4", ["these are the settings of HalfCheetah-v3"]),
+        ("sac", "Pendulum-v1", "Pendulum-v1", []),
+    ],
+)
+def test_an_environment_is_found_in_its_version_of_today(name, asked, today, said):
+    text = imported(name, asked)
+    assert (settings(text)["env"]["id"], comments(text)[: len(said)]) == (today, said)
+
+
+def test_wrappers_that_gymnasium_has_are_kept_and_others_are_said(convert):
+    known = [{"class_path": "TimeAwareObservation", "init_args": {"normalize_time": True}}]
+    assert settings(imported("td3", "HalfCheetah-v3"))["env"]["wrappers"] == known
+    text = convert(
+        """
+  frame_stack: 2
+  env_kwargs: "dict(sutton_barto_reward=True)"
+  env_wrapper:
+    - rl_zoo3.wrappers.FrameSkip: {skip: 2}
+    - gym.wrappers.resize_observation.ResizeObservation: {shape: 64}
+    - gym.wrappers.gray_scale_observation.GrayScaleObservation: {keep_dim: true}
+    - gymnasium.wrappers.ClipReward: {max_reward: 1}
+    - gym.wrappers.time_limit.TimeLimit: {max_episode_steps: 500}
+    - rl_zoo3.wrappers.HistoryWrapper: {horizon: 2}
+"""
+    )
+    assert settings(text)["env"] == {
+        "id": "CartPole-v1",
+        "num_envs": 1,
+        "kwargs": {"sutton_barto_reward": True},
+        "max_episode_steps": 500,
+        "wrappers": [
+            {"class_path": "RepeatAction", "init_args": {"num_repeats": 2}},
+            {"class_path": "ResizeObservation", "init_args": {"shape": [64, 64]}},
+            {"class_path": "GrayscaleObservation", "init_args": {}},
+            {"class_path": "ClipReward", "init_args": {"max_reward": 1}},
+        ],
+        "frame_stack": 2,
+    }
+    lost = "env_wrapper rl_zoo3.wrappers.HistoryWrapper dropped: not known here; put what it does into env.wrappers"
+    assert lost in comments(text)
+
+
+ERRORS = [
+    ("{batch_sise: 3}", "CartPole-v1.batch_sise is not a setting of the zoo's ppo; did you mean batch_size?"),
+    ("{buffer_size: 3}", "CartPole-v1.buffer_size is not a setting of the zoo's ppo"),
+    ("3", "CartPole-v1 must be a mapping of settings, got 3"),
+    ("{learning_rate: fast}", "CartPole-v1.learning_rate must be a number or a schedule such as lin_0.001, got 'fast'"),
+    ("{learning_rate: lin_fast}", "got 'lin_fast'"),
+    ("{learning_rate: .nan}", "CartPole-v1.learning_rate must be a number or a schedule", "got nan"),
+    ("{clip_range: exp_0.1}", "CartPole-v1.clip_range must be a number or a schedule", "got 'exp_0.1'"),
+    ("!!python/object:os.system {}", "ppo.yml is not valid YAML, line 1"),
+    ("{n_timesteps: many}", "CartPole-v1.n_timesteps must be an integer >= 1, got 'many'"),
+    ("{normalize: 3}", "CartPole-v1.normalize must be true or a mapping", "got 3"),
+    ("{policy: CnnLstmPolicy}", "CartPole-v1.policy must be one of MlpPolicy, CnnPolicy, MultiInputPolicy, got 'CnnLstmPolicy'"),
+    ('{policy_kwargs: "dict(net_arhc=[3])"}', "CartPole-v1.policy_kwargs.net_arhc is not", "did you mean net_arch?"),
+    ('{policy_kwargs: "dict(activation_fn=nn.ReLu)"}', "policy_kwargs.activation_fn must be one of", "did you mean ReLU?"),
+    ('{policy_kwargs: "dict(net_arch=[a])"}', "policy_kwargs.net_arch must be a list of widths", "['a']"),
+    ('{policy_kwargs: "os.system(1)"}', "CartPole-v1.policy_kwargs must be a mapping", "'os.system(1)'"),
+    ('{policy_kwargs: "dict("}', "CartPole-v1.policy_kwargs must be a mapping", "'dict('"),
+    ("{env_kwargs: 3}", "CartPole-v1.env_kwargs must be a mapping of arguments, got 3"),
+    ("{env_wrapper: [3]}", "CartPole-v1.env_wrapper must be class paths", "got 3"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), [(text, said) for text, *said in ERRORS])
+def test_what_cannot_be_understood_ends_in_one_line(text, said, folder, capfd):
+    (folder / "ppo.yml").write_text(f"CartPole-v1: {text}")
+    status, out, err = run("import-zoo ppo.yml CartPole-v1", capfd)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert all(part in err for part in said) and len(err) < 202
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("ppo.yml", "the following arguments are required: ENV"),
+        ("ppo.yml atari", "atari is the section of all games: name one of them, such as ALE/Pong-v5"),
+        ("ppo.yml CratPole-v1", "ppo.yml has no section for CratPole-v1; did you mean CartPole-v1?"),
+        ("ppo.yml default", "default is the section of no environment: name one of the file's"),
+        ("ppo.yml CartPole-v1 --algo pp", "--algo must be one of ppo, a2c, dqn, sac, td3, ddpg, got 'pp'; did you mean ppo?"),
+        ("ppo.yml CartPole-v1 --algo trpo", "--algo: there is no trpo here; PPO is nearest"),
+        ("qrdqn.yml CartPole-v1", "qrdqn.yml: there is no qrdqn here; it is DQN with model.distribution quantiles: take dqn.yml"),
+        ("mine.yml CartPole-v1", "mine.yml: a zoo file is named for its algorithm, ppo, a2c, dqn, sac, td3, ddpg; say which by --algo"),
+        ("files CartPole-v1", "files: Is a directory"),
+        ("tqc.yml CartPole-v1", "tqc.yml: No such file or directory"),
+        ("td3.yml CartPole-v1", "td3.yml: No such file or directory"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(arguments, said, folder, capfd):
+    (folder / "files").mkdir()
+    for name in ("ppo", "mine", "qrdqn"):
+        (folder / f"{name}.yml").write_text("CartPole-v1: {n_envs: 2}")
+    status, out, err = run(f"import-zoo {arguments}", capfd)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
