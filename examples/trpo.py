@@ -65,7 +65,7 @@ class TRPO(Algorithm):
         for _ in range(self.n_critic_updates):
             for minibatch in minibatches(batch, self.batch_size, False, self.generator):
                 loss = self.value_loss(minibatch)
-                self.record(value_loss=loss, grad_norm=self.step(loss, self.raw_optimizers()[0], "value_loss"))
+                self.record(value_loss=loss, grad_norm=self.step(loss, self.own_optimizers[0], "value_loss"))
         self.end_update(batch)
 
     def improve_policy(self, batch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch.optim import Optimizer
 from lightning_rl.checkpoints.validation import check_optimizer
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.networks.mlp import EnsembleLinear
-from lightning_rl.types import total_norm
 
 
 class FlatParameters(nn.Parameter):
@@ -90,23 +90,18 @@ class FlatSGD(FlatOptimizer, torch.optim.SGD):
         self.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
 
 
-def gradient_step(
-    loss: Tensor,
-    optimizer: Optimizer,
-    scaler: GradScaler,
-    max_norm: float,
-    world_size: int,
-    passes: Callable[[Tensor, bool], bool] = lambda norm, scaled: True,
-) -> Tensor:
-    """Backward, the mean over ranks, clipping, and the optimizer's step. Returns the gradient's norm before clipping.
+def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_norm: float, world_size: int) -> tuple[Tensor, bool]:
+    """Go backward, average over ranks, clip, and let the optimizer step, unless a loss or gradient of any rank is NaN or infinite.
 
     Args:
         loss: a scalar.
         optimizer: over parameters, or over the `FlatParameters` of one network.
-        scaler: of 16-bit precision; a disabled one does nothing.
+        scaler: of 16-bit precision, which looks for infinite gradients itself; a disabled one does nothing.
         max_norm: cut the gradient to this Euclidean norm.
         world_size: number of ranks, each with its own gradient.
-        passes: whether the optimizer makes its step, from the norm and whether the scaler looks after bad ones.
+
+    Returns:
+        The gradient's norm before clipping, and whether loss and gradient were finite.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter in parameters:
@@ -116,28 +111,29 @@ def gradient_step(
             parameter.grad = None
     scaler.scale(loss).backward(inputs=[part for each in parameters for part in getattr(each, "parts", (each,))])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    average_over_ranks(gradients, world_size)
+    loss = loss.detach()
+    if world_size > 1:
+        average_over_ranks([*gradients, loss])
     scaler.unscale_(optimizer)
     norm = clip(gradients, max_norm)
-    if passes(norm, scaler.is_enabled()):
+    finite = math.isfinite((loss if scaler.is_enabled() else loss + norm).item())
+    if finite:
         scaler.step(optimizer)
         scaler.update()
-    return norm
+    return norm, finite
 
 
-def average_over_ranks(gradients: list[Tensor], world_size: int) -> None:
-    """Replace gradients by their mean over ranks, in one collective."""
-    if world_size == 1:
-        return
-    flat = mean_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
-    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+def average_over_ranks(tensors: list[Tensor]) -> None:
+    """Replace tensors by their mean over ranks, in one collective."""
+    flat = mean_over_ranks(torch.cat([tensor.flatten() for tensor in tensors]))
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
-    """Scale gradients to a Euclidean norm of at most `max_norm`. Returns the norm before."""
-    norm = total_norm(gradients)
-    if max_norm == float("inf") or (norm.device.type == "cpu" and norm.item() <= max_norm):
+    """Scale gradients to a Euclidean norm of at most `max_norm`. Return the norm before."""
+    norm = torch.linalg.vector_norm(gradients[0]) if len(gradients) == 1 else torch.nn.utils.get_total_norm(gradients)
+    if max_norm == math.inf or (norm.device.type == "cpu" and norm.item() <= max_norm):
         return norm
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
@@ -145,8 +141,8 @@ def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
     return norm
 
 
-def moved(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Tensor]:
-    """What optimizers move that belongs to a module: parameters, or the vectors that hold them."""
+def parameters_in(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Tensor]:
+    """Return what optimizers move that belongs to a module: parameters, or the vectors that hold them."""
     own = {id(parameter) for parameter in module.parameters()}
     parameters = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
     return [parameter for parameter in parameters if own & {id(part) for part in (parameter, *getattr(parameter, "parts", ()))}]
@@ -154,7 +150,7 @@ def moved(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Tensor]:
 
 @contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
-    """A way for torch to multiply float32 matrices, and then the way before."""
+    """Multiply float32 matrices in another precision inside a context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(name)
     try:
@@ -164,7 +160,7 @@ def matmul_precision(name: str) -> Iterator[None]:
 
 
 def best_matmul(modules: Iterable[nn.Module], device: torch.device) -> str:
-    """The setting of `torch.set_float32_matmul_precision` for a network's updates.
+    """Return the setting of `torch.set_float32_matmul_precision` for a network's updates.
 
     For layers of 256 and wider, "medium" takes another route on many processors without matrix units: half the time at the error of float32
     arithmetic. Others would really round to bfloat16, so the error is measured; narrow layers would lose time.

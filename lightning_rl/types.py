@@ -18,6 +18,8 @@ from torch import Tensor
 
 Tree = Any
 """A leaf, or a dict or tuple of trees."""
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+"""Observations and rewards are kept as float32: beyond this they would be infinite."""
 
 
 class Step(NamedTuple):
@@ -27,6 +29,29 @@ class Step(NamedTuple):
     log_prob: Tensor
     value: Tensor
     memory: Tree
+
+
+class EnvStep(NamedTuple):
+    """One step of N environments.
+
+    obs: what to act on next, `[N, ...]`.  reward, terminated, truncated, valid: `[N]`; truncated excludes terminated.
+    episode_start: whether `obs` is the first of an episode, `[N]`.  ended: the indices of the K environments whose episode ended.
+    final_obs: their true last observations, `[K, ...]`, or None if K = 0.
+    info: the environment's, of the row that ended where one did.
+    mask: which actions are legal at `obs`, `[N, M]`, and final_mask at `final_obs`, `[K, M]`; () where the environments rule out nothing.
+    """
+
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    valid: np.ndarray
+    episode_start: np.ndarray
+    ended: np.ndarray
+    final_obs: Tree | None
+    info: dict[str, Any]
+    mask: Tree = ()
+    final_mask: Tree = ()
 
 
 class Experience(NamedTuple):
@@ -118,24 +143,12 @@ class Transition(NamedTuple):
 
 
 def tree_leaves(tree: Tree) -> list[Any]:
-    """The leaves from left to right."""
-    leaves: list[Any] = []
-    _gather(tree, leaves)
-    return leaves
-
-
-def _gather(tree: Tree, leaves: list[Any]) -> None:
+    """Return the leaves from left to right."""
     if isinstance(tree, dict):
-        for key in sorted(tree, key=str):
-            _gather(tree[key], leaves)
-    elif isinstance(tree, tuple):
-        for child in tree:
-            if isinstance(child, tuple | dict):
-                _gather(child, leaves)
-            else:
-                leaves.append(child)
-    else:
-        leaves.append(tree)
+        return [leaf for key in sorted(tree, key=str) for leaf in tree_leaves(tree[key])]
+    if isinstance(tree, tuple):
+        return [leaf for child in tree for leaf in (tree_leaves(child) if isinstance(child, tuple | dict) else (child,))]
+    return [tree]
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -144,81 +157,79 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     Raises:
         ValueError: the trees differ in their keys or lengths.
     """
-    if not others:
-        return _map_one(function, tree)
-    if isinstance(tree, dict):
+    if not isinstance(tree, tuple | dict):
         for other in others:
-            if not isinstance(other, dict) or other.keys() != tree.keys():
-                keys = sorted(map(str, other)) if isinstance(other, dict) else type(other).__name__
-                raise ValueError(f"trees differ: {sorted(map(str, tree))} against {keys}")
-        return {key: tree_map(function, tree[key], *(other[key] for other in others)) for key in sorted(tree, key=str)}
-    if isinstance(tree, tuple):
-        for other in others:
-            if not isinstance(other, tuple) or len(other) != len(tree):
-                size = len(other) if isinstance(other, tuple) else type(other).__name__
-                raise ValueError(f"trees differ: a tuple of {len(tree)} against {size}")
-        children = (tree_map(function, *pair) for pair in zip(tree, *others, strict=True))
-        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+            if isinstance(other, tuple | dict):
+                raise ValueError(f"trees differ: a leaf against {_outline(other)}")
+        return function(tree, *others)
     for other in others:
-        if isinstance(other, dict | tuple):
-            raise ValueError(f"trees differ: a leaf against a {type(other).__name__}")
-    return function(tree, *others)
-
-
-def _map_one(function: Callable[..., Any], tree: Tree) -> Tree:
-    """`tree_map` of a single tree, which is asked for several times in every step of an environment."""
-    if isinstance(tree, tuple):
-        children = [_map_one(function, child) if isinstance(child, tuple | dict) else function(child) for child in tree]
-        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+        same = (
+            isinstance(other, dict) and other.keys() == tree.keys()
+            if isinstance(tree, dict)
+            else isinstance(other, tuple) and len(other) == len(tree)
+        )
+        if not same:
+            raise ValueError(f"trees differ: {_outline(tree)} against {_outline(other)}")
     if isinstance(tree, dict):
-        return {key: _map_one(function, tree[key]) for key in sorted(tree, key=str)}
-    return function(tree)
+        return {key: tree_map(function, tree[key], *(other[key] for other in others)) for key in sorted(tree, key=str)}
+    children = [
+        tree_map(function, *child) if isinstance(child[0], tuple | dict) else function(*child) for child in zip(tree, *others, strict=True)
+    ]
+    return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+
+
+def _outline(tree: Tree) -> str:
+    if isinstance(tree, dict):
+        return f"the keys {sorted(map(str, tree))}"
+    return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "a leaf"
 
 
 def tree_index(tree: Tree, index: Any) -> Tree:
-    """`leaf[index]` for each leaf."""
+    """Return `leaf[index]` for each leaf."""
     return tree_map(lambda leaf: leaf[index], tree)
 
 
 def tree_stack(trees: Sequence[Tree], dim: int = 0) -> Tree:
     """Stack equal trees along a new dimension; arrays stay arrays, tensors tensors, dtypes are kept."""
-
-    def stack(*leaves: Any) -> Any:
-        return torch.stack(leaves, dim) if isinstance(leaves[0], Tensor) else np.stack(leaves, dim)
-
-    return tree_map(stack, trees[0], *trees[1:])
+    return tree_map(lambda *leaves: torch.stack(leaves, dim) if isinstance(leaves[0], Tensor) else np.stack(leaves, dim), *trees)
 
 
 def tree_unstack(tree: Tree, dim: int = 0) -> list[Tree]:
-    """The inverse of `tree_stack`."""
+    """Split a tree along a dimension, which is removed: undo `tree_stack`."""
     size = tree_leaves(tree)[0].shape[dim]
     return [tree_map(lambda leaf, i=i: leaf[(slice(None),) * dim + (i,)], tree) for i in range(size)]
 
 
 def tree_to_torch(tree: Tree, device: torch.device | str = "cpu") -> Tree:
-    """Tensors that share memory with the arrays where the device allows."""
+    """Return tensors that share memory with the arrays where the device allows."""
     if device == "cpu" or device == torch.device("cpu"):
         return tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else torch.as_tensor(leaf), tree)
     return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), tree)
 
 
 def tree_to_numpy(tree: Tree) -> Tree:
-    """Arrays that share memory with the tensors where the device allows."""
+    """Return arrays that share memory with the tensors where the device allows."""
     return tree_map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf), tree)
 
 
 def flatten_time(tree: Tree) -> Tree:
-    """`[T, N, ...]` to `[T * N, ...]` for each leaf."""
+    """Turn `[T, N, ...]` into `[T * N, ...]` for each leaf."""
     return tree_map(lambda leaf: leaf.flatten(0, 1), tree)
 
 
-def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
-    """Euclidean norm of all gradients; a missing gradient counts as 0."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return total_norm(gradients) if gradients else torch.zeros(())
-
-
-def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all tensors taken as one vector."""
-    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+def is_finite(tree: Tree) -> bool:
+    """Return whether all floats in a tree of arrays are numbers that float32 can hold. A small sum of squares answers at once."""
+    if type(tree) is np.ndarray:
+        if tree.dtype.kind != "f":
+            return True
+        if tree.size <= 10_000:  # beyond that BLAS would start threads
+            flat = tree.ravel()
+            try:
+                if flat.dot(flat) <= 1e38:
+                    return True
+            except RuntimeWarning:  # an overflow, where warnings are errors
+                pass
+        return np.count_nonzero(np.abs(tree) <= MAX_FLOAT32) == tree.size
+    if isinstance(tree, dict | tuple):
+        return all(map(is_finite, tree_leaves(tree)))
+    return is_finite(np.asarray(tree))

@@ -263,7 +263,7 @@ class Snapshot(pl.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.global_step == self.iteration:
             roots = {"algorithm": pl_module, "callbacks": [each for each in trainer.callbacks if not isinstance(each, Snapshot | StopAt)]}
-            optimizers = [optimizer.state_dict() for optimizer in pl_module.raw_optimizers()]
+            optimizers = [optimizer.state_dict() for optimizer in pl_module.own_optimizers]
             self.state = dict(leaves({**roots, "optimizers": optimizers, "python": random.getstate(), "numpy": np.random.get_state()}))
             self.state["torch"] = torch.get_rng_state()
 

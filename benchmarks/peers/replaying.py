@@ -26,8 +26,7 @@ def rss_mb() -> float:
 def ours(rows: int) -> tuple[Callable[[int], Any], Callable[[], Any]]:
     """How to add transition i of a pool, and how to draw a batch of tensors."""
     from lightning_rl.data.replay.buffer import ReplayBuffer
-    from lightning_rl.envs.stepping import EnvStep
-    from lightning_rl.types import tree_to_torch
+    from lightning_rl.types import EnvStep, tree_to_torch
 
     obs, next_obs, action, reward = pool()
     no, yes, none = np.zeros(1, bool), np.ones(1, bool), np.zeros(0, np.int64)

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from lightning_rl.data.collector import Collector, Stepped
+from lightning_rl.data.collector import Collector, Ends, Stepped, Unroll
 from lightning_rl.data.episodes import Finished
-from lightning_rl.data.rollout import Ends, Unroll
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.stepping import EnvStep, make_fitting_stepper
+from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import Rollout, Tree, tree_index, tree_map, tree_to_numpy
+from lightning_rl.types import EnvStep, Rollout, Tree, tree_index, tree_map, tree_to_numpy
 
 Lessons = Mapping[str, dict[str, Any]]
 """What environments draw their parameters from at their next resets, see `envs/parameters.py`."""

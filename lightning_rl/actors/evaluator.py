@@ -13,12 +13,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 
-from lightning_rl.data.episodes import Finished, Seat, longest_episode, said
+from lightning_rl.data.episodes import Finished, Seat, info_arrays, longest_episode
 from lightning_rl.envs.config import EnvConfig, one_of
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, is_plain_perceptron, numpy_normalizer
+from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, fits_numpy, numpy_normalizer
 from lightning_rl.spaces import Spaces, allocate, as_spaces
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -120,7 +120,7 @@ def make_population(network: Any, names: Sequence[str], num: int, obs: Tree) -> 
     """The cheapest one that a network allows for observations like these."""
     if tree_leaves(network.initial_memory(1)):
         return SequentialPopulation(network, names, num)
-    plain = next(network.parameters()).device.type == "cpu" and is_plain_perceptron(network, obs)
+    plain = next(network.parameters()).device.type == "cpu" and fits_numpy(network, obs)
     return (NumpyPopulation if plain else TorchPopulation)(network, names, num)
 
 
@@ -265,7 +265,7 @@ class _Turn:
     def played(self) -> Played:
         """The episode that ended."""
         assert self.job is not None
-        lessons, drawn = said(self.seat.info, LESSONS), said(self.seat.info, PARAMETERS)
+        lessons, drawn = (info_arrays(self.seat.info, key) if key in self.seat.info else {} for key in (LESSONS, PARAMETERS))
         finished = Finished(self.seat.return_, self.seat.success, lessons, self.seat.length, drawn)
         return Played(self.job, self.sign, finished, self.signs, tree_stack(self.seen) if self.seen else ())
 

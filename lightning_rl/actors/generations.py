@@ -18,8 +18,8 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.evaluator import Generation, Played
 from lightning_rl.actors.workers import Workers
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.dataset import RolloutDataset
 from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from lightning_rl.actors.actor import Lessons, from_plain
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
-from lightning_rl.data.collector import Stepped
+from lightning_rl.data.collector import Stepped, add_values, join
 from lightning_rl.data.episodes import EpisodeStatistics
-from lightning_rl.data.rollout import join, judge
 from lightning_rl.errors import Interrupted
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import Precision
+from lightning_rl.networks.acting import ActingNetwork, Precision
 from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
 
 COUNTS = ("env_steps", "rows", "version", "dropped")
@@ -43,7 +41,7 @@ class ActorPool:
     def __init__(
         self,
         workers: Workers,
-        network: nn.Module,
+        network: ActingNetwork,
         config: ActorsConfig,
         n_steps: int,
         num_envs: int,
@@ -82,7 +80,7 @@ class ActorPool:
         unroll = tree_to_torch(unroll._replace(ends=()))._replace(ends=ends)  # type: ignore[arg-type]
         self.seen = unroll.rollout()
         with torch.no_grad(), self.precision():
-            return judge(unroll, self.network, next(self.network.parameters()).device)
+            return add_values(unroll, self.network, next(self.network.parameters()).device)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
         """For a replay buffer: the steps that one actor made while the last ones were learned from, the first `random_steps` at random."""

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.data.dataset import RolloutDataset, check_n_steps
-from lightning_rl.data.rollout import Batch, make_batch, normalize
+from lightning_rl.data.rollout import Batch, RolloutDataset, check_n_steps, make_batch, normalize
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam, FlatRMSprop
 from lightning_rl.returns import explained_variance
@@ -52,18 +51,18 @@ class A2C(ActorCriticFields, Algorithm):
         return self.collect(self.n_steps, log_probs=False)
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
-        optimizer = self.raw_optimizers()[0]
+        optimizer = self.own_optimizers[0]
         batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         if self.normalize_advantage:
             batch = batch._replace(advantage=normalize(batch.advantage, batch.weight))
         policy_learns = self.began_at >= self.critic_burn_in_steps
-        with self.learning():
-            loss, metrics = self.loss(batch, self.ent_coef(self.progress), policy_learns)
-            self.record(loss=loss, **metrics)
-            self.record(grad_norm=self.step(loss, optimizer))
-            self.end_update(batch)
-        end_burn_in(self, optimizer)
+        loss, metrics = self.loss(batch, self.ent_coef, policy_learns)
+        self.record(loss=loss, **metrics)
+        self.record(grad_norm=self.step(loss, optimizer))
+        self.end_update(batch)
+        if self.critic_burn_in_steps:
+            end_burn_in(self, optimizer)
 
     def loss(self, batch: Batch, ent_coef: float, policy_learns: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step), and what is logged of it."""

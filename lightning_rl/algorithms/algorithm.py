@@ -1,42 +1,55 @@
-"""The base of every algorithm: its settings, and what its losses and updates are made with. What Lightning calls is in `run.py`."""
+"""The base of every algorithm: its settings, and what its losses and updates are made with. `training/run.py` holds the run around it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_rl.actors.config import ActorsConfig
-from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, RolloutDataset
+from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
+from lightning_rl.callbacks.iteration import TargetNetworkUpdate
+from lightning_rl.callbacks.stopping import stop_asked
+from lightning_rl.compiling import CompiledLoss, compiled_losses
+from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.sampling import sequence_errors
 from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.memory import Memory, as_memory
-from lightning_rl.optimization import FlatOptimizer, gradient_step, matmul_precision
+from lightning_rl.optimization import FlatOptimizer, best_matmul, gradient_step
 from lightning_rl.rewards.settings import SignalSettings, make_signals
-from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces
+from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.experience import replay, rollouts
-from lightning_rl.training.loading import load
+from lightning_rl.training.loading import load, stored_name
 from lightning_rl.training.run import Run
-from lightning_rl.training.settings import Range, complete_settings, plain, read_fields, with_integers
+from lightning_rl.training.settings import Range, check_names, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
-from lightning_rl.training.state import Metric, RunLog
 from lightning_rl.types import Experience, Rollout, Transition
+
+Metric = Tensor | Callable[[], Tensor]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Algorithm(Run):
-    """A reinforcement-learning algorithm: which networks, which experience, which loss. One batch is one iteration.
+    """A reinforcement-learning algorithm: which networks, which experience, which loss.
 
-    Subclasses build `self.network` in `__post_init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`.
+    Subclasses build `self.network` in `__post_init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`. A
+    setting that follows a schedule, such as `learning_rate`, has its value for the current iteration.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
     the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, and norms of gradients before clipping.
@@ -86,13 +99,23 @@ class Algorithm(Run):
     """Environment steps between rows; null: 1 % of the run."""
     on_nan: Literal["raise", "skip_update", "restore_last"] = "raise"
     """What to do about NaN or infinity, see `nan_policy.py`."""
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool | Literal["auto"] = "auto"  # type: ignore[assignment]
     """Compile losses; `auto`: where a run is long enough."""
     spaces: Spaces = None  # type: ignore[assignment]
     """Observation and action space, and whether the environment masks actions; null: probed from one environment."""
 
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     """The methods that `compile` compiles."""
+    min_optimizers = 1
+    """How many optimizers the updates need."""
+
+    # ---------------------------------------------------------------- settings and networks
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_names(cls, kwargs)
+        algorithm = super().__new__(cls)
+        object.__setattr__(algorithm, "given_arguments", (args, kwargs))
+        return algorithm
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -104,20 +127,35 @@ class Algorithm(Run):
 
     def __post_init__(self) -> None:
         settings = complete_settings(self)
-        read_fields(self)
         super().__init__()
+        self.schedules: dict[str, Schedule] = read_fields(self)
         if self.compile != "auto" and not isinstance(self.compile, bool):
             raise SettingError(f"compile must be auto, true or false, got {self.compile!r}")
         if self.compile is True and self.memory is not None:
             raise SettingError(
                 "compile does not go with memory: its sequences are cut where episodes begin, each time elsewhere; leave one out"
             )
-        self.guard = Guard(self.on_nan)
         self.env = None if self.env is None and self.spaces is not None else as_config(self.env)  # type: ignore[assignment]
         self.spaces = self.spaces or probe_spaces(self.env)
-        self.log_rows = RunLog(self.log_interval or max(1, self.max_env_steps // 100))
         self.memory = as_memory(self.memory)
         self.save_hyperparameters(plain({**settings, "env": self.env, "memory": self.memory}))
+        self.guard = Guard(self.on_nan)
+        self.num_optimizers: int | None = None
+        self.counted_rows = 0
+        self.recorded: dict[str, list[float | Tensor]] = {}
+        """Metrics of the current iteration."""
+        self.compiled: dict[str, CompiledLoss] = {}
+        """Losses that stand in place of methods while the run lasts."""
+        self.target_update: TargetNetworkUpdate | None = None
+        """How target networks follow, if there are any."""
+        self.network: Any  # of a subclass
+        self.own_optimizers: list[Optimizer]
+        """The algorithm's, in the order of `configure_optimizers`, while a run lasts."""
+        self.discounts: Tensor
+        self.ignore_done: Tensor
+        self.seed: int
+        self.generator: Generator
+        """Of this rank's draws while it learns, on the CPU."""
         self._make_signals()
 
     def _make_signals(self) -> None:
@@ -129,15 +167,11 @@ class Algorithm(Run):
         self.register_buffer("ignore_done", torch.tensor([signal.ignore_done for signal in signals.values()]), persistent=False)
         self.signal_learner = SignalLearner(signals, self.reward_signal_steps_per_update)
         self.side_learners = [self.signal_learner, make_cloning(self.behavioral_cloning)]
-
-    @property
-    def planned_updates(self) -> int:
-        """How many updates the run will make, by its settings; 0 where that is not known."""
-        return 0
+        self.active_learners = [learner for learner in self.side_learners if learner.learns]
 
     @property
     def network_settings(self) -> dict[str, Any]:
-        """The settings of a policy network."""
+        """Return the settings of a policy network."""
         return {
             "net_arch": [64, 64] if self.net_arch is None else self.net_arch,
             "activation": self.activation,
@@ -151,25 +185,50 @@ class Algorithm(Run):
 
     @property
     def critic_settings(self) -> dict[str, Any]:
-        """The settings of a critic, which is given normalized observations."""
+        """Return the settings of a critic, which is given normalized observations."""
         settings = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
         return {**settings, "streams": len(self.reward_signals)}
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, map_location: Any = "cpu", **overrides: Any) -> Any:  # type: ignore[override]
-        """The algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
+        """Load the algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
         return load(checkpoint_path, cls, Algorithm, map_location, **overrides)
 
+    # ---------------------------------------------------------------- experience
+
     def collect(self, n_steps: int, log_probs: bool = True, actors: ActorsConfig | None = None) -> RolloutDataset:
-        """On-policy experience: rollouts of `n_steps` steps from each environment, with the newest weights or those that actors have."""
+        """Return on-policy experience: rollouts of `n_steps` steps of each environment, with the newest weights or those of actors."""
         return rollouts(self, n_steps, log_probs, actors)
 
     def replay_experience(self, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
         """Return off-policy experience: iterations of acting and learning in turn, from a buffer; an actor may act meanwhile."""
         return replay(self, settings, config, actors)
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.recorded.clear()
+        self.count_steps()
+
+    def count_steps(self) -> None:
+        """Add up the counts of all ranks, where there is something new; all decisions use these numbers.
+
+        Raises:
+            NotFiniteError: an environment of any rank returned NaN or infinity, and `on_nan` says to stop.
+        """
+        assert self.dataset is not None
+        collector = self.dataset.collector
+        if collector.rows == self.counted_rows:  # on all ranks alike
+            return
+        self.counted_rows = collector.rows
+        self.env_steps, self.episodes = collector.env_steps, collector.statistics.episodes
+        if self.trainer.world_size > 1:
+            counts = [self.env_steps, self.episodes, collector.guard.error is not None]
+            total = torch.tensor(counts, dtype=torch.float64, device=self.device)
+            torch.distributed.all_reduce(total)
+            collector.guard.agree(bool(total[2]))
+            self.env_steps, self.episodes = int(total[0]), int(total[1])
+
     def prepare(self, rollout: Rollout) -> tuple[Rollout, Tensor]:
-        """Fill the reward streams. Returns the rollout and its discount, γ · bootstrap, both `[T, N, S]`."""
+        """Fill the reward streams. Return the rollout and its discount, γ · bootstrap, both `[T, N, S]`."""
         signals: Any = self.reward_signals.values()
         for signal in signals:
             signal.gather(rollout)
@@ -181,6 +240,8 @@ class Algorithm(Run):
         over = rollout.terminated.unsqueeze(-1) & ~self.ignore_done
         return rollout._replace(reward=reward), self.discounts * ~over
 
+    # ---------------------------------------------------------------- updates
+
     def with_side_learners(self, *optimizers: Optimizer) -> list[Optimizer]:
         """Return the optimizers of an algorithm, followed by those of what learns in addition to it.
 
@@ -189,11 +250,16 @@ class Algorithm(Run):
         self.num_optimizers = len(optimizers)
         for optimizer in optimizers:
             if isinstance(optimizer, FlatOptimizer):
-                optimizer.param_groups[0]["lr"] = self.learning_rate(0.0)
+                optimizer.param_groups[0]["lr"] = self.learning_rate
         return [*optimizers, *(each for learner in self.side_learners for each in learner.optimizers(self, list(optimizers)))]
 
+    def all_optimizers(self) -> list[Optimizer]:
+        """Return all optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
+        optimizers: Any = self.optimizers(use_pl_optimizer=False)
+        return optimizers if isinstance(optimizers, list) else [optimizers]
+
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
-        """Make one gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Returns the norm before clipping.
+        """Make one gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Return the norm before clipping.
 
         Args:
             loss: a scalar.
@@ -203,38 +269,22 @@ class Algorithm(Run):
         Raises:
             NotFiniteError: the loss or the norm is NaN or infinite, unless `on_nan` says to go on without this step.
         """
-        guard = self.guard
-        loss = guard.check_loss(name, loss)
-        max_norm = float("inf") if self.max_grad_norm is None else self.max_grad_norm
-        norm = gradient_step(loss, optimizer, self._scaler, max_norm, self.trainer.world_size, guard.passes)
-        if guard.refused:
+        max_norm = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        norm, finite = gradient_step(loss, optimizer, self.scaler, max_norm, self.trainer.world_size)
+        if finite:
+            self.guard.bad_updates[name] = 0
+        else:
             at = f"at environment step {self.env_steps:,}, update {self.updates:,}"
-            guard.refuse(norm, at, self.log_rows.recorded, getattr(self.dataset, "batch", ()))
+            self.guard.refuse(name, loss, norm, at, self.recorded, getattr(self.dataset, "batch", ()))
         return norm
 
     def end_update(self, batch: Any) -> None:
         """Count an update, once per joint learning step; let reward signals and cloning learn, and call `on_update_end` of callbacks."""
         self.updates += 1
-        for learner in self.side_learners:
+        for learner in self.active_learners:
             learner.end_update(self, batch)
-        for callback in self._followers:
+        for callback in self.followers:
             callback.on_update_end(self.trainer, self)
-
-    def record(self, **values: Metric) -> None:
-        """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
-        all values recorded under a name.
-
-        A function is called only if this iteration may be logged.
-        """
-        self.log_rows.record(**values)
-
-    def means_of_parts(self, weight: Tensor, **values: Tensor) -> dict[str, Tensor]:
-        """Return the mean of values `[B, D]`, such as entropies, for each part of a Dict or Tuple action, as `train/<name>/<part>`."""
-        distribution = self.network.distribution
-        if not distribution.names:
-            return {}
-        means = {name: (weight.unsqueeze(-1) * distribution.leaf_sums(value.detach())).sum(0) for name, value in values.items()}
-        return {f"train/{name}/{part}": mean[k] for name, mean in means.items() for k, part in enumerate(distribution.names)}
 
     def update_priorities(self, batch: Transition, errors: Tensor) -> None:
         """Hand the errors |δ| `[B]` of a batch to its buffer, which draws by them if it is prioritized."""
@@ -246,16 +296,183 @@ class Algorithm(Run):
 
         self.dataset.buffer.update(batch.rows, finite)
 
-    @contextmanager
-    def learning(self, alone: bool = True) -> Iterator[None]:
-        """Enter a context for updates, in which wide layers multiply faster where this processor loses no precision by it.
-
-        Args:
-            alone: whether no thread acts meanwhile, which would share that.
-        """
-        with matmul_precision(self._matmul) if alone else nullcontext():
-            yield
-
     def mean_over_ranks(self, value: Tensor) -> float:
-        """The mean of a number over all ranks, so that they decide alike."""
-        return float(mean_over_ranks(value.detach()))
+        """Return the mean of a number over all ranks, so that they decide alike."""
+        return float(mean_over_ranks(value.detach()) if self.trainer.world_size > 1 else value)
+
+    # ---------------------------------------------------------------- metrics
+
+    @torch.no_grad()
+    def record(self, **values: Metric) -> None:
+        """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
+        all values recorded under a name. A function is called only if this iteration may be logged.
+        """
+        if not self.log_rows.keeps:  # the newest values alone, to be named if they are not finite
+            self.recorded |= {name: [value.detach()] for name, value in values.items() if isinstance(value, Tensor)}
+            return
+        for name, value in values.items():
+            found = value.detach() if isinstance(value, Tensor) else value()
+            # small tensors that outlive an update break up the memory that the large ones of the next could take again
+            self.recorded.setdefault(name, []).append(float(found.float().mean()) if found.is_cpu else found)
+
+    def means_of_parts(self, weight: Tensor, **values: Tensor) -> dict[str, Tensor]:
+        """Return the mean of values `[B, D]`, such as entropies, for each part of a Dict or Tuple action, as `train/<name>/<part>`."""
+        distribution = self.network.distribution
+        means = {name: (weight.unsqueeze(-1) * distribution.leaf_sums(value.detach())).sum(0) for name, value in values.items()}
+        return {f"train/{name}/{part}": mean[k] for name, mean in means.items() for k, part in enumerate(distribution.names)}
+
+    # ---------------------------------------------------------------- what its run asks
+
+    @property
+    def length(self) -> int:
+        return int(getattr(self, f"max_{self.counter}"))
+
+    @property
+    def num_envs(self) -> int:
+        return getattr(self.env, "num_envs", 8)
+
+    @property
+    def log_every(self) -> int:
+        return int(self.log_interval or super().log_every)
+
+    @property
+    def planned_updates(self) -> int:
+        """Return how many updates the run will make, by its settings; 0 where that is not known."""
+        return 0
+
+    @cached_property
+    def curriculum(self) -> list[Curriculum]:
+        """The lessons of its environments, which another `fit` continues."""
+        return make_curriculum(self.env) if self.counter == "env_steps" else []
+
+    def learning_callbacks(self) -> list[pl.Callback]:
+        return [*self.curriculum, *([] if self.target_update is None else [self.target_update])]
+
+    def begin_learning(self) -> None:
+        assert self.collector is not None
+        trainer: Any = self.trainer
+        self.counted_rows = 0
+        for learner in self.side_learners:
+            if learner.learns and self.num_optimizers is None:
+                raise SettingError(f"{type(self).__name__}.configure_optimizers must return self.with_side_learners(optimizer, …)")
+            learner.begin(self)
+        self.own_optimizers = self.all_optimizers()[: self.num_optimizers]
+        self._check_optimizers()
+        self.scaler = getattr(trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
+        folder = trainer.strategy.broadcast(getattr(trainer, "run_folder", None))
+        self.guard = self.collector.guard = Guard(self.on_nan, folder, trainer.world_size)
+        self.guard.begin(self, self.all_optimizers())
+        self.followers = self._callbacks_with("on_update_end")
+        self.matmul_before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(best_matmul(self.modules(), self.device))
+        self.compiled = {name: loss for name, loss in compiled_losses(self).items() if name not in vars(self)}  # else it was replaced
+        vars(self).update(self.compiled)  # in place of the methods
+        self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
+
+    def warm_up(self) -> None:
+        """Gather the statistics that `normalize_obs: frozen` keeps, unless another run's came with its weights."""
+        if self.normalize_obs == "frozen" and self.network.normalizer.is_new:
+            assert self.collector is not None
+            steps = self.normalize_obs_steps // self.trainer.world_size
+            stop = partial(stop_asked, self.trainer) if self.trainer.world_size == 1 else lambda: False
+            self.network.normalizer.update(self.collector.random_steps(steps, stop))
+
+    def schedule(self, progress: float) -> None:
+        for name, schedule in self.schedules.items():
+            setattr(self, name, schedule(progress))
+        theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler decides there
+        for optimizer in self.own_optimizers:
+            if isinstance(optimizer, FlatOptimizer) and optimizer not in theirs:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.learning_rate
+
+    def finish_learning(self) -> None:
+        assert self.collector is not None
+        for learner in self.active_learners:
+            learner.end_iteration(self)
+        rollout = self.collector.rollout()
+        self.network.normalizer.gather(rollout.obs, rollout.valid)
+        self.guard.end_iteration()
+
+    def learning_metrics(self) -> dict[str, float]:
+        means = {
+            name if "/" in name else f"train/{name}": float(torch.stack([torch.as_tensor(each) for each in values]).mean())
+            for name, values in self.recorded.items()
+            if values
+        }
+        rate = self._current_rate()
+        return {**self.guard.metrics(), **means, **({} if rate is None else {"train/learning_rate": rate})}
+
+    def take_notices(self) -> list[str]:
+        assert self.collector is not None
+        notices = [*self.collector.take_notices(), *self.guard.notices]
+        self.guard.notices.clear()
+        return notices
+
+    def describe(self) -> dict[str, Any]:
+        spaces = [space_to_plain(space) for space in self.spaces[:2]]
+        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked}
+
+    def get_learning_state(self) -> dict[str, Any]:
+        beside = [learner.get_state() for learner in self.side_learners]
+        generators = {"learning": self.generator.get_state(), "noise": self.noise.get_state()}
+        return {"guard": self.guard.get_state(), "beside": beside, **generators}
+
+    def set_learning_state(self, state: dict[str, Any]) -> None:
+        for learner, own in zip(self.side_learners, state["beside"], strict=True):
+            if (new := learner.set_state(own)) is not None:
+                self.say(new)
+        self.guard.set_state(state["guard"])
+        self.generator.set_state(torch.from_numpy(state["learning"]))
+        self.noise.set_state(torch.from_numpy(state["noise"]))
+
+    def saved_buffer(self) -> tuple[dict[str, Any], int] | None:
+        """Return the manifest of the replay buffer that a checkpoint holds for this rank, and the rank that saved it, which may be another
+        where there were more or fewer; None if there is no buffer, or it is of another number of environments."""
+        if not self.ranks:
+            return None
+        number = self.global_rank % len(self.ranks)
+        state = self.ranks[number]
+        manifest = state["data"].get("replay")
+        return None if manifest is None or state["num_envs"] != self.num_envs else (manifest, number)
+
+    def load_buffer(self, continues: bool = True) -> None:
+        if (saved := self.saved_buffer()) is not None:
+            manifest, number = saved
+            dataset: Any = self.dataset
+            dataset.load_buffer(manifest, Path(str(self.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}")
+            if not continues:
+                dataset.buffer.cut()
+                dataset.buffer.draw_anew(self.seed)  # several ranks may have loaded the same one
+
+    def end_learning(self) -> None:
+        while self.compiled:
+            delattr(self, self.compiled.popitem()[0])
+        if hasattr(self, "matmul_before"):
+            torch.set_float32_matmul_precision(self.matmul_before)
+
+    def _check_optimizers(self) -> None:
+        """Report a `learning_rate` that is not used.
+
+        Raises:
+            SettingError: there are too few optimizers, or a scheduler asks for a metric.
+        """
+        if (found := len(self.own_optimizers)) < self.min_optimizers:
+            name, needed = type(self).__name__, self.min_optimizers
+            raise SettingError(
+                f"{name} needs {needed} optimizers, got {found}: override configure_optimizers in a subclass, or leave it out"
+            )
+        if any(isinstance(config.scheduler, ReduceLROnPlateau) for config in self.trainer.lr_scheduler_configs):
+            raise SettingError(
+                "ReduceLROnPlateau needs a metric, and schedulers are stepped once per iteration without one; "
+                "leave it out of configure_optimizers and step it in on_evaluation_end"
+            )
+        rate, setting = self._current_rate(), self.hparams.get("learning_rate")
+        if rate not in (None, setting) and not isinstance(optimizer := self.own_optimizers[0], FlatOptimizer):
+            own = f"{type(optimizer).__name__} of configure_optimizers has its own, {rate:g}"
+            self.say(f"learning_rate {setting} is not used: {own}; FlatAdam follows it")
+
+    def _current_rate(self) -> float | None:
+        """Return the learning rate of the first optimizer; None where there is no optimizer or it has none."""
+        groups = [group for optimizer in self.own_optimizers[:1] for group in getattr(optimizer, "param_groups", [])]
+        return groups[0].get("lr") if groups else None

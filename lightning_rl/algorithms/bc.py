@@ -86,7 +86,7 @@ class BehavioralCloning(NoRewardFields, Algorithm):
 
     @property
     def num_envs(self) -> int:
-        """None is stepped: the state of a run does not depend on it."""
+        """Return 1: no environment is stepped."""
         return 1
 
     @property
@@ -96,18 +96,17 @@ class BehavioralCloning(NoRewardFields, Algorithm):
     def experience(self) -> DemonstrationDataset:
         return demonstrations(self, self.source, self.settings)
 
-    def look_around(self) -> None:
+    def warm_up(self) -> None:
         data: Any = self.dataset
         self.network.normalizer.update(data.learned.rows.obs)
 
     def training_step(self, batches: Iterator[DemonstrationBatch], batch_idx: int) -> None:
-        optimizer = self.raw_optimizers()[0]
-        with self.learning():
-            for batch in batches:
-                loss, metrics = self.imitation_loss(batch, self.ent_coef(self.progress))
-                self.record(grad_norm=self.step(loss, optimizer))
-                self.record(**{f"train/{name}": value for name, value in metrics.items()})
-                self.end_update(batch)
+        optimizer = self.own_optimizers[0]
+        for batch in batches:
+            loss, metrics = self.imitation_loss(batch, self.ent_coef)
+            self.record(grad_norm=self.step(loss, optimizer))
+            self.record(**{f"train/{name}": value for name, value in metrics.items()})
+            self.end_update(batch)
 
     def imitation_loss(self, batch: DemonstrationBatch, ent_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
         """L = Σ over parts of −log π(a|s), or (μ − a)² of Box, − ent_coef · H, the mean over rows, and what is logged of it."""
@@ -122,16 +121,16 @@ class BehavioralCloning(NoRewardFields, Algorithm):
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """The same of the demonstrations that are held back, as `val/<name>`."""
+        """Return the metrics of demonstrations that are held back, as `val/<name>`."""
         total: dict[str, float] = defaultdict(float)
         data: Any = self.dataset
         for count, batch in data.validation():
-            for name, value in self.imitation_loss(batch, self.ent_coef(self.progress))[1].items():
+            for name, value in self.imitation_loss(batch, self.ent_coef)[1].items():
                 total[f"val/{name}"] += float(value) * count / data.held.num_rows
         return dict(total)
 
     def in_short(self) -> str:
-        losses: Any = self.log_rows.recorded.get("train/loss")
+        losses: Any = self.recorded.get("train/loss")
         return f"loss {float(losses[-1]):.3g}" if losses else "loss –"
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -99,26 +99,25 @@ class DQN(ReplayFields, Algorithm):
     def experience(self) -> ReplayDataset:
         return self.replay_experience(self.replay_settings, self.replay)
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        self.network.distribution.epsilon = self.exploration(self.progress)
+    def schedule(self, progress: float) -> None:
+        super().schedule(progress)
+        self.network.distribution.epsilon = self.exploration(progress)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.network.distribution.epsilon = self.exploration(min(1.0, self.env_steps / self.max_env_steps))
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
-        optimizer = self.raw_optimizers()[0]
+        optimizer = self.own_optimizers[0]
         self.record(**{"rollout/exploration_rate": torch.tensor(self.network.distribution.epsilon)})
-        with self.learning():
-            for batch in batches:
-                self.network.resample(self.noise)
-                self.target.resample(self.noise)
-                loss, errors, metrics = self.loss(batch)
-                self.record(loss=loss, **metrics)
-                self.record(grad_norm=self.step(loss, optimizer))
-                self.update_priorities(batch, errors)
-                self.end_update(batch)
+        for batch in batches:
+            self.network.resample(self.noise)
+            self.target.resample(self.noise)
+            loss, errors, metrics = self.loss(batch)
+            self.record(loss=loss, **metrics)
+            self.record(grad_norm=self.step(loss, optimizer))
+            self.update_priorities(batch, errors)
+            self.end_update(batch)
 
     def loss(self, batch: Transition) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """D(Z(s, a), h(r + γ h⁻¹(Z̄(s', a*)))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018).

@@ -97,7 +97,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
 
     @property
     def num_envs(self) -> int:
-        """None is under way between generations: the state of a run does not depend on how many there are."""
+        """Return 1: between generations no episode is in progress, whatever the number."""
         return 1
 
     def experience(self) -> GenerationDataset:
@@ -106,7 +106,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
     def training_step(self, results: Results, batch_idx: int) -> None:
         weights = torch.cat([parameter.flatten() for parameter in self.network.parameters() if parameter.requires_grad])
         before = weights.detach().clone()
-        self.record(grad_norm=self.step(self.loss(results, weights), self.raw_optimizers()[0]))
+        self.record(grad_norm=self.step(self.loss(results, weights), self.own_optimizers[0]))
         after = torch.cat([parameter.detach().flatten() for parameter in self.network.parameters() if parameter.requires_grad])
         self.record(weight_norm=after.norm(), update_ratio=(after - before).norm() / before.norm())
         self.record(sigma=torch.tensor(results.generation.sigma))

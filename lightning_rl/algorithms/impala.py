@@ -8,8 +8,7 @@ from torch import Tensor
 
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.data.dataset import RolloutDataset, check_n_steps
-from lightning_rl.data.rollout import in_sequences, in_time
+from lightning_rl.data.rollout import RolloutDataset, check_n_steps, in_sequences, in_time
 from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam, FlatRMSprop
@@ -64,7 +63,7 @@ class IMPALA(ActorCriticFields, Algorithm):
 
     @property
     def num_envs(self) -> int:
-        """How many environments' steps a batch has side by side."""
+        """Return how many environments' steps a batch holds side by side."""
         return super().num_envs * (1 if self.actors is None else self.actors.batch)
 
     @property
@@ -75,14 +74,14 @@ class IMPALA(ActorCriticFields, Algorithm):
         return self.collect(self.n_steps, actors=self.actors)
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
-        optimizer = self.raw_optimizers()[0]
+        optimizer = self.own_optimizers[0]
         policy_learns = self.began_at >= self.critic_burn_in_steps
-        with self.learning():
-            loss, metrics = self.loss(*self.prepare(rollout), self.ent_coef(self.progress), policy_learns)
-            self.record(loss=loss, **metrics)
-            self.record(grad_norm=self.step(loss, optimizer))
-            self.end_update(rollout)
-        end_burn_in(self, optimizer)
+        loss, metrics = self.loss(*self.prepare(rollout), self.ent_coef, policy_learns)
+        self.record(loss=loss, **metrics)
+        self.record(grad_norm=self.step(loss, optimizer))
+        self.end_update(rollout)
+        if self.critic_burn_in_steps:
+            end_burn_in(self, optimizer)
 
     def loss(self, rollout: Rollout, discount: Tensor, ent_coef: float, policy_learns: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace, and what is logged of it."""

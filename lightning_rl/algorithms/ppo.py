@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.data.dataset import RolloutDataset, check_n_steps
-from lightning_rl.data.rollout import Batch, make_batch, minibatches
+from lightning_rl.data.rollout import Batch, RolloutDataset, check_n_steps, make_batch, minibatches
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam
@@ -68,22 +67,20 @@ class PPO(ActorCriticFields, Algorithm):
         return self.collect(self.n_steps, actors=self.actors)
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
-        optimizer = self.raw_optimizers()[0]
+        optimizer = self.own_optimizers[0]
         batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
-        clip_range, ent_coef = self.clip_range(self.progress), self.ent_coef(self.progress)
-        clip_range_vf = None if self.clip_range_vf is None else self.clip_range_vf(self.progress)
         policy_learns = self.began_at >= self.critic_burn_in_steps
         epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
-        with self.learning(alone=self.actors is None):
-            for minibatch in chain.from_iterable(epochs):
-                loss, metrics = self.loss(minibatch, clip_range, clip_range_vf, ent_coef, policy_learns)
-                self.record(loss=loss, **metrics)
-                if self.target_kl is not None and self.mean_over_ranks(metrics["approx_kl"]) > 1.5 * self.target_kl:
-                    break
-                self.record(grad_norm=self.step(loss, optimizer))
-                self.end_update(minibatch)
-        end_burn_in(self, optimizer)
+        for minibatch in chain.from_iterable(epochs):
+            loss, metrics = self.loss(minibatch, self.clip_range, self.clip_range_vf, self.ent_coef, policy_learns)
+            self.record(loss=loss, **metrics)
+            if self.target_kl is not None and self.mean_over_ranks(metrics["approx_kl"]) > 1.5 * self.target_kl:
+                break
+            self.record(grad_norm=self.step(loss, optimizer))
+            self.end_update(minibatch)
+        if self.critic_burn_in_steps:
+            end_burn_in(self, optimizer)
 
     def loss(
         self, minibatch: Batch, clip_range: float, clip_range_vf: float | None, ent_coef: float, policy_learns: bool
@@ -115,8 +112,9 @@ class PPO(ActorCriticFields, Algorithm):
                 "entropy_loss": entropy_loss,
                 "approx_kl": losses.mean(losses.approximate_kl(joint), minibatch.weight),
                 "clip_fraction": losses.mean(((ratio - 1).abs() > clip_range).float(), minibatch.weight),
-                **self.means_of_parts(minibatch.weight, entropy=entropy, log_prob=log_prob),
             }
+        if self.network.distribution.names:
+            metrics |= self.means_of_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
         return loss, metrics
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -92,23 +92,22 @@ class SAC(ReplayFields, Algorithm):
         return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
-        critic_optimizer, actor_optimizer, *temperature_optimizers = self.raw_optimizers()
-        with self.learning():
-            for batch in batches:
-                obs = self.network.normalizer(batch.obs)
-                policy = self.policy(obs, batch.action_mask, batch, self.draw(batch))
-                loss, errors, metrics = self.critic_loss(batch, obs, policy.detach(), self.draw(batch))
-                self.record(**metrics)
-                self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
-                self.update_priorities(batch, errors)
-                loss, metrics = self.actor_loss(batch, obs, policy)
-                self.record(**metrics)
-                self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
-                for optimizer in temperature_optimizers:
-                    loss = self.temperature_loss(batch, policy)
-                    self.record(ent_coef_loss=loss)
-                    self.step(loss, optimizer, "ent_coef_loss")
-                self.end_update(batch)
+        critic_optimizer, actor_optimizer, *temperature_optimizers = self.own_optimizers
+        for batch in batches:
+            obs = self.network.normalizer(batch.obs)
+            policy = self.policy(obs, batch.action_mask, batch, self.draw(batch))
+            loss, errors, metrics = self.critic_loss(batch, obs, policy.detach(), self.draw(batch))
+            self.record(**metrics)
+            self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
+            self.update_priorities(batch, errors)
+            loss, metrics = self.actor_loss(batch, obs, policy)
+            self.record(**metrics)
+            self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
+            for optimizer in temperature_optimizers:
+                loss = self.temperature_loss(batch, policy)
+                self.record(ent_coef_loss=loss)
+                self.step(loss, optimizer, "ent_coef_loss")
+            self.end_update(batch)
 
     def draw(self, batch: Transition) -> Tensor:
         """Draw noise for the continuous dimensions of an action in each row, `[B, A]`."""

@@ -77,19 +77,18 @@ class TD3(ReplayFields, Algorithm):
         return self.replay_experience(self.replay_settings, self.replay)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
-        critic_optimizer, actor_optimizer = self.raw_optimizers()
-        with self.learning():
-            for batch in batches:
-                obs = self.network.normalizer(batch.obs)
-                loss, errors, metrics = self.critic_loss(batch, obs, self.smoothing_noise(batch))
-                self.record(critic_loss=loss, **metrics)
-                self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
-                self.update_priorities(batch, errors)
-                if (self.updates + 1) % self.policy_delay == 0:
-                    loss = self.actor_loss(batch, obs)
-                    self.record(actor_loss=loss)
-                    self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
-                self.end_update(batch)
+        critic_optimizer, actor_optimizer = self.own_optimizers
+        for batch in batches:
+            obs = self.network.normalizer(batch.obs)
+            loss, errors, metrics = self.critic_loss(batch, obs, self.smoothing_noise(batch))
+            self.record(critic_loss=loss, **metrics)
+            self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
+            self.update_priorities(batch, errors)
+            if (self.updates + 1) % self.policy_delay == 0:
+                loss = self.actor_loss(batch, obs)
+                self.record(actor_loss=loss)
+                self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
+            self.end_update(batch)
 
     def smoothing_noise(self, batch: Transition) -> Tensor:
         """Draw clip(ε, −c, c) for the target policy, `[B, A]` (alg. 1)."""

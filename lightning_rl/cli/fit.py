@@ -22,7 +22,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.curriculum import make_curriculum
 from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
-from lightning_rl.checkpoints.files import SaveFailed
+from lightning_rl.checkpoints.atomic import SaveFailed
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.files import dataset_id, new_folder

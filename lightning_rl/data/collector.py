@@ -1,50 +1,84 @@
-"""Steps a vector environment with a policy and keeps what happened."""
+"""Collect experience: step a vector environment with a policy, and keep what happened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from lightning_rl.data.episodes import EpisodeStatistics
-from lightning_rl.data.rollout import Unroll, gather_ends, judge
-from lightning_rl.distributions import Distribution
-from lightning_rl.envs.stepping import EnvStep, Stepper
+from lightning_rl.envs.stepping import Stepper
 from lightning_rl.errors import Interrupted
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import Precision, RandomActor, StepActor, forgotten, make_actor
+from lightning_rl.networks.acting import ActingNetwork, Precision, RandomActor, StepActor, make_actor, reset_memory
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import (
+    EnvStep,
+    Rollout,
+    Tree,
+    is_finite,
+    tree_index,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+    tree_to_numpy,
+    tree_to_torch,
+)
+
+copy_to = partial(np.copyto, casting="unsafe")
+"""Copy an array into storage, with its dtype."""
 
 
-class ActingNetwork(Protocol):
-    """What the collector asks of a network, see `networks/actor_critic.py`."""
+class Ends(NamedTuple):
+    """Last observations of K episodes whose last value counts. K may be 0; then obs and memory are ().
 
-    distribution: Distribution
-    memory: Any
+    step, env: `[K]` arrays, where they ended.  obs: `[K, ...]` tree.  memory: the policy's after the step, `[K, ...]` tree.
+    """
 
-    def initial_memory(self, num: int) -> Tree: ...
+    step: np.ndarray
+    env: np.ndarray
+    obs: Tree = ()
+    memory: Tree = ()
 
-    def parameters(self) -> Iterator[Tensor]: ...
 
-    def sample(
-        self, obs: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree, *, generator: Generator
-    ) -> tuple[Tree, Tree]: ...
+NO_ENDS = Ends(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
-    def log_prob(self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree) -> Tensor: ...
 
-    def judge(self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree) -> tuple[Tensor, Tensor]: ...
+class Unroll(NamedTuple):
+    """Experience of N environments over T steps as it was made, on the CPU, without values. Slots are those of `Rollout`, except:
 
-    def value(self, obs: Tree, memory: Tree, episode_start: Tensor | None) -> Tensor: ...
+    obs: `[T + 1, N, ...]` tree.  episode_start: `[T + 1, N]`.  log_prob: of the policy that acted; () where it was not computed.
+    """
+
+    obs: Tree
+    action: Tree
+    log_prob: Tree
+    reward: Any
+    terminated: Any
+    truncated: Any
+    valid: Any
+    episode_start: Any
+    action_mask: Tree
+    memory: Tree
+    next_obs: Tree
+    ends: Ends
+
+    def rollout(self) -> Rollout:
+        """Return it as a rollout, with empty slots for what a network adds."""
+        obs, start = tree_index((self.obs, self.episode_start), slice(-1))
+        empty, flags = torch.zeros(0), (self.terminated, self.truncated, self.valid)
+        return Rollout(
+            obs, self.action, self.log_prob, self.reward, empty, empty, *flags, start, self.action_mask, self.memory, self.next_obs
+        )
 
 
 class Stepped(NamedTuple):
-    """One step of N environments, for a replay buffer: what was seen, done, and happened, and the policy's memory and the masks before it.
+    """One step of N environments, for a replay buffer: what was observed, done, and happened, and the policy's memory and masks before it.
 
     obs, action, memory, action_mask: `[N, ...]` trees of arrays.
     """
@@ -64,12 +98,12 @@ class Collector:
     Args:
         stepper: the environments.
         spaces: of one of them.
-        network: the policy, asked with its newest weights at every step.
+        network: the policy, with its newest weights at every iteration.
         n_steps: T.
         seed: of the environments and of the policy's draws.
         log_probs: whether rollouts need log-probabilities; else that slot stays empty.
         precision: a context in which the network computes, the same as in its losses.
-        next_obs: whether rollouts hold what was seen next, and the values of last observations beyond terminations.
+        next_obs: whether rollouts hold next observations, and the values of last observations beyond terminations.
     """
 
     def __init__(
@@ -91,6 +125,8 @@ class Collector:
         self.env_steps = 0
         self.rows = 0
         """Rows stepped, experience or not: they grow on all ranks in the same iterations."""
+        self.generator = Generator(next(network.parameters()).device).manual_seed(seed)
+        """Of the policy's draws, on its device."""
         self._space = spaces.observation
         self._obs = allocate(self._space, n_steps + 1, num_envs)
         self._obs_tensor = tree_to_torch(self._obs)
@@ -100,118 +136,26 @@ class Collector:
         self._mask_rows = [tree_index(self._masks, t) for t in range(n_steps)]
         self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
         self._flags = {name: np.zeros((n_steps + 1, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
+        self._actor: StepActor | None = None
         self._memory: Tree = ()
         self._memories: list[Tree] = []
         """Before the first row of each sequence of this iteration."""
         self._start = np.ones(num_envs, dtype=bool)
-        self._generator: Generator | None = None
         self._current: Tree = None
         self._mask: Tree = ()
-        self._begins_anew = False
+        self._restarts = False
+        """Whether the next step abandons all episodes."""
 
-    @property
-    def generator(self) -> Generator:
-        """Of the policy's draws, on its device."""
-        if self._generator is None:
-            self._generator = Generator(next(self.network.parameters()).device).manual_seed(self.seed)
-        return self._generator
-
-    @property
-    def can_be_saved(self) -> bool:
-        """Whether the environments can, in the middle of their episodes."""
-        return self.stepper.can_be_saved
-
-    def reset(self) -> None:
-        """Start an episode in all environments."""
-        obs, self._mask = self.stepper.reset(self.seed)
-        self._current = self.guard.reset(obs, self.env_steps)
-        self._memory = self.network.initial_memory(self.num_envs)
-        self._start = np.ones(self.num_envs, dtype=bool)
-
-    def begin(self) -> StepActor:
-        """Before the first step of an iteration: who acts. The first call resets the environments."""
-        if self._current is None:
-            self.reset()
-        self._memories = []
-        self.statistics.finished.clear()
-        return make_actor(self.network, tree_index(self._obs, slice(self.n_steps)), self.generator, self.precision)
-
-    @property
-    def name(self) -> str:
-        """Of the environments, for messages."""
-        return self.stepper.name
-
-    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
-        """What environments draw their parameters from at their next resets, see `envs/parameters.py`."""
-        self.stepper.set_lessons(lessons)
-
-    def begin_anew(self) -> None:
-        """Between iterations: the episodes under way are given up, with the next step in place of an action."""
-        self._begins_anew = self._current is not None
-
-    def step(self, t: int, actor: StepActor) -> tuple[EnvStep, Tree]:
-        """Step t of an iteration: what happened, and the policy's memory after it."""
-        tree_map(_assign, self._obs_rows[t], self._current)
-        tree_map(_assign, self._mask_rows[t], self._mask)
-        flags = self._flags
-        flags["start"][t] = self._start
-        if t % self.network.memory.sequence_length == 0:
-            self._memories.append(self._memory)
-        action, self._memory = actor.act(t, self._memory, self._start, self._mask_rows[t])
-        happened = self.stepper.begin_anew() if self._begins_anew else self.stepper.step(action)
-        self._begins_anew = False
-        step = self.guard.step(happened, self._obs_rows[t], self.env_steps)
-        self._reward[t] = step.reward
-        flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
-        self._start, self._current, self._mask = step.episode_start, step.obs, step.mask
-        self.env_steps += self.num_envs if step.valid is self.stepper.all_valid else int(np.count_nonzero(step.valid))
-        self.rows += self.num_envs
-        if step.valid is not self.stepper.all_valid:
-            self._cut(t, step.episode_start & ~step.valid)
-        if len(self._next_obs):
-            self._keep_next(tree_index(self._next_obs, t), step)
-        self.statistics.update(step)
-        return step, self._memory
-
-    def _keep_next(self, row: Tree, step: EnvStep) -> None:
-        """What was seen next, the last observation where an episode ended."""
-        tree_map(_assign, row, step.obs)
-        if len(step.ended):
-            tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), row, step.final_obs)
-
-    def _cut(self, t: int, begins: np.ndarray) -> None:
-        """Rows that only begin an episode: one that was lost under way ended, as a truncation does, with the row before."""
-        flags = self._flags
-        if t > 0:
-            flags["truncated"][t - 1] |= begins & flags["valid"][t - 1] & ~flags["terminated"][t - 1]
-        self.statistics.forget(begins)
-
-    def end(self) -> None:
-        """After the last step of an iteration."""
-        tree_map(_assign, self._obs_rows[self.n_steps], self._current)
-        self._flags["start"][self.n_steps] = self._start
-
-    def memory_row(self) -> Tree:
-        """The policy's memory before the next step, as arrays `[N, ...]`, zeros where an episode begins."""
-        return forgotten(tree_to_numpy(self._memory), self._start)
+    # ---------------------------------------------------------------- stepping
 
     def collect(self) -> Rollout:
-        """Step `n_steps` times from where the last rollout ended, and judge what was done."""
+        """Step `n_steps` times from where the last rollout ended, and add values and log-probabilities."""
         unroll = self.unroll()
         with torch.no_grad(), self.precision():
-            return judge(unroll, self.network, self.generator.device, self.log_probs)
-
-    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
-        """Step `n_steps` times, each when it is asked for, the first `random_steps` at random. The next step overwrites the arrays."""
-        policy = self.begin()
-        random = RandomActor(self.network, self.num_envs, self.generator, policy)
-        for t in range(self.n_steps):
-            actor, memory = random if t < random_steps else policy, self.memory_row()
-            step, _ = self.step(t, actor)
-            yield Stepped(self._obs_rows[t], tree_to_numpy(actor.taken[-1]), step, memory, self._mask_rows[t])
+            return add_values(unroll, self.network, self.generator.device, self.log_probs)
 
     def unroll(self) -> Unroll:
-        """Step `n_steps` times from where the last rollout ended. Tensors, and arrays of what ended."""
+        """Step `n_steps` times from where the last rollout ended. Return tensors, and arrays of the ends."""
         actor, found = self.begin(), []
         for t in range(self.n_steps):
             step, after = self.step(t, actor)
@@ -219,60 +163,168 @@ class Collector:
                 ended = step.ended if len(self._next_obs) else np.flatnonzero(step.truncated)
                 final = tree_index(step.final_obs, np.searchsorted(step.ended, ended))
                 found.append((t, ended, final, tree_to_numpy(tree_index(after, ended))))
-        self.end()
-        seen, start = self.rollout(), torch.from_numpy(self._flags["start"])
+        tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
+        self._flags["start"][self.n_steps] = self._start
         memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories])
-        ends = gather_ends(found, partial(allocate, self._space))
+        seen, start = self.rollout(), torch.from_numpy(self._flags["start"])
+        ends = gather_ends(found, partial(allocate, self._space)) if found else NO_ENDS
         flags = seen.terminated, seen.truncated, seen.valid, start
         return Unroll(self._obs_tensor, actor.actions(), (), seen.reward, *flags, seen.action_mask, memory, seen.next_obs, ends)
 
+    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
+        """Step `n_steps` times, one step at a time, the first `random_steps` at random. The next step overwrites the arrays."""
+        policy = self.begin()
+        random = RandomActor(self.network, self.num_envs, self.generator, policy) if random_steps > 0 else policy
+        for t in range(self.n_steps):
+            actor, memory = random if t < random_steps else policy, self._memory
+            if len(memory):
+                memory = reset_memory(tree_to_numpy(memory), self._start)
+            step, _ = self.step(t, actor)
+            yield Stepped(self._obs_rows[t], tree_to_numpy(actor.taken[-1]), step, memory, self._mask_rows[t])
+
+    def begin(self) -> StepActor:
+        """Return who acts in an iteration, before its first step. The first call resets the environments."""
+        if self._current is None:
+            self.reset()
+        obs = tree_index(self._obs, slice(self.n_steps))
+        if self._actor is None:
+            self._actor = make_actor(self.network, obs, self.generator, self.precision)
+        else:
+            self._actor.begin(obs)
+        self._memories = []
+        self.statistics.finished.clear()
+        return self._actor
+
+    def reset(self) -> None:
+        """Start an episode in all environments."""
+        obs, self._mask = self.stepper.reset(self.seed)
+        self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps)
+        self._memory = self.network.initial_memory(self.num_envs)
+        self._start = np.ones(self.num_envs, dtype=bool)
+
+    def step(self, t: int, actor: StepActor | RandomActor) -> tuple[EnvStep, Tree]:
+        """Make step t of an iteration. Return what happened, and the policy's memory after it."""
+        tree_map(copy_to, self._obs_rows[t], self._current)
+        if len(self._mask):
+            copy_to(self._mask_rows[t], self._mask)
+        flags = self._flags
+        flags["start"][t] = self._start
+        if t % self.network.memory.sequence_length == 0:
+            self._memories.append(self._memory)
+        action, self._memory = actor.act(t, self._memory, self._start, self._mask_rows[t])
+        step = self.stepper.restart_all() if self._restarts else self.stepper.step(action)
+        self._restarts = False
+        if is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs)):
+            self.guard.bad_steps = 0
+        else:
+            step = self.guard.replace(step, self._obs_rows[t], self.env_steps)
+        self._reward[t] = step.reward
+        flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
+        self._start, self._current, self._mask = step.episode_start, step.obs, step.mask
+        self.rows += self.num_envs
+        if step.valid is self.stepper.all_valid:
+            self.env_steps += self.num_envs
+        else:
+            self.env_steps += int(np.count_nonzero(step.valid))
+            self._cut(t, step.episode_start & ~step.valid)
+        if len(self._next_obs):
+            self._keep_next(tree_index(self._next_obs, t), step)
+        self.statistics.update(step)
+        return step, self._memory
+
+    def _keep_next(self, row: Tree, step: EnvStep) -> None:
+        """Keep the next observations, the last ones where episodes ended."""
+        tree_map(copy_to, row, step.obs)
+        if len(step.ended):
+            tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), row, step.final_obs)
+
+    def _cut(self, t: int, begins: np.ndarray) -> None:
+        """Truncate episodes that were lost: the row before one that only begins an episode is their last."""
+        flags = self._flags
+        if t > 0:
+            flags["truncated"][t - 1] |= begins & flags["valid"][t - 1] & ~flags["terminated"][t - 1]
+        self.statistics.forget(begins)
+
     def rollout(self) -> Rollout:
-        """What the environments said in the last iteration, on the CPU; the slots for what a network adds are empty."""
+        """Return what the environments returned in the last iteration, on the CPU; slots for what a network adds are empty."""
         terminated, truncated, valid, start = (torch.from_numpy(flag[:-1]) for flag in self._flags.values())
         obs = tree_index(self._obs_tensor, slice(-1))
-        none, mask = torch.zeros(0), tree_to_torch(self._masks)
+        empty, mask = torch.zeros(0), tree_to_torch(self._masks)
         reward, next_obs = torch.from_numpy(self._reward).unsqueeze(-1), tree_to_torch(self._next_obs)
-        return Rollout(obs, (), (), reward, none, none, terminated, truncated, valid, start, mask, (), next_obs)
+        return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, mask, (), next_obs)
+
+    # ---------------------------------------------------------------- random steps
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
-        """Observations `[>= count, ...]` of a policy that knows nothing; the next rollout starts new episodes.
+        """Return observations `[>= count, ...]` of a random policy; the next rollout starts new episodes.
 
         Raises:
-            Interrupted: `stop` says so.
+            Interrupted: `stop` returned True.
         """
-        rows, seen, end = [], self.random_rows(), self.env_steps + count
+        rows, source, end = [], self.random_rows(), self.env_steps + count
         while self.env_steps < end:
             if stop():
                 raise Interrupted
-            rows.append(next(seen))
+            rows.append(next(source))
         return tree_map(lambda *leaves: torch.cat(leaves), *rows)
 
     def random_rows(self) -> Iterator[Tree]:
-        """The same step by step, `[<= N, ...]` each."""
+        """Yield them step by step, `[<= N, ...]` each."""
         actor = RandomActor(self.network, self.num_envs, self.generator)
-        self._current = None
-        obs, mask = self.stepper.reset(self.seed)
-        current = self.guard.reset(obs, self.env_steps)
+        self.reset()
+        current, mask, self._current = self._current, self._mask, None
         while True:
-            row = tree_to_torch(tree_map(_assign, allocate(self._space, self.num_envs), current))
+            row = tree_map(lambda leaf, new: copy_to(leaf, new) or leaf, allocate(self._space, self.num_envs), current)
             step = self.stepper.step(actor.act(0, (), self._start, mask)[0])
-            step = self.guard.step(step, tree_to_numpy(row), self.env_steps)
+            if not (is_finite(step.obs) and is_finite(step.reward)):
+                step = self.guard.replace(step, row, self.env_steps)
             current, mask = step.obs, step.mask
             self.env_steps += int(step.valid.sum())
             self.rows += self.num_envs
-            yield tree_index(row, torch.from_numpy(step.valid))
+            yield tree_index(tree_to_torch(row), torch.from_numpy(step.valid))
+
+    # ---------------------------------------------------------------- the environments
+
+    @property
+    def name(self) -> str:
+        """Return the name of the environments, for messages."""
+        return self.stepper.name
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Return whether the environments can be saved in the middle of their episodes."""
+        return self.stepper.can_be_saved
+
+    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+        """Set what environments draw their parameters from at their next resets, see `envs/parameters.py`."""
+        self.stepper.set_lessons(lessons)
+
+    def begin_anew(self) -> None:
+        """Abandon the current episodes, between iterations: the next step starts new ones in place of an action."""
+        self._restarts = self._current is not None
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the last 100 episodes, and `env/worker_restarts` where environments had to be restarted."""
+        restarts = {"env/worker_restarts": float(self.stepper.restarts)} if self.stepper.restarts else {}
+        return {**self.statistics.metrics(), **restarts}
+
+    def take_notices(self) -> list[str]:
+        """Return lines for the user about the environments since the last call."""
+        notices = self.stepper.notices[:]
+        self.stepper.notices.clear()
+        return notices
 
     def get_state(self) -> dict[str, Any]:
-        """Between iterations: all that the next one depends on."""
+        """Return all that the next iteration depends on, between iterations."""
         state: dict[str, Any] = {name: getattr(self, name) for name in ("env_steps", "rows")}
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
         if self._current is not None:
             current = {"obs": self._current, "memory": self._memory, "start": self._start, "mask": self._mask}
-            state["episodes"] = {"envs": self.stepper.state_dict(), "begin_anew": self._begins_anew, **current}
+            state["episodes"] = {"envs": self.stepper.state_dict(), "begin_anew": self._restarts, **current}
         return state
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        """The inverse, before the first iteration; one line if the environments start new episodes instead."""
+        """Restore a state, before the first iteration. Return why the environments start new episodes instead, if they do."""
         self.env_steps, self.rows = state["env_steps"], state["rows"]
         self.statistics.set_state(state["statistics"])
         if "generator" not in state:
@@ -290,20 +342,9 @@ class Collector:
             self.statistics.forget()
             return new_episodes
         self._current, self._start, self._mask = episodes["obs"], episodes["start"], episodes.get("mask", ())
-        self._begins_anew = episodes.get("begin_anew", False)
+        self._restarts = episodes.get("begin_anew", False)
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
-
-    def metrics(self) -> dict[str, float]:
-        """Of the last 100 episodes, and `env/worker_restarts` where environments had to be started anew."""
-        restarts = {"env/worker_restarts": float(self.stepper.restarts)} if self.stepper.restarts else {}
-        return {**self.statistics.metrics(), **restarts}
-
-    def take_notices(self) -> list[str]:
-        """What there is to tell of the environments since the last time."""
-        notices = self.stepper.notices[:]
-        self.stepper.notices.clear()
-        return notices
 
     def close(self) -> None:
         """Close the environments."""
@@ -314,7 +355,47 @@ def _shapes(tree: Tree) -> list[tuple[int, ...]]:
     return [tuple(np.shape(leaf)) for leaf in tree_leaves(tree)]
 
 
-def _assign(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Copy into storage, with its dtype."""
-    target[...] = source
-    return target
+def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:
+    """Compute the values of all rows at once, and on request their log-probabilities, with the current weights of a network.
+
+    Args:
+        unroll: of tensors; ends of arrays.
+        network: an actor-critic.
+        device: of the network.
+        log_probs: whether to compute them.
+    """
+    ends = unroll.ends
+    unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
+    rollout, memory = unroll.rollout(), tree_index(unroll.memory, 0)
+    if log_probs:
+        log_prob, value = network.log_prob_and_value(unroll.obs, unroll.action, memory, unroll.episode_start, unroll.action_mask)
+        rollout = rollout._replace(log_prob=log_prob)
+    else:
+        value = network.value(unroll.obs, memory, unroll.episode_start)
+    next_value = value[1:]
+    if len(ends.step):
+        obs, memory_then = tree_to_torch((ends.obs, ends.memory), device)
+        next_value = next_value.clone()
+        next_value[ends.step, ends.env] = network.value(obs, memory_then, torch.zeros(len(ends.step), dtype=torch.bool, device=device))
+    return rollout._replace(value=value[:-1], next_value=next_value)
+
+
+def gather_ends(found: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_obs: Callable[[int], Tree]) -> Ends:
+    """Join what was found at each step: the step, the environments, their last observations, and the memory after them, as arrays."""
+    steps, envs, finals, after = zip(*found, strict=True)
+    env = np.concatenate(envs)
+    obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
+    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after) if len(tree_leaves(after[0])) else after[0]
+    return Ends(np.repeat(steps, [len(each) for each in envs]), env, obs, memory)
+
+
+def join(unrolls: Sequence[Unroll]) -> Unroll:
+    """Join unrolls of arrays: the environments of the first one, then those of the next."""
+    if len(unrolls) == 1:
+        return unrolls[0]
+    bodies = [unroll._replace(ends=()) for unroll in unrolls]  # type: ignore[arg-type]
+    joined: Unroll = tree_map(lambda *leaves: np.concatenate(leaves, 1), *bodies)
+    first = np.cumsum([0, *(unroll.reward.shape[1] for unroll in unrolls)])
+    ends = [unroll.ends._replace(env=unroll.ends.env + shift) for unroll, shift in zip(unrolls, first, strict=False)]
+    ends = [each for each in ends if len(each.step)] or ends[:1]
+    return joined._replace(ends=tree_map(lambda *leaves: np.concatenate(leaves), *ends))

@@ -1,4 +1,4 @@
-"""IterableDatasets for Lightning, one item an iteration: on-policy rollouts, and off-policy acting and learning in turn."""
+"""Off-policy experience: the dataset whose items are iterations of acting and learning in turn."""
 
 from __future__ import annotations
 
@@ -11,94 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
+from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.memory import Memory
-from lightning_rl.types import Experience, Rollout, Transition, tree_map, tree_to_torch
-
-
-class ExperienceDataset(IterableDataset[Any]):
-    """Endless iterations of experience, each made when it is asked for.
-
-    It has a length, the planned number of iterations, because Lightning reads a loader without one a batch ahead: that experience would be
-    collected with old weights.
-
-    Args:
-        collector: steps the environments.
-        iterations: the planned number.
-    """
-
-    anew = "environments start new episodes"
-    """What happens where a run cannot go on exactly as it stood."""
-
-    def __init__(self, collector: Collector, iterations: int) -> None:
-        self.collector, self.iterations = collector, iterations
-        self.batch: Any = ()
-        """What is learned from now."""
-
-    def __len__(self) -> int:
-        return self.iterations
-
-    def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
-
-    def begin_iteration(self, count: int, progress: float) -> None:
-        """Before learning from an iteration: how far the run is, all ranks together."""
-
-    def end_iteration(self) -> None:
-        """After learning from an iteration."""
-
-    def metrics(self) -> dict[str, float]:
-        """What there is to log of the data itself."""
-        return {}
-
-    def begin_save(self) -> None:
-        """Before a checkpoint is saved that shall hold everything: what is large is saved beside it."""
-
-    def end_save(self, saved: bool) -> None:
-        """After it was saved, or was not."""
-
-    def get_state(self) -> dict[str, Any]:
-        """Between iterations: all that the next one depends on, with arrays."""
-        return {"collector": self.collector.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> str | None:
-        """The inverse, before the first iteration; why it is done `anew`, if it is."""
-        return self.collector.set_state(state["collector"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: Lightning asks, to know that a run can continue in the middle of an epoch."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
-
-
-MOST_ROWS = 10**8
-"""Of a rollout: with four numbers in an observation they take 3 GB."""
-
-
-class RolloutDataset(ExperienceDataset):
-    """Endless rollouts with the newest weights. All state lives in the collector."""
-
-    def __iter__(self) -> Iterator[Rollout]:
-        while True:
-            self.batch = self.collector.collect()
-            yield self.batch
-
-
-def check_n_steps(n_steps: int, num_envs: int) -> None:
-    """Raise `SettingError` unless rollouts of so many steps of each environment can be held."""
-    check_range("n_steps", n_steps, 1, whole=True)
-    if n_steps * num_envs > MOST_ROWS:
-        raise SettingError(
-            f"n_steps * num_envs = {n_steps} * {num_envs} rows are more than a rollout can hold, {MOST_ROWS:,}; lower n_steps"
-        )
+from lightning_rl.types import Experience, Transition, tree_map, tree_to_torch
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import torch
 from gymnasium.spaces import Space
 from torch import Generator, Tensor
 
-from lightning_rl.data.dataset import ExperienceDataset
 from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributions import Distribution
 from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.nan_policy import Guard, all_finite
+from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Rollout, Tree, is_finite, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 
 class Rows(NamedTuple):
@@ -93,7 +93,7 @@ def read_episode(who: str, obs: Tree, action: Tree, action_mask: Tree | None, sp
         seen = tree_map(_fill, allocate(spaces.observation, steps + 1), tree_map(np.asarray, obs))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise SettingError(f"{who} does not fit the environment's spaces: {error}") from error
-    if not all_finite(seen):
+    if not is_finite(seen):
         raise SettingError(f"{who} holds an observation that is infinite or not a number")
     mask = np.ones((steps, distribution.mask_width), dtype=bool)
     if action_mask is not None:

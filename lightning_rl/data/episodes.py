@@ -14,17 +14,16 @@ from torch import Generator
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.masks import masks_of
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
-from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.envs.sync import Contract, name_of
 from lightning_rl.errors import Interrupted, SettingError
 from lightning_rl.nan_policy import check_episode
 from lightning_rl.spaces import allocate, as_spaces
-from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import EnvStep, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
 class Finished(NamedTuple):
-    """An episode that ended: the sum of its rewards, its success (None if it did not report it), what lessons it played, how many
-    steps it took, and what parameters it drew."""
+    """An episode that ended: the sum of its rewards, its success (None if not reported), its lessons, its steps, and the parameters that it
+    drew."""
 
     return_: float
     success: float | None
@@ -38,7 +37,7 @@ SUCCESS = ("is_success", "success")
 
 
 class EpisodeStatistics:
-    """Returns, lengths, successes and drawn parameters of the last 100 episodes, as the environment pays and says them."""
+    """Returns, lengths, successes and drawn parameters of the last 100 episodes, as the environment reports them."""
 
     def __init__(self, num_envs: int, window: int = 100) -> None:
         self.running_return = np.zeros(num_envs)
@@ -50,7 +49,7 @@ class EpisodeStatistics:
         """Whether any episode has reported its success. From then on one that does not report it counts as a failure."""
         self.parameters: dict[str, deque[float]] = {}
         self.finished: list[Finished] = []
-        """The episodes of the iteration under way."""
+        """The episodes that ended in the current iteration."""
         self.episodes = 0
 
     def update(self, step: EnvStep) -> None:
@@ -59,11 +58,13 @@ class EpisodeStatistics:
         self.running_length += step.valid
         if not len(step.ended):
             return
-        lessons, drawn = said(step.info, LESSONS), said(step.info, PARAMETERS)
+        lessons, drawn = (info_arrays(step.info, key) if key in step.info else {} for key in (LESSONS, PARAMETERS))
+        reports = any(name in step.info for name in SUCCESS)
         for i in step.ended:
             played = {name: int(values[i]) for name, values in lessons.items()}
             numbers = {name: float(values[i]) for name, values in drawn.items()}
-            self.add(Finished(float(self.running_return[i]), success(step.info, i), played, int(self.running_length[i]), numbers))
+            succeeded = success(step.info, i) if reports else None
+            self.add(Finished(float(self.running_return[i]), succeeded, played, int(self.running_length[i]), numbers))
         self.running_return[step.ended] = 0.0
         self.running_length[step.ended] = 0
 
@@ -83,14 +84,14 @@ class EpisodeStatistics:
         self.reports_success = any(of_all_ranks(self.reports_success))
 
     def get_state(self) -> dict[str, Any]:
-        """Everything."""
+        """Return everything."""
         windows: dict[str, Any] = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
         windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
         counts = {"episodes": self.episodes, "reports_success": self.reports_success}
         return {"running_return": self.running_return, "running_length": self.running_length, **counts, **windows}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """The inverse, for as many environments."""
+        """Restore a state of as many environments."""
         self.running_return[:], self.running_length[:], self.episodes = state["running_return"], state["running_length"], state["episodes"]
         for name in ("returns", "lengths", "successes"):
             getattr(self, name).clear()
@@ -100,11 +101,11 @@ class EpisodeStatistics:
         self.parameters = {name: deque(window, self.returns.maxlen) for name, window in drawn.items()}
 
     def forget(self, envs: Any = slice(None)) -> None:
-        """The episodes under way in some environments are given up."""
+        """Abandon the current episodes of some environments."""
         self.running_return[envs], self.running_length[envs] = 0.0, 0
 
     def metrics(self) -> dict[str, float]:
-        """Means over the window, under Stable-Baselines3's names; empty before the first episode ends."""
+        """Return means over the window, under Stable-Baselines3's names; empty before the first episode ends."""
         windows: dict[str, Any] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths}
         windows |= {"success_rate": self.successes} if self.reports_success else {}
         means = {f"rollout/{name}": float(np.mean(window)) for name, window in windows.items() if window}
@@ -125,9 +126,9 @@ def success(info: Mapping[str, Any], env: int | None = None) -> float | None:
     return None
 
 
-def said(info: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """What an info of all environments says under a key: an array each, without the masks that gymnasium puts beside them."""
-    values = info.get(key, {})
+def info_arrays(info: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the arrays under a key in the info of all environments, without the masks that gymnasium adds to them."""
+    values = info[key]
     return {name: values[name] for name in values if not (name[:1] == "_" and name[1:] in values)}
 
 
@@ -220,7 +221,7 @@ class Seat:
         index: which of the environments of its owner it is, for messages.
         env: the environment.
         masked: whether it must rule out actions, as in `Spaces`; if not, it may.
-        on_nan: what to do about numbers that are none, see `nan_policy.py`.
+        on_nan: what to do about NaN and infinity, see `nan_policy.py`.
         where: when that is, for messages.
     """
 
@@ -245,12 +246,12 @@ class Seat:
         return check_episode(obs, reward, self.obs, where, self.on_nan)
 
     def step(self, action: Tree, max_episode_steps: int) -> bool:
-        """Step once. Whether this ended the episode."""
+        """Step once. Return whether this ended the episode."""
         try:
             obs, paid, terminated, truncated, self.info = self.env.step(action)
         except (SettingError, OSError):  # of wrappers that write what they see
             raise
-        except Exception as error:  # an environment of others may raise anything
+        except Exception as error:  # a user's environment may raise anything
             raise self.contract.failure(error) from error
         self.contract.check_obs(obs)
         self.contract.check_reward(paid)
@@ -276,12 +277,12 @@ class _Share(Seat):
         self.begin()
 
     def begin(self) -> None:
-        """The episode of the current seed."""
+        """Begin the episode of the current seed."""
         self.memory = self.initial_memory
         self.start(self.seeds[0])
 
     def play(self, action: Tree, max_episode_steps: int) -> list[Episode]:
-        """Step once; the episode if this ended it."""
+        """Step once. Return the episode if this ended it."""
         if not self.step(action, max_episode_steps):
             return []
         episode = Episode(self.seeds.pop(0), self.return_, self.length, self.success)
@@ -291,12 +292,12 @@ class _Share(Seat):
 
 
 def longest_episode(env: gym.Env) -> int:
-    """The steps after which an episode is ended: the environment's own limit, or 10,000 where it has none."""
+    """Return the steps after which an episode is ended: the environment's own limit, or 10,000 where it has none."""
     return getattr(env.spec, "max_episode_steps", None) or MAX_EPISODE_STEPS
 
 
 def summarize(episodes: list[Episode]) -> dict[str, Any]:
-    """Statistics of the returns: mean, standard deviation, range, median, interquartile mean, and a 95 % bootstrap interval of the mean.
+    """Compute statistics of the returns: mean, deviation, range, median, interquartile mean, and a 95 % bootstrap interval of the mean.
 
     The interval of one episode is None and None.
     """

@@ -19,9 +19,8 @@ from lightning_rl.checkpoints.files import shown
 from lightning_rl.demonstrations.files import ArrayFile, DamagedError, check_keys, data_folder, read_metadata
 from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError
-from lightning_rl.nan_policy import LARGEST
 from lightning_rl.spaces import MASK, Spaces, limits, to_plain
-from lightning_rl.types import Tree, tree_index, tree_map
+from lightning_rl.types import MAX_FLOAT32, Tree, tree_index, tree_map
 
 BROKEN = (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
 """What libraries raise somewhere inside of a damaged file."""
@@ -163,7 +162,7 @@ def check_values(tree: Tree, bounds: Tree, name: str, floats: bool) -> None:
             check_values(tree[key], bounds[key], f"{name}.{key}", floats)
         return
     if tree.dtype.kind == "f":
-        bounds = np.clip(np.float64(bounds), -LARGEST, LARGEST) if floats else np.array([-LARGEST, LARGEST])
+        bounds = np.clip(np.float64(bounds), -MAX_FLOAT32, MAX_FLOAT32) if floats else np.array([-MAX_FLOAT32, MAX_FLOAT32])
     bad = ~((bounds[0] <= tree) & (tree <= bounds[1]))
     if bad.any():
         place = tuple(np.argwhere(bad)[0])

@@ -5,8 +5,7 @@ the observation (a Gaussian's standard deviation). Log-probabilities and entropi
 branch; the joint ones are their sums. Actions are kept as sampled; `to_env` turns them into what the environment expects.
 """
 
-from lightning_rl.distributions.discrete import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
-from lightning_rl.distributions.distribution import Distribution
+from lightning_rl.distributions.distribution import Bernoulli, Categorical, Distribution, EpsilonGreedy, MultiCategorical
 from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian
 from lightning_rl.distributions.joint import Joint, check_box_actions, make_distribution, make_epsilon_greedy
 from lightning_rl.distributions.soft import SoftActions, SoftSample

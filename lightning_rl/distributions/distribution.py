@@ -1,79 +1,18 @@
-"""What every distribution offers."""
+"""Distributions over actions: what all offer, and those over finitely many (Discrete, MultiDiscrete, MultiBinary)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 from lightning_rl.types import Tree
-
-
-class Distribution(nn.Module):
-    """The common shape.  `num_inputs`: width of x; `num_parts`: D; `mask_width`: M, the width of masks `[..., M]`, 0 without choices."""
-
-    num_inputs: int
-    num_parts: int
-    mask_width = 0
-    sizes: Sequence[int] = ()
-    """Of the branches of an elementary distribution, how many choices each has; none where actions are continuous."""
-    names: Sequence[str] = ()
-    """Of the leaves of a Dict or Tuple: their paths in the action space, keys and places joined by dots."""
-
-    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        """Draw an action for each row."""
-        raise NotImplementedError
-
-    def mode(self, x: Tensor, mask: Tree = ()) -> Tree:
-        """The most likely action of each row."""
-        raise NotImplementedError
-
-    def evaluate(self, x: Tensor, action: Tree, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        """Log-probability of an action and entropy, `[..., D]` each."""
-        raise NotImplementedError
-
-    def to_env(self, action: Tree) -> Tree:
-        """The environment's form of sampled actions, of its dtype; numpy in, numpy out, and tensors in, tensors out."""
-        raise NotImplementedError
-
-    def from_env(self, action: Tree) -> Tree:
-        """The inverse of `to_env`, for demonstrations; numpy in, numpy out."""
-        raise NotImplementedError
-
-    @property
-    def num_features(self) -> int:
-        """Width of `features`."""
-        return self.num_inputs
-
-    def features(self, action: Tree) -> Tensor:
-        """Sampled actions as vectors `[..., num_features]` for other networks.
-
-        Choices one-hot, bits, and numbers as the environment gets them, those with bounds scaled to [-1, 1].
-        """
-        raise NotImplementedError
-
-    def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
-        """How far `x [..., num_features]` is from actions, `[...]`: cross-entropy of choices and bits, squared error of numbers."""
-        return -self.evaluate(x, action)[0].sum(-1)
-
-    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        """An action for each row of x that knows nothing of x: uniform where the space has bounds."""
-        return self.sample(torch.zeros_like(x), mask, generator)
-
-    def flat(self, tree: Tree) -> list[Tree]:
-        """The actions of the elementary distributions in here, in the order of `leaves`."""
-        return [tree]
-
-    def leaves(self) -> list[Any]:
-        """The elementary distributions in here."""
-        return [self]
-
-    def leaf_sums(self, x: Tensor) -> Tensor:
-        """`x [..., D]` summed over the dimensions or branches of each leaf, `[..., leaves]`."""
-        return torch.stack([part.sum(-1) for part in x.split([leaf.num_parts for leaf in self.leaves()], -1)], -1)
 
 
 def masked(logits: Any, mask: Tree) -> Any:
@@ -86,22 +25,247 @@ def masked(logits: Any, mask: Tree) -> Any:
 
 
 def like(values: Any, constant: np.ndarray) -> Any:
-    """A constant as an array or a tensor, whichever the values are."""
+    """Return a constant as an array or a tensor, whichever the values are."""
     return constant if isinstance(values, np.ndarray) else torch.as_tensor(constant, device=values.device)
 
 
 def cast(values: Any, dtype: Any) -> Any:
-    """Arrays or tensors alike in a dtype of numpy."""
+    """Convert arrays or tensors to a dtype of numpy."""
     if isinstance(values, np.ndarray):
         return values.astype(dtype, copy=False)
     return values.to(getattr(torch, np.dtype(dtype).name))
 
 
 def split_mask(mask: Tree, widths: list[int]) -> Sequence[Tree]:
-    """The parts of a mask, of these widths."""
+    """Split a mask into parts of these widths."""
     return [()] * len(widths) if isinstance(mask, tuple) else mask.split(widths, -1)
 
 
 def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
-    """Gumbel noise, −log of exponential noise: the argmax of logits + noise is a sample of their softmax."""
+    """Draw Gumbel noise, −log of exponential noise: the argmax of logits + noise is a sample of their softmax."""
     return torch.empty_like(logits).exponential_(generator=generator).log_().neg_()
+
+
+class Distribution(nn.Module):
+    """The interface of all.  `num_inputs`: width of x; `num_parts`: D; `mask_width`: M, the width of masks, 0 without choices."""
+
+    num_inputs: int
+    num_parts: int
+    mask_width = 0
+    sizes: Sequence[int] = ()
+    """How many choices each branch of an elementary distribution has; empty where actions are continuous."""
+    names: Sequence[str] = ()
+    """Of the leaves of a Dict or Tuple: their paths in the action space, keys and places joined by dots."""
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
+        """Draw an action for each row."""
+        raise NotImplementedError
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tree:
+        """Return the most likely action of each row."""
+        raise NotImplementedError
+
+    def evaluate(self, x: Tensor, action: Tree, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of an action and the entropy, `[..., D]` each."""
+        raise NotImplementedError
+
+    def to_env(self, action: Tree) -> Tree:
+        """Return sampled actions in the environment's form and dtype; numpy in, numpy out, and tensors in, tensors out."""
+        raise NotImplementedError
+
+    def from_env(self, action: Tree) -> Tree:
+        """Undo `to_env`, for demonstrations; numpy in, numpy out."""
+        raise NotImplementedError
+
+    @property
+    def num_features(self) -> int:
+        """Return the width of `features`."""
+        return self.num_inputs
+
+    def features(self, action: Tree) -> Tensor:
+        """Return sampled actions as vectors `[..., num_features]` for other networks.
+
+        Choices one-hot, bits, and numbers as the environment gets them, those with bounds scaled to [-1, 1].
+        """
+        raise NotImplementedError
+
+    def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
+        """Return how far `x [..., num_features]` is from actions, `[...]`: cross-entropy of choices and bits, squared error of numbers."""
+        return -self.evaluate(x, action)[0].sum(-1)
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
+        """Draw an action for each row whatever x is: uniform where the space has bounds."""
+        return self.sample(torch.zeros_like(x), mask, generator)
+
+    def flat(self, tree: Tree) -> list[Tree]:
+        """Return the actions of the elementary distributions, in the order of `leaves`."""
+        return [tree]
+
+    def leaves(self) -> list[Any]:
+        """Return the elementary distributions."""
+        return [self]
+
+    def leaf_sums(self, x: Tensor) -> Tensor:
+        """Sum `x [..., D]` over the dimensions or branches of each leaf, `[..., leaves]`."""
+        return torch.stack([part.sum(-1) for part in x.split([leaf.num_parts for leaf in self.leaves()], -1)], -1)
+
+
+class Categorical(Distribution):
+    """Discrete(n): a softmax over n logits. Actions are counted from 0, whatever the space's `start`."""
+
+    def __init__(self, space: Discrete) -> None:
+        super().__init__()
+        self.num_inputs, self.num_parts, self.start = int(space.n), 1, int(space.start)
+        self.sizes, self.mask_width = [self.num_inputs], self.num_inputs
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.draw(masked(x, mask), self.noise(x, generator))
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Draw Gumbel noise of the shape of x."""
+        return gumbel(x, generator)
+
+    def draw(self, x: Any, noise: Any) -> Any:
+        """Return the action for logits and noise, arrays or tensors."""
+        return (x + noise).argmax(-1)
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        return masked(x, mask).argmax(-1)
+
+    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        log_p = masked(x, mask).log_softmax(-1)
+        return log_p.gather(-1, action.unsqueeze(-1)), -(log_p.exp() * log_p).sum(-1, keepdim=True)
+
+    def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        """Return the log-probability of all choices, branch after branch, `[..., sum(sizes)]`."""
+        return masked(x, mask).log_softmax(-1)
+
+    def choices(self, action: Tensor) -> Tensor:
+        """Return the choice of each branch, `[..., len(sizes)]`."""
+        return action.unsqueeze(-1)
+
+    def features(self, action: Tensor) -> Tensor:
+        return functional.one_hot(action, self.num_inputs).float()
+
+    def to_env(self, action: Any) -> Any:
+        return action + self.start if self.start else action
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        return action.astype(np.int64) - self.start
+
+
+class EpsilonGreedy(Categorical):
+    """Discrete(n) with action values for x: the greatest, or with probability `epsilon` any, all alike. Its mode is the greatest."""
+
+    epsilon = 0.0
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Draw zeros, or values above all others where exploring."""
+        explores = torch.rand(x.shape[:-1], generator=generator, device=x.device).unsqueeze(-1) < self.epsilon
+        return torch.empty_like(x).uniform_(1e20, 2e20, generator=generator) * explores
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.draw(masked(torch.zeros_like(x), mask), gumbel(x, generator))
+
+
+class MultiCategorical(Distribution):
+    """MultiDiscrete(nvec): a softmax over each of the K = len(nvec) branches, D = K."""
+
+    branch: Tensor
+    inside: Tensor
+    places: Tensor
+
+    def __init__(self, space: MultiDiscrete) -> None:
+        super().__init__()
+        sizes = torch.as_tensor(space.nvec).flatten()
+        self.num_inputs, self.num_parts = int(sizes.sum()), len(sizes)
+        self.mask_width = self.num_inputs
+        self.shape, self.start, self.dtype = space.shape, space.start, space.dtype
+        position = torch.arange(int(sizes.max()))
+        inside = position < sizes.unsqueeze(1)
+        self.sizes = sizes.tolist()
+        first = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]])
+        self.register_buffer("branch", (first.unsqueeze(1) + position) * inside, persistent=False)
+        self.register_buffer("inside", inside, persistent=False)
+        self.register_buffer("places", inside.flatten().nonzero().squeeze(-1), persistent=False)
+
+    def _logits(self, x: Tensor, mask: Tree) -> Tensor:
+        """Return `[..., K, max(nvec)]`, the places beyond a branch's size ruled out."""
+        return masked(masked(x, mask)[..., self.branch], self.inside)
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        logits = self._logits(x, mask)
+        return (logits + gumbel(logits, generator)).argmax(-1)
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        return self._logits(x, mask).argmax(-1)
+
+    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        log_p = self._logits(x, mask).log_softmax(-1)
+        return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+    def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        """Return the log-probability of all choices, branch after branch, `[..., sum(sizes)]`."""
+        return self._logits(x, mask).log_softmax(-1).flatten(-2)[..., self.places]
+
+    def choices(self, action: Tensor) -> Tensor:
+        """Return the choice of each branch, `[..., len(sizes)]`."""
+        return action
+
+    def features(self, action: Tensor) -> Tensor:
+        places = action + self.branch[:, 0]
+        return torch.zeros(*action.shape[:-1], self.num_inputs, device=action.device).scatter_(-1, places, 1.0)
+
+    def to_env(self, action: Any) -> Any:
+        return cast(action.reshape(-1, *self.shape) + like(action, self.start), self.dtype)
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        return (action - self.start).reshape(len(action), -1).astype(np.int64)
+
+
+class Bernoulli(Distribution):
+    """MultiBinary(k): independent bits, each with a logit, D = k."""
+
+    def __init__(self, space: MultiBinary) -> None:
+        super().__init__()
+        self.shape = space.shape
+        self.num_inputs = self.num_parts = math.prod(space.shape)
+        self.sizes, self.mask_width = [2] * self.num_inputs, 2 * self.num_inputs
+
+    def _logits(self, x: Tensor, mask: Tree) -> Tensor:
+        """Return `[..., k]`; a bit with one legal value is as far on its side as numbers go."""
+        if isinstance(mask, tuple):
+            return x
+        off, on = mask.unflatten(-1, (-1, 2)).unbind(-1)
+        limits = torch.finfo(x.dtype)
+        return x.masked_fill(~off, limits.max).masked_fill(~on, limits.min)
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        on = self._logits(x, mask).sigmoid()
+        return (torch.rand(x.shape, generator=generator, device=x.device) < on).to(x.dtype)
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        return (self._logits(x, mask) > 0).to(x.dtype)
+
+    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        x = self._logits(x, mask)
+        log_on, log_off = functional.logsigmoid(x), functional.logsigmoid(-x)
+        return torch.where(action > 0.5, log_on, log_off), -(x.sigmoid() * log_on + (-x).sigmoid() * log_off)
+
+    def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        """Return the log-probability of off and on, bit after bit, `[..., sum(sizes)]`."""
+        x = self._logits(x, mask)
+        return torch.stack([functional.logsigmoid(-x), functional.logsigmoid(x)], -1).flatten(-2)
+
+    def choices(self, action: Tensor) -> Tensor:
+        """Return 0 or 1 for each bit, `[..., len(sizes)]`."""
+        return action.long()
+
+    def features(self, action: Tensor) -> Tensor:
+        return action.float()
+
+    def to_env(self, action: Any) -> Any:
+        return cast(action.reshape(-1, *self.shape), np.int8)
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        return action.reshape(len(action), -1).astype(np.float32)

@@ -10,8 +10,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from torch import Generator, Tensor, nn
 
-from lightning_rl.distributions.discrete import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
-from lightning_rl.distributions.distribution import Distribution, split_mask
+from lightning_rl.distributions.distribution import Bernoulli, Categorical, Distribution, EpsilonGreedy, MultiCategorical, split_mask
 from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.spaces import short

@@ -1,8 +1,8 @@
-"""One way to step a vector environment, for the three autoreset modes of gymnasium.
+"""Step a vector environment alike in the three autoreset modes of gymnasium.
 
 | mode | at the end of an episode `step` returns | the row after |
 |---|---|---|
-| SAME_STEP | the first observation of the next episode; the final one lies in `info["final_obs"]` | an ordinary row |
+| SAME_STEP | the first observation of the next episode; the final one is in `info["final_obs"]` | an ordinary row |
 | NEXT_STEP | the final observation | the reset: reward 0, the action ignored; not experience, `valid` is False |
 | DISABLED | the final observation, and we reset | an ordinary row |
 """
@@ -10,51 +10,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env
-from lightning_rl.envs.masks import make_masks
+from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
-from lightning_rl.spaces import Spaces, single_spaces
-from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack
+from lightning_rl.spaces import MASK, Spaces, single_spaces
+from lightning_rl.types import EnvStep, Tree, tree_index, tree_map, tree_stack
 
-Seen = tuple[Tree, Tree]
+Observed = tuple[Tree, Tree]
 """Observations and their masks."""
 
 
-class EnvStep(NamedTuple):
-    """One step of N environments.
-
-    obs: what to act on next, `[N, ...]`.  reward, terminated, truncated, valid: `[N]`; truncated excludes terminated.
-    episode_start: whether `obs` is the first of an episode, `[N]`.  ended: the indices of the K environments whose episode ended.
-    final_obs: their true last observations, `[K, ...]`, or None if K = 0.
-    info: the environment's, of the row that ended where one did.
-    mask: which actions are legal at `obs`, `[N, M]`, and final_mask at `final_obs`, `[K, M]`; () where the environments rule out nothing.
-    """
-
-    obs: Tree
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    valid: np.ndarray
-    episode_start: np.ndarray
-    ended: np.ndarray
-    final_obs: Tree | None
-    info: dict[str, Any]
-    mask: Tree = ()
-    final_mask: Tree = ()
-
-
 class Stepper:
-    """Steps a vector environment that resets in the same step (SAME_STEP), and what all modes share.
+    """Steps a vector environment that resets in the same step (SAME_STEP), and holds what all modes share.
 
-    Its environments rule out actions if `masked` says so or their spaces do.
+    Its environments rule out actions if `masked` is true or their spaces hold masks.
     """
 
     def __init__(
@@ -67,16 +44,17 @@ class Stepper:
         self.workers = envs if isinstance(envs, WorkerVectorEnv) else None
         spaces = single_spaces(envs)
         self.masks = make_masks(spaces._replace(masked=spaces.masked or masked), f"environment {{}} of {name}", envs.num_envs)
+        self.masked = not isinstance(self.masks, NoMasks)
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        """Start an episode everywhere; the environments get seed, seed + 1, …  The first observations and their masks."""
+        """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks."""
         return self.masks.split(*self.envs.reset(seed=seed))
 
     def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
-        """What environments with `EnvParameters` draw from at their next resets.
+        """Set what environments with `EnvParameters` draw from at their next resets.
 
         Raises:
-            SettingError: they have none.
+            SettingError: they have no parameters.
         """
         try:
             if self.workers is None:
@@ -86,8 +64,8 @@ class Stepper:
         except AttributeError:
             raise SettingError(f"{self.name} takes no lessons; build it from settings with env.parameters, or in EnvParameters") from None
 
-    def begin_anew(self) -> EnvStep:
-        """Give up all episodes, and start new ones: a step that is not experience."""
+    def restart_all(self) -> EnvStep:
+        """Abandon all episodes and start new ones: a step that is not experience."""
         obs, mask = self.reset()
         none = np.zeros(self.num_envs, dtype=bool)
         reward = np.zeros(self.num_envs)
@@ -97,49 +75,54 @@ class Stepper:
         """Step all environments with actions in their own form."""
         obs, reward, terminated, truncated, info = self.envs.step(action)
         truncated = truncated & ~terminated
-        start, final_obs, final_mask, valid = terminated | truncated, None, (), self.all_valid
+        start, final_obs, mask, final_mask, valid = terminated | truncated, None, (), (), self.all_valid
         ended = np.flatnonzero(start)
         if len(ended):
             (obs, mask), (final_obs, final_mask), info = self.restart(obs, info, terminated, ended)
-        else:
+        elif self.masked or MASK in info:
             obs, mask = self.masks.split(obs, info)
         if self.workers is not None and self.workers.lost.any():
             start, valid = start | self.workers.lost, ~self.workers.lost
         return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
 
-    def restart(self, obs: Tree, info: dict[str, Any], terminated: np.ndarray, ended: np.ndarray) -> tuple[Seen, Seen, dict[str, Any]]:
-        """Where episodes ended: what is seen at the beginning of the next ones, and at the end `[K, ...]`, and the info of the end."""
-        final = info["final_obs"]
-        final_obs = tree_stack([final[i] for i in ended]) if _is_object_array(final) else tree_index(final, ended)
-        last = self.masks.split(final_obs, info.get("final_info", {}), ended, terminated[ended])
-        return self.masks.split(obs, info), last, info.get("final_info", info)
+    def restart(
+        self, obs: Tree, info: dict[str, Any], terminated: np.ndarray, ended: np.ndarray
+    ) -> tuple[Observed, Observed, dict[str, Any]]:
+        """Return the first observations of the next episodes, the last ones `[K, ...]` of those that ended, and the info at their end."""
+        final, final_info = info["final_obs"], info.get("final_info", {})
+        are_objects = isinstance(final, np.ndarray) and final.dtype == object
+        final_obs = tree_stack([final[i] for i in ended]) if are_objects else tree_index(final, ended)
+        if not self.masked and MASK not in info and MASK not in final_info:
+            return (obs, ()), (final_obs, ()), final_info or info
+        last = self.masks.split(final_obs, final_info, ended, terminated[ended])
+        return self.masks.split(obs, info), last, final_info or info
 
     @property
     def restarts(self) -> int:
-        """How often an environment was started anew as its process died, froze or raised."""
+        """Return how often an environment was restarted because its process died, froze or raised."""
         return 0 if self.workers is None else int(self.workers.restarts.sum())
 
     @property
     def notices(self) -> list[str]:
-        """What befell the processes of environments, a line each. Who prints them clears the list."""
+        """Return a line for each failure of an environment's process. Who prints them clears the list."""
         return [] if self.workers is None else self.workers.notices
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether the environments can be saved in the middle of an episode."""
+        """Return whether the environments can be saved in the middle of an episode."""
         return self.keeper is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two steps: all that the next ones depend on, as plain data."""
+        """Return all that the next steps depend on, as plain data, between two steps."""
         states = None if self.keeper is None else self.keeper.get_states()
         return {"mode": type(self).__name__, "num_envs": self.num_envs, "settings": self.settings, "states": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        """Go on from a state, before the first reset. One line if that is not possible; then reset."""
+        """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
         if state["states"] is None or self.keeper is None:
             return f"{self.name} cannot be saved in the middle of one"
         if (state["mode"], state["num_envs"]) != (type(self).__name__, self.num_envs):
-            return f"the checkpoint has {state['num_envs']} environments that reset otherwise or are not as many"
+            return f"the checkpoint has {state['num_envs']} environments that reset in another mode or are not as many"
         if state.get("settings") != self.settings:
             return "its settings changed since it was saved"
         if not self.keeper.set_states(state["states"]):
@@ -188,7 +171,9 @@ class NextStepStepper(Stepper):
 class DisabledStepper(Stepper):
     """DISABLED: we reset the environments whose episode ended."""
 
-    def restart(self, obs: Tree, info: dict[str, Any], terminated: np.ndarray, ended: np.ndarray) -> tuple[Seen, Seen, dict[str, Any]]:
+    def restart(
+        self, obs: Tree, info: dict[str, Any], terminated: np.ndarray, ended: np.ndarray
+    ) -> tuple[Observed, Observed, dict[str, Any]]:
         obs, mask = self.masks.split(obs, info, over=terminated)
         last = tree_index((obs, mask), ended)  # indexing by an array copies
         start = np.zeros(self.num_envs, dtype=bool)
@@ -203,10 +188,10 @@ STEPPERS = {AutoresetMode.SAME_STEP: Stepper, AutoresetMode.NEXT_STEP: NextStepS
 
 
 def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
-    """Of environments for a network that knows its spaces; `env` and `first` as in `make_vector_env`.
+    """Make the stepper of environments for a network that knows its spaces; `env` and `first` as in `make_vector_env`.
 
     Raises:
-        SettingError: theirs are others.
+        SettingError: the environments have other spaces.
     """
     stepper = make_stepper(make_vector_env(env, first=first), env if isinstance(env, EnvConfig) else None, spaces.masked)
     found = single_spaces(stepper.envs)
@@ -217,7 +202,7 @@ def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
 
 
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:
-    """The stepper for the mode that a vector environment names in its metadata, or else its settings do; `masked` as in `Spaces`.
+    """Make the stepper for the mode that a vector environment names in its metadata, or else in its settings; `masked` as in `Spaces`.
 
     Raises:
         SettingError: neither names a mode.
@@ -234,7 +219,3 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool 
     one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
     name, settings = type(one.unwrapped).__name__ if config is None else config.id, fingerprint(envs, config)
     return STEPPERS[mode](envs, make_keeper(envs, config), name, settings, masked)
-
-
-def _is_object_array(final: Any) -> bool:
-    return tree_leaves(final)[0].dtype == object

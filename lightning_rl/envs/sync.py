@@ -1,4 +1,4 @@
-"""Synchronous vector environment, and the check of what an environment returns."""
+"""Synchronous vector environment, and the check that an environment keeps to gymnasium's contract."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import concatenate, iterate
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, mismatches, misshape
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
-"""Types that need no closer look."""
+"""Types of rewards that need no closer look."""
 
 
 class Contract:
-    """Reads what an environment returns.
+    """Checks what an environment returns.
 
     Args:
         env: the environment.
@@ -44,24 +44,24 @@ class Contract:
             raise SettingError(shorten(f"{self.who}: the reward {what}, and must be a number", 190, placeholder=" …"))
 
     def failure(self, error: Exception) -> SettingError:
-        """What the environment raised, in one line."""
+        """Return what the environment raised, in one line."""
         return SettingError(shorten(f"{self.who} raised {type(error).__name__}: {error}", 190, placeholder=" …"))
 
     @contextmanager
     def naming(self, *passed: type[Exception]) -> Iterator[None]:
-        """Raise what the environment raises with its name, but for what is `passed`."""
+        """Name the environment in what it raises, except in what is `passed`."""
         try:
             yield
         except SettingError:
             raise
         except passed:
             raise
-        except Exception as error:  # an environment of others may raise anything
+        except Exception as error:  # a user's environment may raise anything
             raise self.failure(error) from error
 
 
 class CheckedEnv(gym.Wrapper):
-    """An environment that keeps to its contract, for vector environments that do not look."""
+    """An environment that is checked, for vector environments that do not check."""
 
     def __init__(self, env: gym.Env, index: int) -> None:
         super().__init__(env)
@@ -82,7 +82,7 @@ class CheckedEnv(gym.Wrapper):
 
 
 def name_of(env: gym.Env) -> str:
-    """The id of an environment, or its class where it was not made by one."""
+    """Return the id of an environment, or its class where it was not made from an id."""
     return type(env.unwrapped).__name__ if env.spec is None else env.spec.id
 
 
@@ -100,6 +100,10 @@ class TurnVectorEnv(SyncVectorEnv):
         super().__init__(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
         self.contracts = [Contract(env, i) for i, env in enumerate(self.envs)]
         self.shape = self.single_observation_space.shape or ()
+        self.latest: list[Any] = [None] * self.num_envs
+        """The newest observation of each environment."""
+        self.stacked: Any = create_empty_array(self.single_observation_space, self.num_envs)
+        """All of them, in arrays that are used again."""
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments."""
@@ -107,15 +111,15 @@ class TurnVectorEnv(SyncVectorEnv):
         infos: dict[str, Any] = {}
         for i, (env, each, contract) in enumerate(zip(self.envs, seeds, self.contracts, strict=True)):
             with contract.naming():
-                self._env_obs[i], info = env.reset(seed=each, options=options)
-            contract.check_obs(self._env_obs[i])
+                self.latest[i], info = env.reset(seed=each, options=options)
+            contract.check_obs(self.latest[i])
             infos = self._add_info(infos, info, i)
-        self._observations = concatenate(self.single_observation_space, self._env_obs, self._observations)
-        return self._observations, infos
+        self.stacked = concatenate(self.single_observation_space, self.latest, self.stacked)
+        return self.stacked, infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step all environments. Observations, rewards `[N]`, terminated `[N]`, truncated `[N]`, and infos."""
-        ends, rewards, seen = np.zeros((2, self.num_envs), dtype=bool), self._rewards, self._env_obs
+        """Step all environments. Return observations, rewards `[N]`, terminated `[N]`, truncated `[N]`, and infos."""
+        ends, rewards, latest = np.zeros((2, self.num_envs), dtype=bool), np.zeros(self.num_envs), self.latest
         infos: dict[str, Any] = {}
         each = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
         for i, (env, action) in enumerate(zip(self.envs, each, strict=True)):
@@ -131,21 +135,21 @@ class TurnVectorEnv(SyncVectorEnv):
                     infos = self._add_info(infos, {MASK: info[MASK]}, i)
             except SettingError:
                 raise
-            except Exception as error:  # an environment of others may raise anything
+            except Exception as error:  # a user's environment may raise anything
                 raise self.contracts[i].failure(error) from error
             if reward.__class__ not in NUMBERS:
                 self.contracts[i].check_reward(reward)
-            rewards[i], seen[i] = reward, obs
-        if isinstance(self._observations, np.ndarray):
-            for row, obs in enumerate(seen):
+            rewards[i], latest[i] = reward, obs
+        if isinstance(self.stacked, np.ndarray):
+            for row, obs in enumerate(latest):
                 if obs.shape != self.shape if obs.__class__ is np.ndarray else self.shape or obs.__class__ not in NUMBERS:
                     self.contracts[row].check_obs(obs)
-                self._observations[row] = obs
+                self.stacked[row] = obs
         else:
             try:
-                self._observations = concatenate(self.single_observation_space, seen, self._observations)
+                self.stacked = concatenate(self.single_observation_space, latest, self.stacked)
             except Exception:
-                for contract, obs in zip(self.contracts, seen, strict=True):
+                for contract, obs in zip(self.contracts, latest, strict=True):
                     contract.check_obs(obs)
                 raise
-        return self._observations, rewards.copy(), *ends, infos
+        return self.stacked, rewards, *ends, infos

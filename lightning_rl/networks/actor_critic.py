@@ -21,21 +21,21 @@ from lightning_rl.value_transforms import ValueTransform, make_value_transform, 
 
 
 class ScalarValue(nn.Module):
-    """h(V), with the squared error."""
+    """h(V), with the squared error. h is the identity where there is no transform."""
 
     atoms = 1
 
-    def __init__(self, transform: ValueTransform) -> None:
+    def __init__(self, transform: ValueTransform | None) -> None:
         super().__init__()
         self.transform = transform
 
     def value(self, z: Tensor) -> Tensor:
-        """V `[..., S]` of what the critic puts out."""
-        return self.transform.inverse(z)
+        """Return V `[..., S]` of the critic's output."""
+        return z if self.transform is None else self.transform.inverse(z)
 
     def loss(self, z: Tensor, returns: Tensor) -> Tensor:
-        """For each row and stream `[..., S]`."""
-        return value_loss(z, self.transform(returns))
+        """Return the loss of each row and stream `[..., S]`."""
+        return value_loss(z, returns if self.transform is None else self.transform(returns))
 
 
 class TwoHotValue(nn.Module):
@@ -47,24 +47,24 @@ class TwoHotValue(nn.Module):
         self.transform, self.low, self.high, self.atoms = transform, low, high, high - low + 1
 
     def value(self, z: Tensor) -> Tensor:
-        """V `[..., S]` of what the critic puts out, `[..., S · Z]`."""
+        """Return V `[..., S]` of the critic's output `[..., S · Z]`."""
         return self.transform.inverse(support_to_scalar(z.unflatten(-1, (-1, self.atoms)), self.low, self.high))
 
     def loss(self, z: Tensor, returns: Tensor) -> Tensor:
-        """For each row and stream `[..., S]`."""
+        """Return the loss of each row and stream `[..., S]`."""
         target = scalar_to_support(self.transform(returns).clamp(self.low, self.high), self.low, self.high)
         return -(target * z.unflatten(-1, (-1, self.atoms)).log_softmax(-1)).sum(-1)
 
 
 def make_value_head(value_transform: str, value_support: Sequence[int] | None) -> ScalarValue | TwoHotValue:
-    """The head for the settings of an algorithm.
+    """Make the head for the settings of an algorithm.
 
     Raises:
-        SettingError: no such transform, or a support that is none.
+        SettingError: no such transform, or a support that is not two integers in order.
     """
     transform = make_value_transform(value_transform)
     if value_support is None:
-        return ScalarValue(transform)
+        return ScalarValue(None if value_transform == "identity" else transform)
     if len(value_support) != 2:
         raise SettingError(f"value_support must be two integers, low and high, got {list(value_support)}")
     for each in value_support:
@@ -137,6 +137,8 @@ class ActorCritic(PolicyNetwork):
         remembered = (memory, self.actor_encoder.num_features, self.actor_encoder.num_goal_features)
         self.memory = make_memory(*remembered)
         self.critic_memory = self.memory if self.shares else make_memory(*remembered)
+        self.passes_observations = memory is None and self.actor_encoder.is_vector
+        """Whether observations, if they are floats, are the features."""
         features, goal = self.memory.num_features, self.memory.goal
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
         last = net_arch[-1] if net_arch else features
@@ -147,7 +149,7 @@ class ActorCritic(PolicyNetwork):
         self.critic.append(orthogonal(nn.Linear(last, streams * self.value_head.atoms), 1.0))
 
     def perceptron(self) -> Perceptron | None:
-        """What turns normalized observations into the distribution's input; a subclass may compute something else."""
+        # a subclass may compute something else
         memories = [self.memory] if self.shares else [self.memory, self.critic_memory]
         return Perceptron(self.actor_encoder, memories, self.actor) if type(self) is ActorCritic else None
 
@@ -156,45 +158,52 @@ class ActorCritic(PolicyNetwork):
             return self.memory.initial(num)
         return self.memory.initial(num), self.critic_memory.initial(num)
 
-    def _memories(self, memory: Tree) -> tuple[Tree, Tree]:
-        """Those of the policy and of the value function."""
-        return (memory, memory) if self.shares else memory or ((), ())
+    def _encode(self, obs: Tree, memory: Tree, episode_start: Tensor | None, for_critic: bool = False) -> tuple[Tensor, Tree]:
+        """Return the features of normalized observations, and the new memory of the policy or of the value function."""
+        if self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point():
+            return obs, memory
+        if not self.shares:
+            memory = memory[for_critic] if memory else ()
+        if for_critic:
+            return self.critic_memory(self.critic_encoder(obs), memory, episode_start)
+        return self.memory(self.actor_encoder(obs), memory, episode_start)
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
-        obs, (actor_memory, critic_memory) = self.normalizer(obs), self._memories(memory)
-        features, after = self.memory(self.actor_encoder(obs), actor_memory, episode_start)
+        obs = self.normalizer(obs)
+        features, after = self._encode(obs, memory, episode_start)
         if not self.shares:
+            critic_memory = memory[1] if memory else ()
             after = after, self.critic_memory.after(lambda: self.critic_encoder(obs), critic_memory, episode_start)
         return self.actor(features).float(), after
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
-        """V(s) `[..., S]`."""
-        features, _ = self.critic_memory(self.critic_encoder(self.normalizer(obs)), self._memories(memory)[1], episode_start)
+        """Return V(s) `[..., S]`."""
+        features, _ = self._encode(self.normalizer(obs), memory, episode_start, for_critic=True)
         return self.value_head.value(self.critic(features).float())
 
     def log_prob(self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()) -> Tensor:
-        """Log-probability of an action `[..., D]`."""
+        """Return the log-probability of an action `[..., D]`."""
         x, _ = self.policy(obs, memory, episode_start)
         return self.distribution.evaluate(x, action, action_mask)[0]
 
-    def judge(
+    def log_prob_and_value(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor]:
         if not self.shares:
-            return super().judge(obs, action, memory, episode_start, action_mask)
-        features, _ = self.memory(self.actor_encoder(self.normalizer(obs)), self._memories(memory)[0], episode_start)
+            return super().log_prob_and_value(obs, action, memory, episode_start, action_mask)
+        features, _ = self._encode(self.normalizer(obs), memory, episode_start)
         log_prob = self.distribution.evaluate(self.actor(features[:-1]).float(), action, action_mask)[0]
         return log_prob, self.value_head.value(self.critic(features).float())
 
     def evaluate(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability of an action and entropy `[..., D]`, and what the critic says of the value, see `value_heads.py`."""
-        obs, (actor_memory, critic_memory) = self.normalizer(obs), self._memories(memory)
-        features, _ = self.memory(self.actor_encoder(obs), actor_memory, episode_start)
+        """Return the log-probability of an action and the entropy `[..., D]`, and the critic's output, which `value_head` reads."""
+        obs = self.normalizer(obs)
+        features, _ = self._encode(obs, memory, episode_start)
         log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
         if not self.shares:
-            features, _ = self.critic_memory(self.critic_encoder(obs), critic_memory, episode_start)
+            features, _ = self._encode(obs, memory, episode_start, for_critic=True)
         return log_prob, entropy, self.critic(features).float()
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.mlp import mlp
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.optimization import FlatAdam
-from lightning_rl.rewards.signal import NoScale, ReturnScale, RewardSignal
+from lightning_rl.rewards.signal import ReturnScale, RewardSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Rollout, flatten_time
 
@@ -137,7 +137,7 @@ class RND(RewardSignal):
         self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
         self.predictor, self.target = (self._network(spaces, encoder, encoding_size) for _ in range(2))
         self.target.requires_grad_(False)
-        self.returns = ReturnScale(gamma) if normalize_reward else NoScale()
+        self.returns = ReturnScale(gamma) if normalize_reward else None
 
     @staticmethod
     def _network(spaces: Spaces, encoder: str, encoding_size: int) -> nn.Sequential:
@@ -146,7 +146,8 @@ class RND(RewardSignal):
         return nn.Sequential(leaves, *layers, nn.Linear(encoding_size, encoding_size))
 
     def reward(self, experience: Experience) -> Tensor:
-        return self.returns(self._novelty(experience.next_obs))
+        novelty = self._novelty(experience.next_obs)
+        return novelty if self.returns is None else self.returns(novelty)
 
     def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         loss = mean(self._novelty(experience.next_obs), experience.weight)
@@ -158,14 +159,15 @@ class RND(RewardSignal):
     @torch.no_grad()
     def gather(self, rollout: Rollout) -> None:
         self.normalizer.gather(rollout.next_obs, rollout.valid)
-        novelty = self._novelty(flatten_time(rollout.next_obs)).view_as(rollout.terminated)
-        self.returns.gather(novelty, rollout)
+        if self.returns is not None:
+            self.returns.gather(self._novelty(flatten_time(rollout.next_obs)).view_as(rollout.terminated), rollout)
 
     def get_state(self) -> dict[str, Any]:
-        return self.returns.get_state()
+        return {} if self.returns is None else self.returns.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.returns.set_state(state)
+        if self.returns is not None:
+            self.returns.set_state(state)
 
     def _novelty(self, obs: Any) -> Tensor:
         obs = self.normalizer(obs)

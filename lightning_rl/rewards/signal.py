@@ -15,7 +15,7 @@ from lightning_rl.types import Experience, Rollout
 
 
 class RewardSignal(nn.Module):
-    """A stream of rewards with its own discount, value head and weight (ML-Agents' contract).
+    """A stream of rewards with its own discount, value head and weight, as in ML-Agents.
 
     Args:
         gamma: discount of this stream.
@@ -36,47 +36,30 @@ class RewardSignal(nn.Module):
 
     @torch.no_grad()
     def forward(self, experience: Experience) -> Tensor:
-        """The stream's rewards `[...]`, strength included."""
+        """Return the stream's rewards `[...]`, strength included."""
         return self.reward(experience) * self.strength
 
     def reward(self, experience: Experience) -> Tensor:
-        """What each step is worth, `[...]`, before `strength`."""
+        """Return the reward of each step, `[...]`, before `strength`."""
         raise NotImplementedError
 
     def gather(self, rollout: Rollout) -> None:
-        """Once for each rollout `[T, N]`: merge it into running statistics."""
+        """Merge a rollout `[T, N]` into running statistics; called once for each."""
 
     def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        """What it learns from steps `[B]`, and metrics by their names; only asked of one that has an optimizer."""
+        """Return the loss over steps `[B]`, and metrics by their names; only called where there is an optimizer."""
         raise NotImplementedError
 
     def configure_optimizer(self) -> Optimizer | None:
-        """How it learns; None if it does not."""
+        """Return the optimizer; None if it does not learn."""
         return None
 
     def get_state(self) -> dict[str, Any]:
-        """What belongs to the environments of this rank; statistics and networks are in the weights."""
+        """Return what belongs to the environments of this rank; statistics and networks are in the weights."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """The inverse."""
-
-
-class NoScale(nn.Module):
-    """Rewards as they are."""
-
-    def forward(self, reward: Tensor) -> Tensor:
-        return reward
-
-    def gather(self, reward: Tensor, rollout: Rollout) -> None:
-        """Nothing to merge."""
-
-    def get_state(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Restore what `get_state` returned."""
 
 
 class ReturnScale(nn.Module):
@@ -103,11 +86,11 @@ class ReturnScale(nn.Module):
         self.statistics.update(returns[rollout.valid])
 
     def get_state(self) -> dict[str, Any]:
-        """The discounted returns of the episodes under way."""
+        """Return the discounted returns of the current episodes."""
         return {"running": self.running}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """The inverse."""
+        """Restore what `get_state` returned."""
         self.running = torch.from_numpy(state["running"]).to(self.running.device)
 
 
@@ -142,23 +125,24 @@ class Extrinsic(RewardSignal):
             check_range("reward_signals.extrinsic.clip", clip, 0, open_low=True)
         check_flag("reward_signals.extrinsic.normalize", normalize)
         self.scale, self.clip = scale, clip
-        self.returns = ReturnScale(gamma) if normalize else NoScale()
+        self.returns = ReturnScale(gamma) if normalize else None
 
     def forward(self, experience: Experience) -> Tensor:
-        reward = self.returns(self._scaled(experience.reward))
+        reward = experience.reward if self.clip is None else experience.reward.clamp(-self.clip, self.clip)
+        reward = reward if self.scale == 1 else reward * self.scale
+        reward = reward if self.returns is None else self.returns(reward)
         return reward if self.strength == 1 else reward * self.strength
 
     @torch.no_grad()
     def gather(self, rollout: Rollout) -> None:
         """Merge a rollout's rewards `[T, N, 1]`, each counted once, into the running statistics."""
-        self.returns.gather(self._scaled(rollout.reward.squeeze(-1)), rollout)
+        if self.returns is not None:
+            reward = rollout.reward.squeeze(-1)
+            self.returns.gather((reward if self.clip is None else reward.clamp(-self.clip, self.clip)) * self.scale, rollout)
 
     def get_state(self) -> dict[str, Any]:
-        return self.returns.get_state()
+        return {} if self.returns is None else self.returns.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.returns.set_state(state)
-
-    def _scaled(self, reward: Tensor) -> Tensor:
-        reward = reward if self.clip is None else reward.clamp(-self.clip, self.clip)
-        return reward if self.scale == 1 else reward * self.scale
+        if self.returns is not None:
+            self.returns.set_state(state)

@@ -16,7 +16,7 @@ from lightning_rl.actors.evaluator import BuildEvaluator
 from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, RolloutDataset
+from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.demonstrations import (
     DemonstrationDataset,
     DemonstrationDraws,
@@ -31,6 +31,7 @@ from lightning_rl.data.replay.buffer import ReplayBuffer, memory_in_words
 from lightning_rl.data.replay.mixed import MixedReplay
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, steps_of, summarize, transitions
 from lightning_rl.envs.config import EnvConfig, in_turn
 from lightning_rl.envs.make import stacked_frames
@@ -38,7 +39,6 @@ from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.rewards.gail import GAIL
-from lightning_rl.training.state import saved_buffer
 from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy, tree_to_torch
 
 
@@ -208,7 +208,7 @@ def rollouts(algorithm: Any, n_steps: int, log_probs: bool, actors: ActorsConfig
 def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
     """Experience kept in a buffer of this rank."""
     ranks = algorithm.trainer.world_size
-    saved = saved_buffer(algorithm) is not None
+    saved = algorithm.saved_buffer() is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     if algorithm.trainer.fast_dev_run:  # its first iteration must run the losses; the policy of TD3 waits for the second update
@@ -263,7 +263,7 @@ def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> Genera
         GenerationSettings(**settings, num_envs=num_envs, rank=algorithm.global_rank, ranks=trainer.world_size, device=algorithm.device),
         algorithm.spaces,
         seed,
-        sigma=lambda: algorithm.sigma(min(1.0, algorithm.count / algorithm.length)),
+        sigma=lambda: algorithm.schedules["sigma"](min(1.0, algorithm.count / algorithm.length)),
         random_collector=lambda: make_collector(algorithm, 1, log_probs=False),
     )
     return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has a step at least

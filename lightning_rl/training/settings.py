@@ -17,7 +17,7 @@ from lightning_rl.errors import SettingError, check_choice, check_flag, check_ra
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import Memory
 from lightning_rl.rewards.settings import SignalSettings
-from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting
 from lightning_rl.training.side_learners import CloningConfig
 
 
@@ -66,13 +66,14 @@ def check_names(cls: type, given: Mapping[str, Any]) -> None:
             raise SettingError(f"{name} is not a setting of {cls.__name__}{nearest(name, names)}")
 
 
-def read_fields(instance: Any) -> None:
-    """Check each field by its annotation, and build what the annotation says: a schedule of a number, an integer of 1e6.
+def read_fields(instance: Any) -> dict[str, Schedule]:
+    """Check each field by its annotation, and convert it: 1e6 to an integer, a schedule to its first value. Return the schedules.
 
     Raises:
         SettingError: a value out of its `Range`, none of a `Literal`, or not a flag.
     """
     cls: Any = type(instance)
+    schedules: dict[str, Schedule] = {}
     for name, kinds in kinds_of(cls).items():
         value = getattr(instance, name)
         if value is None and (NoneType, ()) in kinds:
@@ -83,13 +84,15 @@ def read_fields(instance: Any) -> None:
         for note in notes:
             if isinstance(note, Range):
                 check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
-            elif hasattr(note, "build"):
-                value = note.build(name, value)
+            elif isinstance(note, BuildSchedule):
+                schedules[name] = note.build(name, value)
+                value = schedules[name](0.0)
         if kind is bool and not others:
             check_flag(name, value)
         elif get_origin(kind) is Literal and not others:
             check_choice(name, value, get_args(kind))
         setattr(instance, name, value)
+    return schedules
 
 
 @cache

@@ -18,7 +18,7 @@ from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import imitation as losses
 from lightning_rl.losses.policy_gradient import mean
-from lightning_rl.optimization import moved
+from lightning_rl.optimization import parameters_in
 from lightning_rl.training.experience import demonstrated_rows, demonstration_draws, show_demonstrations
 from lightning_rl.types import Experience, Tree
 
@@ -231,7 +231,7 @@ class Cloning(SideLearner):
         self.config = config
 
     def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
-        self.optimizer = Adam(moved(own, algorithm.network))
+        self.optimizer = Adam(parameters_in(own, algorithm.network))
         return [self.optimizer]
 
     def begin(self, algorithm: Any) -> None:
@@ -281,7 +281,7 @@ class Cloning(SideLearner):
     def learning_rate(self, algorithm: Any) -> float:
         """That of the algorithm now, times strength, times what is left of `steps`."""
         left = 1 - algorithm.env_steps / self.config.steps if self.config.steps else 1.0
-        return float(algorithm.learning_rate(algorithm.progress)) * self.config.strength * max(0.0, left)
+        return algorithm.learning_rate * self.config.strength * max(0.0, left)
 
     def get_state(self) -> dict[str, Any]:
         return self.draws.order.get_state()

@@ -224,7 +224,7 @@ def test_schedules_follow_environment_steps_whatever_the_number_of_environments(
         training_step, seen = model.training_step, []
 
         def watched(rollout, batch_idx):
-            seen.append((model.env_steps, model.raw_optimizers()[0].param_groups[0]["lr"], model.progress))
+            seen.append((model.env_steps, model.own_optimizers[0].param_groups[0]["lr"], model.progress))
             training_step(rollout, batch_idx)
 
         model.training_step = watched
@@ -319,7 +319,7 @@ def test_a_burn_in_ends_also_where_the_divergence_ends_its_last_iteration():
     class Watched(PPO):
         def on_train_batch_start(self, batch, batch_idx):
             super().on_train_batch_start(batch, batch_idx)
-            steps.extend(int(state["step"]) for state in self.raw_optimizers()[0].state.values())
+            steps.extend(int(state["step"]) for state in self.own_optimizers[0].state.values())
 
     model = tiny(Watched, memory=LSTM(4, 8), critic_burn_in_steps=16, target_kl=1e-6, learning_rate=0.05, n_epochs=10, max_env_steps=32)
     fit(model)

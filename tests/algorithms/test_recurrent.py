@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, Demonstration, RolloutEvaluator, SettingError, Trainer, load_policy
-from lightning_rl.networks.acting import forgotten
+from lightning_rl.networks.acting import reset_memory
 from lightning_rl.types import tree_index, tree_leaves, tree_map, tree_stack
 from tests.fitting import ALL, OFF_POLICY, fit, tiny, weights
 
@@ -157,7 +157,7 @@ def test_the_stored_memory_is_that_of_the_policy(algorithm, warmup):
     for ring in kept[0].first:
         memory, begins = network.initial_memory(1), True
         for i in range(ring, ring + 48):
-            memory = tree_map(torch.as_tensor, forgotten(memory, np.array([begins])))
+            memory = tree_map(torch.as_tensor, reset_memory(memory, np.array([begins])))
             for stored, expected in zip(tree_leaves(row.memory), tree_leaves(memory), strict=True):
                 np.testing.assert_allclose(stored[i], expected[0].numpy(), atol=1e-6)
             with torch.no_grad():

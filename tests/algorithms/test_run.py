@@ -215,7 +215,7 @@ def test_a_learning_rate_of_a_users_optimizer_is_kept_and_its_scheduler_stepped_
     training_step = model.training_step
 
     def watched(*batch):
-        used.append(model.raw_optimizers()[0].param_groups[0]["lr"])
+        used.append(model.own_optimizers[0].param_groups[0]["lr"])
         training_step(*batch)
 
     model.training_step = watched

@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.storage import ReplayConfig
-from lightning_rl.envs.stepping import STEPPERS, EnvStep
-from lightning_rl.types import Tree, tree_leaves, tree_map
+from lightning_rl.envs.stepping import STEPPERS
+from lightning_rl.types import EnvStep, Tree, tree_leaves, tree_map
 
 MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED")
 LAYOUTS = (False, True)

@@ -54,7 +54,7 @@ class Clock(PolicyNetwork):
     def log_prob(self, obs, action, memory=(), episode_start=None, action_mask=()):
         return self.evaluate(obs, action)[0]
 
-    def judge(self, obs, action, memory=(), episode_start=None, action_mask=()):
+    def log_prob_and_value(self, obs, action, memory=(), episode_start=None, action_mask=()):
         return self.log_prob(obs, action), self.value(obs)
 
     def value(self, obs, memory=(), episode_start=None):

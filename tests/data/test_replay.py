@@ -19,9 +19,8 @@ from lightning_rl.data.replay import storage
 from lightning_rl.data.replay.buffer import ReplayBuffer, row_template
 from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext
 from lightning_rl.distributions import make_distribution
-from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError, as_settings
-from lightning_rl.types import tree_leaves
+from lightning_rl.types import EnvStep, tree_leaves
 from tests.data.recordings import (
     LAYOUTS,
     LINE,

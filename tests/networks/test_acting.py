@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -13,7 +11,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Generator, nn
 
 import lightning_rl as lrl
-from lightning_rl.networks.acting import NumpyActor, TorchActor, as_numpy, is_plain, make_actor
+from lightning_rl.networks.acting import NumpyActor, TorchActor, are_plain, make_actor
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.mlp import mlp
 from lightning_rl.optimization import FlatAdam
@@ -105,38 +103,22 @@ def perceptron(activation="tanh"):
     return layers
 
 
-def in_numpy(layers, x):
-    return torch.from_numpy(as_numpy(layers)(x.numpy()))
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@torch.no_grad()
-def test_numpy_computes_what_torch_does_with_the_weights_as_they_are(activation):
-    layers, x = perceptron(activation), torch.randn(7, 4)
-    torch.testing.assert_close(in_numpy(layers, x), layers(x))
-    layers[4].weight.zero_()
-    torch.testing.assert_close(in_numpy(layers, x), layers[4].bias.expand(7, 3))
-
-
-def test_weights_that_were_moved_or_exchanged_are_found_again():
-    layers, x = perceptron(), torch.randn(2, 4)
+def test_an_iteration_begins_with_the_weights_as_they_are_moved_or_exchanged():
+    network, obs = network_for(Discrete(2)), observations()
+    actor = make_actor(network, obs, Generator().manual_seed(1))
+    FlatAdam(network)
     with torch.no_grad():
-        in_numpy(layers, x)
-        FlatAdam(layers)
-        layers[4].weight.zero_()
-        torch.testing.assert_close(in_numpy(layers, x), layers[4].bias.expand(2, 3))
-        torch.testing.assert_close(in_numpy(copy.deepcopy(layers).append(nn.ReLU()), x), layers[4].bias.relu().expand(2, 3))
-        layers[4] = nn.Linear(8, 3)
-        layers.append(nn.ReLU())
-        torch.testing.assert_close(in_numpy(layers, x), layers(x))
-        layers.load_state_dict({name: value.clone() for name, value in perceptron().append(nn.ReLU()).state_dict().items()}, assign=True)
-        torch.testing.assert_close(in_numpy(layers, x), layers(x))
+        network.actor[-1] = nn.Linear(network.actor[-1].in_features, 2)
+        network.actor[-1].weight.zero_()
+        network.actor[-1].bias.copy_(torch.tensor([-100.0, 100.0]))
+    actor.begin(obs)
+    assert actor.act(0, (), np.zeros(N, bool))[0].tolist() == [1] * N
 
 
 def test_wide_layers_other_dtypes_and_other_modules_are_left_to_torch():
-    assert is_plain(perceptron()) and is_plain(mlp(256, [300]))
+    assert are_plain(perceptron()) and are_plain(mlp(256, [300]))
     for layers in (mlp(257, [8]), perceptron().double(), perceptron("silu"), perceptron().append(nn.LayerNorm(3)), nn.Sequential()):
-        assert not is_plain(layers)
+        assert not are_plain(layers)
 
 
 def test_numpy_multiplies_in_one_thread_while_a_run_lasts(tmp_path):

@@ -51,7 +51,7 @@ def test_act_and_evaluate_agree_on_probability_and_value(name, action_dist):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_a_rollout_is_judged_as_its_rows_are(name):
+def test_the_log_probabilities_and_values_of_a_rollout_are_those_of_its_rows(name):
     network = ActorCritic(Spaces(IMAGE, ACTIONS[name]), encoder_features=8)
     action = network.act(images(), generator=seeded()).action
     rollout = (tree_map(lambda leaf: leaf.unflatten(0, (3, 2)), tree) for tree in (images(), action))
@@ -189,7 +189,7 @@ def test_judging_is_the_log_probability_of_the_actions_and_the_value_of_all_that
     memory = tree_map(torch.randn_like, network.initial_memory(5))
     mask[..., 0] = False
     action = torch.stack([torch.ones(3, 5, dtype=torch.long), torch.randint(0, 3, (3, 5))], -1)
-    log_prob, value = network.judge(obs, action, memory, start, mask)
+    log_prob, value = network.log_prob_and_value(obs, action, memory, start, mask)
     torch.testing.assert_close(log_prob, network.log_prob(obs[:-1], action, memory, start[:-1], mask))
     torch.testing.assert_close(value, network.value(obs, memory, start))
     assert log_prob.shape == (3, 5, 2) and value.shape == (4, 5, 1)

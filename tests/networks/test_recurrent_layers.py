@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import GRU, LSTM, SettingError
-from lightning_rl.networks.acting import NumpyActor, RandomActor, TorchActor, forgotten, make_actor
+from lightning_rl.networks.acting import NumpyActor, RandomActor, TorchActor, make_actor, reset_memory
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import as_memory
 from lightning_rl.networks.off_policy import Actor
@@ -180,7 +180,7 @@ def test_an_episode_begins_with_zeros_whatever_the_memory_had_become(kind):
     for rows in (1, T):
         expected = memory(features[:rows], memory.initial(N), start[:rows])
         assert torch.equal(memory(features[:rows], spoilt, start[:rows])[0], expected[0])
-    for leaf in forgotten(spoilt, np.array([True, False, True, True, True])):
+    for leaf in reset_memory(spoilt, np.array([True, False, True, True, True])):
         assert np.isnan(leaf[1]).all() and (leaf[[0, 2, 3, 4]] == 0).all() and leaf.dtype == np.float32
 
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from lightning_rl.data.replay.sampling import Prioritized, Sequences, Uniform, Window
 from lightning_rl.data.replay.storage import ReplayConfig, Row, Seen, check_counts
 from lightning_rl.envs.masks import Masks, NoMasks
-from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces, allocate
-from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
+from lightning_rl.types import EnvStep, Tree, tree_index, tree_leaves, tree_map
 
 NO_MASKS = NoMasks("demonstration {}")
 
