@@ -261,7 +261,7 @@ def test_validation_judges_all_that_is_held_back_as_one_minibatch_would():
     model.dataset = experience.demonstrations(model, model.source, model.settings)
     held = model.dataset.held
     found = model.validate()
-    loss, told = model.imitation_loss(held.batch(np.arange(len(held))), model.ent_coef(0.0))
+    loss, told = model.imitation_loss(held.batch(np.arange(len(held))), model.ent_coef)
     assert found == {f"val/{name}": pytest.approx(value.item(), rel=1e-5) for name, value in told.items()}
     assert held.num_rows == 18 and found["val/loss"] == pytest.approx(loss.item(), rel=1e-5)
     entropy = told["entropy"].item()

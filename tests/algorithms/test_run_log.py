@@ -13,30 +13,31 @@ from tests.fitting import OFF_POLICY, PPO, fit, tiny
 
 
 def begun(most):
-    log = RunLog(100)
-    log.start(0)
-    log.begin(most)
-    return log
+    """An algorithm in an iteration after which the run is at `most` at the furthest, with a row due at 100."""
+    model = tiny(PPO)
+    model.own_optimizers, model.log_rows = [], RunLog(100, 0)
+    model.log_rows.begin(most)
+    return model
 
 
-def test_a_row_has_the_means_of_numbers_and_of_what_functions_say():
-    log, weight = begun(most=100), torch.tensor(3.0, requires_grad=True)
+def test_a_row_has_the_means_of_numbers_and_of_what_functions_return():
+    model, weight = begun(most=100), torch.tensor(3.0, requires_grad=True)
     for k in range(4):
-        log.record(loss=torch.tensor(float(k)), **{"rewards/own": lambda k=k: weight * k})
-    assert log.is_due(100) and log.means() == {"train/loss": 1.5, "rewards/own": 4.5}
+        model.record(loss=torch.tensor(float(k)), **{"rewards/own": lambda k=k: weight * k})
+    assert model.log_rows.is_due(100) and model.learning_metrics() == {"train/loss": 1.5, "rewards/own": 4.5}
 
 
 def test_of_a_tensor_of_many_numbers_the_mean_is_kept():
-    log = begun(most=100)
-    log.record(many=torch.tensor([1.0, 2.0, 6.0]), flags=torch.tensor([True, False]))
-    assert log.means() == {"train/many": 3.0, "train/flags": 0.5}
+    model = begun(most=100)
+    model.record(many=torch.tensor([1.0, 2.0, 6.0]), flags=torch.tensor([True, False]))
+    assert model.learning_metrics() == {"train/many": 3.0, "train/flags": 0.5}
 
 
 def test_an_iteration_that_cannot_reach_the_next_row_calls_no_function():
-    log = begun(most=99)
-    log.record(loss=torch.tensor(1.0), never=lambda: pytest.fail("called"))
-    log.record(loss=torch.tensor(2.0))
-    assert log.recorded == {"loss": [torch.tensor(2.0)], "never": []} and not log.is_due(99)
+    model = begun(most=99)
+    model.record(loss=torch.tensor(1.0), never=lambda: pytest.fail("called"))
+    model.record(loss=torch.tensor(2.0))
+    assert model.recorded == {"loss": [torch.tensor(2.0)]} and not model.log_rows.is_due(99)
 
 
 @pytest.mark.parametrize("algorithm", [PPO, *OFF_POLICY])

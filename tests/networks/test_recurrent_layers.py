@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import GRU, LSTM, SettingError
-from lightning_rl.networks.acting import NumpyActor, RandomActor, TorchActor, make_actor, reset_memory
+from lightning_rl.networks.acting import NumpyActor, TorchActor, make_actor, reset_memory
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import as_memory
 from lightning_rl.networks.off_policy import Actor
@@ -259,7 +259,7 @@ def test_noisy_layers_draw_from_the_run_s_generator_while_another_acts():
     generator = torch.Generator().manual_seed(0)
     plain = TorchActor(network, np.zeros((T, N, F), np.float32), generator)
     before_it, own = torch.get_rng_state(), generator.get_state()
-    RandomActor(network, N, generator, plain).remember(0, network.initial_memory(N), np.ones(N, bool))
+    plain.remember(0, network.initial_memory(N), np.ones(N, bool))
     assert torch.equal(torch.get_rng_state(), before_it) and not torch.equal(generator.get_state(), own)
 
 
