@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_rl.checkpoints.validation import check_optimizer
 from lightning_rl.distributed import mean_over_ranks
+from lightning_rl.errors import SettingError
 from lightning_rl.networks.mlp import EnsembleLinear
 
 
@@ -146,6 +148,35 @@ def parameters_in(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Te
     own = {id(parameter) for parameter in module.parameters()}
     parameters = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
     return [parameter for parameter in parameters if own & {id(part) for part in (parameter, *getattr(parameter, "parts", ()))}]
+
+
+def check_optimizers(
+    optimizers: Sequence[Optimizer], schedulers: Iterable[object], needed: int, name: str, learning_rate: object
+) -> str | None:
+    """Check the optimizers and schedulers of `configure_optimizers`. Return a line if the setting `learning_rate` is not used.
+
+    Raises:
+        SettingError: there are fewer optimizers than needed, or a scheduler asks for a metric.
+    """
+    if len(optimizers) < needed:
+        found = f"{name} needs {needed} optimizers, got {len(optimizers)}"
+        raise SettingError(f"{found}: override configure_optimizers in a subclass, or leave it out")
+    if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
+        raise SettingError(
+            "ReduceLROnPlateau needs a metric, and schedulers are stepped once per iteration without one; "
+            "leave it out of configure_optimizers and step it in on_evaluation_end"
+        )
+    rate = first_rate(optimizers)
+    if rate in (None, learning_rate) or isinstance(optimizers[0], FlatOptimizer):
+        return None
+    own = f"{type(optimizers[0]).__name__} of configure_optimizers has its own, {rate:g}"
+    return f"learning_rate {learning_rate} is not used: {own}; FlatAdam follows it"
+
+
+def first_rate(optimizers: Sequence[Optimizer]) -> float | None:
+    """Return the learning rate of the first optimizer; None where there is no optimizer or it has none."""
+    groups = [group for optimizer in optimizers[:1] for group in getattr(optimizer, "param_groups", [])]
+    return groups[0].get("lr") if groups else None
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pytorch_lightning as pl
@@ -12,7 +11,6 @@ import torch
 from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
@@ -29,12 +27,12 @@ from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.memory import Memory, as_memory
-from lightning_rl.optimization import FlatOptimizer, best_matmul, gradient_step
+from lightning_rl.optimization import FlatOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
 from lightning_rl.rewards.settings import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces
 from lightning_rl.spaces import to_plain as space_to_plain
-from lightning_rl.training.experience import replay, rollouts
+from lightning_rl.training.experience import load_buffer, replay, rollouts
 from lightning_rl.training.loading import load, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import Range, check_names, complete_settings, plain, read_fields, with_integers
@@ -357,7 +355,11 @@ class Algorithm(Run):
                 raise SettingError(f"{type(self).__name__}.configure_optimizers must return self.with_side_learners(optimizer, …)")
             learner.begin(self)
         self.own_optimizers = self.all_optimizers()[: self.num_optimizers]
-        self._check_optimizers()
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        if unused := check_optimizers(
+            self.own_optimizers, schedulers, self.min_optimizers, type(self).__name__, self.hparams.learning_rate
+        ):
+            self.say(unused)
         self.scaler = getattr(trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         folder = trainer.strategy.broadcast(getattr(trainer, "run_folder", None))
         self.guard = self.collector.guard = Guard(self.on_nan, folder, trainer.world_size)
@@ -400,7 +402,7 @@ class Algorithm(Run):
             for name, values in self.recorded.items()
             if values
         }
-        rate = self._current_rate()
+        rate = first_rate(self.own_optimizers)
         return {**self.guard.metrics(), **means, **({} if rate is None else {"train/learning_rate": rate})}
 
     def take_notices(self) -> list[str]:
@@ -426,53 +428,11 @@ class Algorithm(Run):
         self.generator.set_state(torch.from_numpy(state["learning"]))
         self.noise.set_state(torch.from_numpy(state["noise"]))
 
-    def saved_buffer(self) -> tuple[dict[str, Any], int] | None:
-        """Return the manifest of the replay buffer that a checkpoint holds for this rank, and the rank that saved it, which may be another
-        where there were more or fewer; None if there is no buffer, or it is of another number of environments."""
-        if not self.ranks:
-            return None
-        number = self.global_rank % len(self.ranks)
-        state = self.ranks[number]
-        manifest = state["data"].get("replay")
-        return None if manifest is None or state["num_envs"] != self.num_envs else (manifest, number)
-
     def load_buffer(self, continues: bool = True) -> None:
-        if (saved := self.saved_buffer()) is not None:
-            manifest, number = saved
-            dataset: Any = self.dataset
-            dataset.load_buffer(manifest, Path(str(self.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}")
-            if not continues:
-                dataset.buffer.cut()
-                dataset.buffer.draw_anew(self.seed)  # several ranks may have loaded the same one
+        load_buffer(self, continues)
 
     def end_learning(self) -> None:
         while self.compiled:
             delattr(self, self.compiled.popitem()[0])
         if hasattr(self, "matmul_before"):
             torch.set_float32_matmul_precision(self.matmul_before)
-
-    def _check_optimizers(self) -> None:
-        """Report a `learning_rate` that is not used.
-
-        Raises:
-            SettingError: there are too few optimizers, or a scheduler asks for a metric.
-        """
-        if (found := len(self.own_optimizers)) < self.min_optimizers:
-            name, needed = type(self).__name__, self.min_optimizers
-            raise SettingError(
-                f"{name} needs {needed} optimizers, got {found}: override configure_optimizers in a subclass, or leave it out"
-            )
-        if any(isinstance(config.scheduler, ReduceLROnPlateau) for config in self.trainer.lr_scheduler_configs):
-            raise SettingError(
-                "ReduceLROnPlateau needs a metric, and schedulers are stepped once per iteration without one; "
-                "leave it out of configure_optimizers and step it in on_evaluation_end"
-            )
-        rate, setting = self._current_rate(), self.hparams.get("learning_rate")
-        if rate not in (None, setting) and not isinstance(optimizer := self.own_optimizers[0], FlatOptimizer):
-            own = f"{type(optimizer).__name__} of configure_optimizers has its own, {rate:g}"
-            self.say(f"learning_rate {setting} is not used: {own}; FlatAdam follows it")
-
-    def _current_rate(self) -> float | None:
-        """Return the learning rate of the first optimizer; None where there is no optimizer or it has none."""
-        groups = [group for optimizer in self.own_optimizers[:1] for group in getattr(optimizer, "param_groups", [])]
-        return groups[0].get("lr") if groups else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -208,7 +209,7 @@ def rollouts(algorithm: Any, n_steps: int, log_probs: bool, actors: ActorsConfig
 def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
     """Experience kept in a buffer of this rank."""
     ranks = algorithm.trainer.world_size
-    saved = algorithm.saved_buffer() is not None
+    saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     if algorithm.trainer.fast_dev_run:  # its first iteration must run the losses; the policy of TD3 waits for the second update
@@ -246,6 +247,27 @@ def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> Actor
     build = BuildActor(env if threads else in_turn(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
     workers = make_workers(build, config, algorithm.network)
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, algorithm.trainer.precision_plugin.forward_context)
+
+
+def saved_buffer(algorithm: Any) -> tuple[dict[str, Any], int] | None:
+    """Return the manifest of the replay buffer that a checkpoint holds for this rank, and the rank that saved it, which may be another
+    where there were more or fewer; None if there is no buffer, or it is of another number of environments."""
+    if not algorithm.ranks:
+        return None
+    number = algorithm.global_rank % len(algorithm.ranks)
+    state = algorithm.ranks[number]
+    manifest = state["data"].get("replay")
+    return None if manifest is None or state["num_envs"] != algorithm.num_envs else (manifest, number)
+
+
+def load_buffer(algorithm: Any, continues: bool) -> None:
+    """Load the replay buffer, if any, that a checkpoint holds for this rank; `continues`: with the episodes in progress."""
+    if (saved := saved_buffer(algorithm)) is not None:
+        manifest, number = saved
+        algorithm.dataset.load_buffer(manifest, Path(algorithm.trainer.ckpt_path).parent / "last.ckpt.d" / f"rank{number}")
+        if not continues:
+            algorithm.dataset.buffer.cut()
+            algorithm.dataset.buffer.draw_anew(algorithm.seed)  # several ranks may have loaded the same one
 
 
 def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:

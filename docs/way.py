@@ -1,0 +1,82 @@
+"""The way of one iteration, from the environment's step to changed weights: which files and functions of the package run, in their order.
+
+    python docs/way.py PPO SAC     prints the tables of docs/how_it_works.md
+
+A function is what `def` makes, with the lambdas and comprehensions in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+
+import lightning_rl as lrl
+
+PACKAGE = Path(lrl.__file__).parent
+ENVS = {"SAC": "Pendulum-v1", "TD3": "Pendulum-v1"}
+Way = dict[str, list[str]]
+
+
+def way(name: str, at: int = 3) -> Way:
+    """Run some iterations of an algorithm with default settings, and trace one from its first step to its last update.
+
+    Args:
+        name: of the algorithm.
+        at: which iteration: actors are made in the first one.
+
+    Returns:
+        The functions entered, by the file's path in the package, both in the order of first entry.
+    """
+    entered: Way = {}
+
+    class Traced(getattr(lrl, name)):  # type: ignore[misc]
+        iteration, begun = 0, False
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            type(self).iteration += 1
+            if self.iteration == at - 1:
+                sys.settrace(follow)
+
+        def training_step(self, *arguments: Any) -> None:
+            super().training_step(*arguments)
+            if self.iteration == at - 1:
+                sys.settrace(None)
+                self.trainer.should_stop = True
+
+    def follow(frame: FrameType, event: str, argument: Any) -> None:
+        code, path = frame.f_code, Path(frame.f_code.co_filename)
+        Traced.begun |= code.co_qualname.endswith("Dataset.__iter__")
+        if Traced.begun and path.is_relative_to(PACKAGE) and not code.co_name.startswith("<"):
+            functions = entered.setdefault(path.relative_to(PACKAGE).as_posix(), [])
+            if code.co_qualname not in functions:
+                functions.append(code.co_qualname)
+
+    env = ENVS.get(name, "CartPole-v1")
+    starts = {"learning_starts": 1} if hasattr(getattr(lrl, name), "learning_starts") else {}
+    with tempfile.TemporaryDirectory() as folder:
+        quiet: dict[str, Any] = {"evaluation": None, "checkpoint": None, "logger": False, "enable_progress_bar": False}
+        trainer: pl.Trainer = lrl.Trainer(default_root_dir=folder, **quiet)
+        trainer.fit(Traced(env=env, **starts))
+    return entered
+
+
+def table(entered: Way) -> str:
+    """Return a way as a Markdown table: each file, what it holds, and the functions entered."""
+    rows = ["| file | holds | functions |", "| --- | --- | --- |"]
+    for file, functions in entered.items():
+        holds = (ast.get_docstring(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))) or "").splitlines()[0]
+        names = ", ".join(f"`{function.replace('.<locals>', '')}`" for function in functions)
+        rows.append(f"| [{file}](../lightning_rl/{file}) | {holds} | {names} |")
+    count = sum(map(len, entered.values()))
+    return "\n".join([*rows, "", f"{len(entered)} files, {count} functions."])
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        print(f"{argument}\n\n{table(way(argument))}\n")

@@ -1,0 +1,23 @@
+"""The reader's way: one iteration of PPO and of SAC from the environment's step to changed weights enters few files and functions."""
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def load_way():
+    spec = spec_from_file_location("way", ROOT / "docs" / "way.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("name", "files", "functions"), [("PPO", 15, 60), ("SAC", 24, 89)])
+def test_few_files_and_functions_lie_between_a_step_and_changed_weights_and_the_page_lists_them(name, files, functions):
+    module = load_way()
+    entered = module.way(name)
+    assert len(entered) <= files and sum(map(len, entered.values())) <= functions, module.table(entered)
+    assert module.table(entered) in (ROOT / "docs" / "how_it_works.md").read_text(), "python docs/way.py PPO SAC"
