@@ -1,6 +1,6 @@
-"""The way of one iteration, from the environment's step to changed weights: which files and functions of the package run, in their order.
+"""Trace the way of one iteration, from the environment's step to changed weights, and write it into docs/how_it_works.md.
 
-    python docs/way.py PPO SAC     prints the tables of docs/how_it_works.md
+    python docs/way.py
 
 A function is what `def` makes, with the lambdas and comprehensions in it.
 """
@@ -77,6 +77,14 @@ def table(entered: Way) -> str:
     return "\n".join([*rows, "", f"{len(entered)} files, {count} functions."])
 
 
+def with_tables(page: str, tables: dict[str, str]) -> str:
+    """Return a page with new tables between its comments `<!-- way of NAME -->` and `<!-- end -->`."""
+    for name, text in tables.items():
+        before, begin, rest = page.partition(f"<!-- way of {name} -->")
+        page = f"{before}{begin}\n\n{text}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    return page
+
+
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        print(f"{argument}\n\n{table(way(argument))}\n")
+    page = Path(__file__).with_name("how_it_works.md")
+    page.write_text(with_tables(page.read_text(encoding="utf-8"), {name: table(way(name)) for name in ("PPO", "SAC")}), encoding="utf-8")

@@ -68,7 +68,7 @@ def train(
         # ---- values, and the advantage of each step
         obs, action = torch.from_numpy(observations), torch.from_numpy(np.stack(actions))
         with torch.no_grad():
-            log_prob, value = network.judge(obs, action)
+            log_prob, value = network.log_prob_and_value(obs, action)
             next_value = value[1:].clone()
             for (t, env), final in final_observations.items():  # the true successor, where an episode ended
                 next_value[t, env] = network.value(torch.as_tensor(final, dtype=torch.float32))

@@ -97,7 +97,7 @@ class Rollout(NamedTuple):
 
     @property
     def experience(self) -> Experience:
-        """The rows one by one, as reward signals see them."""
+        """Return the rows one by one, as reward signals see them."""
         weight = self.valid / self.valid.sum().clamp(min=1)
         return Experience(*flatten_time((self.obs, self.action, self.next_obs, (), self.terminated, weight)))
 
@@ -134,11 +134,11 @@ class Transition(NamedTuple):
     experience: Any = ()
 
     def follow(self, x: Any) -> Any:
-        """From what belongs to next_obs, a tensor `[B, ...]` or a tree, that of what follows each row."""
+        """Select, from what belongs to next_obs (a tensor `[B, ...]` or a tree), what follows each row."""
         return tree_index(x, self.successor) if len(self.successor) else x
 
     def mean(self, x: Tensor) -> Tensor:
-        """The plain mean of `x [B, ...]` over the rows that are learned from, for a metric."""
+        """Return the plain mean of `x [B, ...]` over the rows that are learned from, for a metric."""
         return (x.flatten(1).mean(1) if x.dim() > 1 else x).where(self.weight > 0, 0.0).sum() / (self.weight > 0).sum()
 
 

@@ -361,7 +361,7 @@ def test_a_buffer_that_shall_not_be_saved_is_not_and_fills_again(tmp_path, capsy
     assert not (folder / "checkpoints" / "last.ckpt.d").exists()
     capsys.readouterr()
     model, _ = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {}, ckpt_path="last", checkpoint=config)
-    assert "the checkpoint holds no replay buffer: learning goes on after 16 steps" in capsys.readouterr().out
+    assert "the checkpoint holds no replay buffer: learning continues after 16 steps" in capsys.readouterr().out
     assert len(model.state_dict()) and model.env_steps == STEPS
 
 

@@ -182,7 +182,7 @@ class SAC(ReplayFields, Algorithm):
 
 
 def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:
-    """The entropy to aim at for each kind of action.
+    """Return the target entropy for each kind of action.
 
     Raises:
         SettingError: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.

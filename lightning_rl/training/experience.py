@@ -44,11 +44,11 @@ from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy, tree_to_t
 
 
 def read_demonstrations(algorithm: Any, setting: str, source: Any) -> list[Demonstration]:
-    """The episodes of a dataset by its name, or given ones; none where none are wanted.
+    """Load the episodes of a dataset by its name, or check given ones; None gives an empty list.
 
     Args:
         algorithm: whose environment they are of.
-        setting: that names them, for messages.
+        setting: its name, for messages.
         source: its value.
 
     Raises:
@@ -64,7 +64,7 @@ def read_demonstrations(algorithm: Any, setting: str, source: Any) -> list[Demon
 
 
 def check_demonstration(who: str, setting: str, given: Any, algorithm: Any) -> None:
-    """Raise `SettingError` for what is no episode of an algorithm's environment."""
+    """Raise `SettingError` unless this is an episode of an algorithm's environment."""
     if not isinstance(given, Demonstration):
         raise SettingError(f"{who} of {setting} is a {type(given).__name__}, no lightning_rl.Demonstration")
     read_episode(who, given.obs, given.action, None, algorithm.spaces, algorithm.network.distribution)
@@ -75,10 +75,10 @@ def check_demonstration(who: str, setting: str, given: Any, algorithm: Any) -> N
 
 
 def demonstrated_rows(algorithm: Any, setting: str, source: Any) -> list[Rows]:
-    """The same, as the algorithm's policy learns from them: actions as sampled, with what was legal.
+    """Read demonstrations as rows that the algorithm's policy learns from: actions as sampled, with masks.
 
     Raises:
-        SettingError: as before, or an action is not legal.
+        SettingError: as `read_demonstrations`, or an action is not legal.
     """
     episodes = read_demonstrations(algorithm, setting, source)
     masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
@@ -90,13 +90,13 @@ def demonstrated_rows(algorithm: Any, setting: str, source: Any) -> list[Rows]:
 
 
 def demonstration_draws(algorithm: Any, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
-    """Minibatches of rows, this rank's share of them."""
+    """Return minibatches of rows, this rank's share of them."""
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
     return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.trainer.world_size)
 
 
 def show_demonstrations(algorithm: Any) -> None:
-    """Give each reward signal that imitates what its demonstrations saw and did.
+    """Give each reward signal that imitates the observations and actions of its demonstrations.
 
     Raises:
         SettingError: there are none, or they do not fit the environment.
@@ -104,7 +104,7 @@ def show_demonstrations(algorithm: Any) -> None:
     for signal in algorithm.reward_signals.values():
         if isinstance(signal, GAIL):
             if getattr(getattr(algorithm, "replay", None), "demonstrations", None) is not None:
-                raise SettingError("reward_signals.gail beside replay.demonstrations would take these for the policy's own: use one")
+                raise SettingError("reward_signals.gail with replay.demonstrations would take these for the policy's own: use one of them")
             episodes = read_demonstrations(algorithm, "reward_signals.gail.demo_path", signal.demo_path)
             if not episodes:
                 raise SettingError("reward_signals.gail.demo_path: there are no demonstrations to imitate")
@@ -114,13 +114,13 @@ def show_demonstrations(algorithm: Any) -> None:
 
 
 def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
-    """The buffer of this rank, empty, or with demonstrations in it or beside it; what it takes and holds is said in a line each.
+    """Make the replay buffer of this rank, empty, or with demonstrations in it or in a second one, and report its memory and contents.
 
     Args:
         algorithm: whose experience it will hold.
         settings: its size, and what a batch is.
         config: how it keeps rows and draws them.
-        saved: whether a checkpoint brings its rows.
+        saved: whether a checkpoint holds its rows.
 
     Raises:
         SettingError: it is too large or too small, or the demonstrations cannot be used.
@@ -146,7 +146,7 @@ def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayC
 
 
 def fill_first(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
-    """Demonstrations before anything else, said in a line.
+    """Write demonstrations into an empty buffer, and report them.
 
     Raises:
         SettingError: they do not all fit.
@@ -161,14 +161,14 @@ def fill_first(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstratio
 
 
 def buffer_beside(algorithm: Any, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> MixedReplay:
-    """A buffer beside demonstrations that are kept for good, said in a line.
+    """Make a buffer that draws a share of each batch from demonstrations, which are kept for good, and report it.
 
     Args:
         algorithm: whose experience it will hold.
         batch_size: rows of a batch.
         config: how it keeps rows and draws them.
-        rows: what both have in common, arguments of `ReplayBuffer`.
-        own: those of its own.
+        rows: arguments of `ReplayBuffer` for both.
+        own: those of the buffer of experience.
 
     Raises:
         SettingError: there are no demonstrations, or a batch takes none of them, nothing else, or more than there are.
@@ -195,19 +195,19 @@ def buffer_beside(algorithm: Any, batch_size: int, config: ReplayConfig, rows: d
 
 
 def write(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
-    """Keep all their steps, actions as the policy samples them, converted an episode at a time."""
+    """Write all steps of demonstrations into a buffer, actions as the policy samples them, converted an episode at a time."""
     sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
     buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
 
 
 def rollouts(algorithm: Any, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
-    """Rollouts of `n_steps` steps from each environment, which actors step if there are any."""
+    """Return rollouts of `n_steps` steps of each environment, from actors if there are any."""
     collector: Any = make_collector(algorithm, n_steps, log_probs) if actors is None else make_actor_pool(algorithm, n_steps, actors)
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
 
 
 def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
-    """Experience kept in a buffer of this rank."""
+    """Return experience from a replay buffer of this rank."""
     ranks = algorithm.trainer.world_size
     saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
@@ -221,14 +221,14 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actor
     resumed = algorithm.env_steps > 0
     if resumed and not saved:
         goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
-        algorithm.say(f"the checkpoint holds no replay buffer: learning goes on {goes_on}")
+        algorithm.say(f"the checkpoint holds no replay buffer: learning continues {goes_on}")
     collector: Any = make_collector(algorithm, steps, False) if actors is None else make_actor_pool(algorithm, steps, actors)
     signals = dict(algorithm.reward_signals.items())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
 
 
 def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
-    """The environments of a run on this rank, `n_steps` steps of each an iteration, and the seeds of the rank's draws."""
+    """Make this rank's environments, which step `n_steps` times an iteration, and seed its draws."""
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     acting = seed_draws(algorithm)
@@ -238,7 +238,7 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
 
 
 def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> ActorPool:
-    """The actors of this rank."""
+    """Make the actors of this rank."""
     env = algorithm.env
     threads = config.num_actors == 1 and config.backend == "threads"
     check_can_be_built(env, here=threads)
@@ -271,7 +271,7 @@ def load_buffer(algorithm: Any, continues: bool) -> None:
 
 
 def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:
-    """Generations of episodes with weights that were moved; `settings` are those of `GenerationSettings`."""
+    """Return generations of episodes with perturbed weights; `settings` are those of `GenerationSettings`."""
     env, trainer = algorithm.env, algorithm.trainer
     check_can_be_built(env)
     seed_draws(algorithm)
@@ -300,12 +300,12 @@ def check_can_be_built(env: Any, here: bool = False) -> None:
 
 
 def sees_next(algorithm: Any) -> bool:
-    """Whether a reward signal asks for what was seen next."""
+    """Return whether a reward signal needs next observations."""
     return any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
 
 
 def seed_draws(algorithm: Any) -> int:
-    """Give the rank's learning a generator of its own. Returns the seed of its acting."""
+    """Seed the generator of this rank's learning. Return the seed of its acting."""
     entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # a continued run draws on, it does not repeat
     acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
     algorithm.seed = learning
@@ -314,7 +314,7 @@ def seed_draws(algorithm: Any) -> int:
 
 
 def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings) -> DemonstrationDataset:
-    """Minibatches of demonstrations: of a dataset by its name, or given ones.
+    """Return minibatches of demonstrations: of a dataset by its name, or given ones.
 
     Raises:
         SettingError: there are none, or they do not fit the environment.
@@ -341,5 +341,5 @@ def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings)
 
 
 def planned_iterations(algorithm: Any, collector: Collector) -> int:
-    """The fewest that reach the run's environment steps, if all rows are experience."""
+    """Return the fewest that reach the run's environment steps, if all rows are experience."""
     return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.trainer.world_size))

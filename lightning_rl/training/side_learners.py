@@ -24,36 +24,36 @@ from lightning_rl.types import Experience, Tree
 
 
 class SideLearner:
-    """Learns nothing; those that do have optimizers of their own and take their turn after updates or iterations."""
+    """An auxiliary learner that learns nothing; those that do have their own optimizers, and learn after updates or iterations."""
 
     learns = False
 
     def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
-        """Its optimizers, beside the algorithm's own ones."""
+        """Return its optimizers, which follow the algorithm's own ones."""
         return []
 
     def begin(self, algorithm: Any) -> None:
-        """Before a run, when its dataset is there."""
+        """Prepare for a run, whose dataset is there."""
 
     def end_update(self, algorithm: Any, batch: Any) -> None:
-        """After an update of the algorithm from a batch."""
+        """Learn after an update of the algorithm from a batch."""
 
     def end_iteration(self, algorithm: Any) -> None:
-        """After the updates of an iteration."""
+        """Learn after the updates of an iteration."""
 
     def get_state(self) -> dict[str, Any]:
-        """What belongs to this rank's run."""
+        """Return the state of this rank's run."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        """The inverse; what is done anew, if something is."""
+        """Restore a state. Return a line if something begins again."""
         return None
 
 
 class SignalLearner(SideLearner):
-    """Updates of the reward signals that learn: one with each of the algorithm's, or one for so many environment steps.
+    """Updates of the reward signals that learn: one with each update of the algorithm, or one for so many environment steps.
 
-    Steps count from the moment that the algorithm may learn: those before are never made up for.
+    Steps count from when the algorithm may learn: earlier ones are never caught up on.
 
     Args:
         signals: all of them, by name.
@@ -68,7 +68,7 @@ class SignalLearner(SideLearner):
         if steps_per_update is not None and not self.learns:
             raise SettingError("reward_signal_steps_per_update: no reward signal learns; name curiosity, rnd or gail in reward_signals")
         self.began: float | None = None
-        """The environment steps of all ranks from which on they count."""
+        """The environment steps of all ranks from which they count."""
 
     def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
         self.own = [signal.configure_optimizer() for signal in self.learning.values()]
@@ -90,7 +90,7 @@ class SignalLearner(SideLearner):
             self.updates += 1
 
     def _due(self, algorithm: Any) -> int:
-        """How many updates are to be made, by counts that are equal on all ranks."""
+        """Return how many updates are due, from counts that are equal on all ranks."""
         if self.steps_per_update is None:
             return 1
         dataset, begin, steps = algorithm.dataset, algorithm.began_at, algorithm.env_steps
@@ -118,8 +118,8 @@ class SignalLearner(SideLearner):
         return None
 
 
-TOP = ((5, 10), (10, 20))
-"""k of the top-k accuracies that are told of branches with more than so many choices."""
+TOP_K = ((5, 10), (10, 20))
+"""k of the top-k accuracies that are logged for branches with more choices than the second number."""
 
 BOX_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Generator | None], Tensor]] = {
     "nll": lambda leaf, x, action, generator: -leaf.evaluate(x, action)[0],
@@ -137,12 +137,12 @@ def imitate(
     label_smoothing: float = 0.0,
     generator: Generator | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of each dimension or branch `[B, D]`, and how near the policy is to the actions, by name, `[B]` each.
+    """Return the loss of each dimension or branch `[B, D]`, and how near the policy is to the actions, by name, `[B]` each.
 
-    Choices and bits have cross-entropy, continuous dimensions what `box_loss` says: `nll`, −log π(a|s); `mse`, the squared error of the
-    mean; or `drawn`, that of a drawn action, with the bounds at -1 and 1, which σ follows as well.
-    Of choices there is their accuracy and rank (0 is the most likely one), the mean over branches; of dimensions the mean absolute
-    deviation of the mean, in the environment's units.
+    Choices and bits have cross-entropy; continuous dimensions, by `box_loss`: `nll`, −log π(a|s); `mse`, the squared error of the mean; or
+    `drawn`, the squared error of a drawn action, with the bounds at -1 and 1, which trains σ too.
+    Choices are measured by accuracy and rank (0 is the most likely one), the mean over branches; dimensions by the mean absolute deviation
+    of the mean, in the environment's units.
 
     Args:
         distribution: of the policy.
@@ -153,7 +153,7 @@ def imitate(
         label_smoothing: ε of the cross-entropy.
         generator: of the draws.
     """
-    costs, told = [], defaultdict(list)
+    costs, near = [], defaultdict(list)
     leaves = distribution.leaves()
     inputs, masks = x.split([leaf.num_inputs for leaf in leaves], -1), split_mask(mask, [leaf.mask_width for leaf in leaves])
     for leaf, part, done, legal in zip(leaves, inputs, distribution.flat(action), masks, strict=True):
@@ -161,22 +161,22 @@ def imitate(
             log_p, choice = losses.branches(leaf.log_probs(part, legal), leaf.sizes), leaf.choices(done)
             costs.append(losses.cross_entropy(log_p, choice, label_smoothing))
             rank = losses.rank(log_p.detach(), choice)
-            told["accuracy"].append(losses.accuracy(log_p.detach(), choice))
-            told["action_rank"].append(rank)
-            for k, many in TOP:
+            near["accuracy"].append(losses.accuracy(log_p.detach(), choice))
+            near["action_rank"].append(rank)
+            for k, many in TOP_K:
                 large = [branch for branch, size in enumerate(leaf.sizes) if size > many]
                 if large:
-                    told[f"top_{k}_accuracy"].append(losses.top_k_accuracy(rank[:, large], k))
+                    near[f"top_{k}_accuracy"].append(losses.top_k_accuracy(rank[:, large], k))
         else:
             costs.append(BOX_LOSSES[box_loss](leaf, part, done, generator))
-            told["mean_abs_deviation"].append(deviation(leaf, leaf.mode(part), done))
-    return torch.cat(costs, -1), {name: torch.cat(parts, -1).mean(-1) for name, parts in told.items()}
+            near["mean_abs_deviation"].append(deviation(leaf, leaf.mode(part), done))
+    return torch.cat(costs, -1), {name: torch.cat(parts, -1).mean(-1) for name, parts in near.items()}
 
 
 def deviation(leaf: Any, mean: Tensor, action: Tensor) -> Tensor:
-    """|μ − a| as the environment gets them, `[B, D]`."""
-    there, here = (leaf.to_env(each.detach().cpu().numpy()) for each in (mean, action))
-    return torch.as_tensor(abs(there - here), device=mean.device).flatten(1)
+    """Return |μ − a| of actions as the environment gets them, `[B, D]`."""
+    predicted, taken = (leaf.to_env(each.detach().cpu().numpy()) for each in (mean, action))
+    return torch.as_tensor(abs(predicted - taken), device=mean.device).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ class CloningConfig:
         demo_path: a Minari id or path; from Python also a list of `Demonstration`.
         strength: their learning rate, as a multiple of the algorithm's.
         steps: environment steps over which it falls to 0; 0 keeps it for the whole run.
-        batch_size: rows of a minibatch, with a memory in sequences of its sequence_length, all if there are fewer; the algorithm's unless
-            given, or 64 where it has none.
-        n_epochs: passes each time; 3 on-policy and 1 off-policy unless given.
-        samples_per_update: demonstrated steps of a pass, 0 for all; all on-policy and one minibatch off-policy unless given.
+        batch_size: rows of a minibatch, with a memory in sequences of its sequence_length, all if there are fewer; default: the
+            algorithm's, or 64 where it has none.
+        n_epochs: passes each time; default: 3 on-policy and 1 off-policy.
+        samples_per_update: demonstrated steps of a pass, 0 for all; default: all on-policy and one minibatch off-policy.
     """
 
     demo_path: str | None = None
@@ -209,7 +209,7 @@ class CloningConfig:
 
 
 def make_cloning(setting: CloningConfig | Mapping[str, Any] | None) -> SideLearner:
-    """What the setting asks for; None asks for nothing.
+    """Make the learner of a setting; None makes one that learns nothing.
 
     Raises:
         SettingError: an unknown or unusable setting.
@@ -218,9 +218,9 @@ def make_cloning(setting: CloningConfig | Mapping[str, Any] | None) -> SideLearn
 
 
 class Cloning(SideLearner):
-    """Makes what demonstrations did likely, with an Adam of its own over the weights of the policy.
+    """Behavioral cloning in addition to reinforcement learning, with its own Adam over the weights of the policy, as in ML-Agents.
 
-    Choices have cross-entropy, continuous dimensions the squared error of drawn actions on the scale of the environment's bounds.
+    Choices have cross-entropy, continuous dimensions the squared error of drawn actions, scaled by the environment's bounds.
 
     Metrics: `behavioral_cloning/loss`, `behavioral_cloning/learning_rate`, and how near the policy is, as for `BehavioralCloning`.
     """
@@ -264,7 +264,7 @@ class Cloning(SideLearner):
             self._learn(algorithm)
 
     def _learn(self, algorithm: Any) -> None:
-        """Some gradient steps, while there is a learning rate."""
+        """Make gradient steps, while the learning rate is above 0."""
         rate = self.learning_rate(algorithm)
         algorithm.record(**{"behavioral_cloning/learning_rate": lambda: torch.tensor(rate)})
         for group in self.optimizer.param_groups:
@@ -279,7 +279,7 @@ class Cloning(SideLearner):
             algorithm.step(loss, self.optimizer, "behavioral_cloning loss")
 
     def learning_rate(self, algorithm: Any) -> float:
-        """That of the algorithm now, times strength, times what is left of `steps`."""
+        """Return the algorithm's, times `strength`, times what is left of `steps`."""
         left = 1 - algorithm.env_steps / self.config.steps if self.config.steps else 1.0
         return algorithm.learning_rate * self.config.strength * max(0.0, left)
 
