@@ -308,7 +308,7 @@ CONFIGS = [
     (b"\xff\xfe\x00m", "c.yaml is not a text file in UTF-8"),
     ("\tmodel: PPO", "c.yaml is not valid YAML, line 1", r"'\t'"),
     ("model: [PPO", "c.yaml is not valid YAML, line 1", "expected ',' or ']'"),
-    (MODEL + "    gamma: 0.9\n    gamma: 0.8\n", "c.yaml is not valid YAML, line 6", "'gamma' stands twice"),
+    (MODEL + "    gamma: 0.9\n    gamma: 0.8\n", "c.yaml is not valid YAML, line 6", "'gamma' appears twice"),
     (MODEL + "? [a, b]\n: 3\n", "c.yaml is not valid YAML, line", "is not a word"),
     ("a: &x [*x]", "c.yaml is not valid YAML, line 1", "recursive"),
     ("model: !!python/object:os.system {}", "c.yaml is not valid YAML, line 1", "python/object"),

@@ -20,7 +20,7 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.evaluation import EvaluationConfig
-from lightning_rl.config_files import WHOLE_FLOAT, number, parse, read_config, spell_out, written
+from lightning_rl.config_files import NUMBER_WITH_EXPONENT, as_number, in_one_line, parse, read_config, spell_out
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, closest, closest_of, nearest
@@ -263,7 +263,7 @@ def read_arguments(arguments: list[str]) -> list[str]:
             if "reward_signals" in init_args(config):
                 named = mapping("model.reward_signals", init_args(config)["reward_signals"])
                 signals = merged(signals or {}, named) if named else {}  # nothing is what there is unless given
-            result.append(f"--config={written(config)}")
+            result.append(f"--config={in_one_line(config)}")
         elif option.startswith("--model.reward_signals."):
             check_option(option.removeprefix("--"), algorithm)
             signals = merged(signals or {}, signal_option(option, value))
@@ -272,15 +272,15 @@ def read_arguments(arguments: list[str]) -> list[str]:
             env_id = value if option == "--model.env.id" else env_id
             if option.startswith("--model.memory.") and not remembers:
                 raise SettingError(f"{option} comes before the kind of memory: {MEMORY_KIND}")
-            value = str(number(value)) if WHOLE_FLOAT.fullmatch(value) else value
+            value = str(as_number(value)) if NUMBER_WITH_EXPONENT.fullmatch(value) else value
             part, _, name = option.removeprefix("--model.").partition(".")
             if (value == "null" or value.startswith(("{", "["))) and name in NESTED.get(part, ()):
                 whole = {part: {name: parse(value, option)}}  # of an option jsonargparse takes null for the word None
-                result.append(f"--config={written({'model': {'init_args': whole}})}")
+                result.append(f"--config={in_one_line({'model': {'init_args': whole}})}")
             else:
                 result.append(f"{option}={value}" if value else option)
     if signals is not None:
-        result.append(f"--config={written({'model': {'init_args': {'reward_signals': signals}}})}")
+        result.append(f"--config={in_one_line({'model': {'init_args': {'reward_signals': signals}}})}")
     if not env_id:
         raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
     return result

@@ -1,4 +1,4 @@
-"""Exported policies: one traceable function, and the files it can be written to."""
+"""A policy as one traceable graph, and the files it can be written to."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from torch.export import Dim, ExportedProgram
 
 from lightning_rl.distributions.distribution import cast
 from lightning_rl.errors import missing_extra
+from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import MASK, Spaces, allocate, observation_leaves, samples
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
+METADATA = "lightning_rl"
+"""The name under which a file contains its description."""
+
 
 class Port(NamedTuple):
-    """An input or output `[N, *shape]`.  role: observation, action_mask, memory or action.  dtype: numpy's name of it."""
+    """An input or output `[N, *shape]`.  role: observation, action_mask, memory or action.  dtype: in numpy's words."""
 
     name: str
     role: str
@@ -39,32 +43,34 @@ class PolicyGraph(nn.Module):
     memory for the next step.
 
     Args:
-        network: of an algorithm, with its normalizer inside.
+        network: of an algorithm, which contains its normalizer.
         spaces: of the environment it was trained on.
 
     Attributes: inputs and outputs, the ports in order.
     """
 
-    def __init__(self, network: Any, spaces: Spaces) -> None:
+    def __init__(self, network: PolicyNetwork, spaces: Spaces) -> None:
         super().__init__()
         self.network, self.masked = network.eval(), spaces.masked
         self.stored, self.memory = allocate(spaces.observation, 1), tree_to_numpy(network.initial_memory(1))
         leaves = [leaf.name for leaf in observation_leaves(spaces.observation)]
         states = [f"memory.{i}" for i in range(len(tree_leaves(self.memory)))]
         actions = [f"action.{name}" for name in network.distribution.names] or ["action"]
-        roles = ["observation"] * len(leaves) + [MASK] * spaces.masked + ["memory"] * len(states)
         names = unique([*leaves, *[MASK] * spaces.masked, *states, *actions, *(f"next_{state}" for state in states)])
-        given = self.example(spaces, 1)
-        taken = tree_to_numpy(self(*tree_to_torch(given)))
-        self.inputs = _ports(names, roles, given)
-        self.outputs = _ports(names[len(given) :], ["action"] * len(actions) + ["memory"] * len(states), taken)
+        roles = [*["observation"] * len(leaves), *[MASK] * spaces.masked, *["memory"] * len(states)]
+        roles += ["action"] * len(actions) + ["memory"] * len(states)
+        inputs = self.example(spaces, 1)
+        arrays = [*inputs, *tree_to_numpy(self(*tree_to_torch(inputs)))]
+        ports = [Port(name, role, each.shape[1:], each.dtype.name) for name, role, each in zip(names, roles, arrays, strict=True)]
+        self.inputs, self.outputs = ports[: len(inputs)], ports[len(inputs) :]
 
     def example(self, spaces: Spaces, num: int) -> tuple[np.ndarray, ...]:
-        """Inputs at `num` random observations which begin episodes, all actions legal."""
+        """Draw inputs: `num` random observations which begin episodes, all actions legal."""
         mask, memory = spaces.masks(num), self.network.initial_memory(num)
         return tuple(tree_leaves((samples(spaces.observation, num), mask, tree_to_numpy(memory))))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute the outputs from the inputs, in the order of the ports."""
         rest = iter(inputs)
         obs = tree_map(lambda leaf: cast(next(rest), leaf.dtype), self.stored)
         mask: Tree = next(rest) if self.masked else ()
@@ -73,29 +79,38 @@ class PolicyGraph(nn.Module):
         distribution = self.network.distribution
         return tuple(leaf.detach() for leaf in (*distribution.flat(distribution.to_env(action)), *tree_leaves(memory)))
 
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the inputs and those of the outputs."""
+        return [port.name for port in self.inputs], [port.name for port in self.outputs]
+
+    def any_batch_size(self) -> dict[str, tuple[dict[int, Dim], ...]]:
+        """Return the dynamic shapes of the inputs: the first dimension is free."""
+        batch = Dim("batch")
+        return {"inputs": tuple({0: batch} for _ in self.inputs)}
+
+    def trace(self, spaces: Spaces) -> ExportedProgram:
+        """Trace the operations, without the places in files that they come from."""
+        with quiet():
+            program = torch.export.export(self, tree_to_torch(self.example(spaces, 2)), dynamic_shapes=self.any_batch_size())
+        for module in program.graph_module.modules():
+            for node in getattr(module, "graph", torch.fx.Graph()).nodes:
+                node.meta.pop("stack_trace", None)
+        return program
+
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Names of which none comes twice: a later one gets a number."""
-    taken: list[str] = []
+    """Number names that appear again: a, a_2, a_3."""
+    found: list[str] = []
     for name in names:
-        found = name
-        number = 2
-        while found in taken:
-            found, number = f"{name}_{number}", number + 1
-        taken.append(found)
-    return taken
-
-
-def _ports(names: list[str], roles: list[str], arrays: Iterable[np.ndarray]) -> list[Port]:
-    leaves: Iterator[Any] = zip(names, roles, arrays, strict=False)
-    return [Port(name, role, array.shape[1:], array.dtype.name) for name, role, array in leaves]
+        numbered, number = name, 2
+        while numbered in found:
+            numbered, number = f"{name}_{number}", number + 1
+        found.append(numbered)
+    return found
 
 
 Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 """From the inputs of a graph to its outputs."""
-
-METADATA = "lightning_rl"
-"""Under this name a file holds what is said of it beside it, too."""
 
 
 class Format(Protocol):
@@ -105,10 +120,10 @@ class Format(Protocol):
     packages: tuple[str, ...]
 
     def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
-        """The file of a graph."""
+        """Return the content of a file."""
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
-        """What a file of that graph does."""
+        """Load the content of a file of that graph."""
 
 
 class Onnx:
@@ -118,29 +133,31 @@ class Onnx:
     packages: tuple[str, ...] = ("onnx", "onnxscript", "onnxruntime")
 
     def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
-        names = port_names(graph)
-        program = trace(graph, spaces)
+        inputs, outputs = graph.names()
+        program = graph.trace(spaces)
         with quiet():
+            shapes = graph.any_batch_size()
             exported: Any = torch.onnx.export(
-                program, (), dynamo=True, verbose=False, input_names=names[0], output_names=names[1], dynamic_shapes=any_rows(graph)
+                program, (), dynamo=True, verbose=False, input_names=inputs, output_names=outputs, dynamic_shapes=shapes
             )
-        inside = [value for node in exported.model.graph.all_nodes() for value in node.outputs if not value.is_graph_output()]
-        for value in (*inside, *exported.model.graph.initializers.values()):
-            if value.name in names[0] + names[1]:  # an observation may have any name
+        model = exported.model
+        inside = [value for node in model.graph.all_nodes() for value in node.outputs if not value.is_graph_output()]
+        for value in (*inside, *model.graph.initializers.values()):
+            if value.name in inputs + outputs:  # an observation may have any name
                 value.name += "/"
-        for node in exported.model.graph.all_nodes():
-            node.metadata_props.clear()  # where in which file each came from
-        exported.model.metadata_props[METADATA] = metadata
+        for node in model.graph.all_nodes():
+            node.metadata_props.clear()  # places in files
+        model.metadata_props[METADATA] = metadata
         return exported.model_proto.SerializeToString()
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
         import onnxruntime
 
+        inputs, outputs = graph.names()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        names = port_names(graph)
-        return lambda arrays: session.run(names[1], dict(zip(names[0], arrays, strict=True)))
+        return lambda arrays: session.run(outputs, dict(zip(inputs, arrays, strict=True)))
 
 
 class Torch:
@@ -152,12 +169,12 @@ class Torch:
     def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
         file = io.BytesIO()
         with quiet():
-            torch.export.save(trace(graph, spaces), file, extra_files={METADATA: metadata})
+            torch.export.save(graph.trace(spaces), file, extra_files={METADATA: metadata})
         return file.getvalue()
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
         with quiet():
-            return _call(torch.export.load(io.BytesIO(data)).module())
+            return on_arrays(torch.export.load(io.BytesIO(data)).module())
 
 
 class Safetensors:
@@ -179,7 +196,7 @@ class Safetensors:
         for weight in other.state_dict().values():
             weight.zero_()  # whatever the file lacks
         other.network.load_state_dict(load(data))
-        return _call(other)
+        return on_arrays(other)
 
 
 FORMATS: dict[str, Format] = {"onnx": Onnx(), "torch": Torch(), "safetensors": Safetensors()}
@@ -194,30 +211,9 @@ def check_packages(name: str) -> None:
             raise missing_extra(package, "export", f"export to {name}") from error
 
 
-def trace(graph: PolicyGraph, spaces: Spaces) -> ExportedProgram:
-    """The operations of a graph, which say nothing of the machine they were traced on."""
-    with quiet():
-        program = torch.export.export(graph, tree_to_torch(graph.example(spaces, 2)), dynamic_shapes=any_rows(graph))
-    for module in program.graph_module.modules():
-        for node in getattr(module, "graph", torch.fx.Graph()).nodes:
-            node.meta.pop("stack_trace", None)
-    return program
-
-
-def port_names(graph: PolicyGraph) -> tuple[list[str], list[str]]:
-    """Those of the inputs, and those of the outputs."""
-    return [port.name for port in graph.inputs], [port.name for port in graph.outputs]
-
-
-def any_rows(graph: PolicyGraph) -> dict[str, Any]:
-    """The shapes of a graph's inputs, the first dimension free."""
-    batch = Dim("batch")
-    return {"inputs": tuple({0: batch} for _ in graph.inputs)}
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what exporters say beside what they raise."""
+    """Silence logs, warnings and stderr of exporters."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -228,7 +224,9 @@ def quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _call(module: Callable[..., Any]) -> Run:
+def on_arrays(module: Callable[..., Tree]) -> Run:
+    """Make a module take and return arrays."""
+
     @torch.no_grad()
     def run(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         return tree_to_numpy(module(*tree_to_torch(tuple(arrays))))

@@ -1,48 +1,45 @@
-"""A config under construction, and the settings of somebody else's file, read one by one."""
+"""A config under construction, and the settings of another library's file, read one by one."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lightning_rl.config_files import parse
+from lightning_rl.config_files import Plain, parse_file
 from lightning_rl.errors import SettingError, check_range, nearest
 from lightning_rl.training.settings import as_integer
 
-WIDTH = 120
-"""From this length on a mapping stands in lines of its own."""
+MAX_WIDTH = 120
+"""Of a mapping on one line; longer ones get a line for each key."""
 
 
 class Config:
     """Settings by their dotted path, such as `model.env.id`, in the order in which they are set.
 
     Args:
-        algorithm: what learns.
-        command: that makes this config, for its first line.
+        algorithm: to train.
+        command: that writes this config, for its first line.
     """
 
     def __init__(self, algorithm: str, command: str) -> None:
-        self.algorithm, self.command = algorithm, command
-        self.settings: dict[str, Any] = {}
+        self.algorithm, self.comments = algorithm, [" ".join(command.split())]
+        self.settings: Plain = {}
         self.remarks: dict[str, str] = {}
-        self.notes: list[str] = []
 
-    def set(self, path: str, value: Any, remark: str = "") -> None:
-        """A setting, and why it is not what the file says."""
-        self.settings[path] = as_integer(value)
-        if remark:
-            self.remarks[path] = remark
+    def set(self, path: str, value: object, remark: str = "") -> None:
+        """Add a setting, and why it differs from the file."""
+        self.settings[path], self.remarks[path] = as_integer(value), remark
 
     def note(self, text: str) -> None:
-        """A comment before all settings: what was dropped, and what else to know."""
-        self.notes.append(text)
+        """Add a comment above all settings."""
+        self.comments += text.splitlines()
 
-    def drop(self, settings: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-        """What is left of a file's settings: a comment for each reason why, where they are not off."""
+    def drop(self, settings: Plain, reasons: Mapping[str, str]) -> None:
+        """Add a comment for each reason why settings of the file are left out; those that are off need none."""
         dropped: dict[str, list[str]] = {}
         for name, value in settings.items():
             if value and value != "none":
@@ -51,181 +48,139 @@ class Config:
             self.note(f"{', '.join(names)} dropped: {reason}")
 
     def text(self) -> str:
-        """The config as YAML."""
-        lines = [f"# {' '.join(self.command.split())}", *(f"# {line}" for note in self.notes for line in note.splitlines())]
-        return "\n".join([*lines, *self._written()]) + "\n"
-
-    def _written(self) -> Iterator[str]:
-        tree: dict[str, Any] = {"model": {"class_path": self.algorithm, "init_args": {}}}
-        remarks = {}
+        """Write the config as YAML."""
+        tree: Plain = {"model": {"class_path": (self.algorithm, ""), "init_args": {}}}
         for path, value in self.settings.items():
-            section, _, rest = path.partition(".")
-            *inner, name = ["model", "init_args", *rest.split(".")] if section == "model" else path.split(".")
+            *sections, name = path.replace("model.", "model.init_args.", 1).split(".")
             part = tree
-            for each in inner:
-                part = part.setdefault(each, {})
-            part[name] = Leaf(value)
-            remarks[(*inner, name)] = self.remarks.get(path, "")
-        return branch(tree, remarks)
+            for section in sections:
+                part = part.setdefault(section, {})
+            part[name] = (value, self.remarks[path])
+        return "\n".join([*(f"# {line}" for line in self.comments), *lines(tree)]) + "\n"
 
 
-class Leaf:
-    """A value that stands in one line, so that mappings which are values are not taken for sections."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def branch(tree: Mapping[str, Any], remarks: Mapping[tuple[str, ...], str], inside: tuple[str, ...] = ()) -> Iterator[str]:
-    """The lines of a part of the config, nested sections in blocks."""
+def lines(tree: Plain, indent: str = "") -> Iterator[str]:
+    """Write sections in blocks, and each value on one line with its remark."""
     for name, part in tree.items():
-        place, indent = (*inside, name), "  " * len(inside)
-        if isinstance(part, Mapping):
+        if isinstance(part, dict):
             yield f"{indent}{name}:"
-            yield from branch(part, remarks, place)
+            yield from lines(part, indent + "  ")
             continue
-        value = part.value if isinstance(part, Leaf) else part
-        remark = f"  # {remarks[place]}" if remarks.get(place) else ""
-        text = in_line(value)
-        if isinstance(value, Mapping) and len(text) > WIDTH:
-            yield f"{indent}{name}:{remark}"
-            yield from (f"{indent}  {line}" for line in in_block(value).splitlines())
+        value, remark = part
+        comment = f"  # {remark}" if remark else ""
+        line = yaml.safe_dump({name: value}, default_flow_style=True, sort_keys=False, width=float("inf")).strip()[1:-1]
+        if isinstance(value, Mapping) and len(line) > MAX_WIDTH:
+            yield f"{indent}{name}:{comment}"
+            block = yaml.safe_dump(value, sort_keys=False, width=float("inf"))
+            yield from (f"{indent}  {each}" for each in block.splitlines())
         else:
-            yield f"{indent}{name}: {text}{remark}"
+            yield f"{indent}{line}{comment}"
 
 
-def in_line(value: Any) -> str:
-    """A value as YAML in one line."""
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf")).removesuffix("...\n").strip()
-
-
-def in_block(value: Any) -> str:
-    """A value as YAML, a line for each of its parts."""
-    return yaml.safe_dump(value, sort_keys=False, width=float("inf")).rstrip()
-
-
-class Given:
-    """Settings with the place where each stands; what is taken is gone, so that what is left was not needed.
+class Settings:
+    """Settings of a file. Those that are read are removed, so that the rest was not needed.
 
     Args:
-        settings: by their names.
-        places: how the file spells a name, if not just like that.
+        values: by their names.
+        places: the path of each name in the file; default: the name.
     """
 
-    def __init__(self, settings: Mapping[str, Any], places: Mapping[str, str] | None = None) -> None:
-        self.settings, self.places = dict(settings), dict(places or {})
+    def __init__(self, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> None:
+        self.values, self.places = dict(values), dict(places or {})
 
     def __contains__(self, name: str) -> bool:
-        return self.settings.get(name) is not None
+        return self.values.get(name) is not None
 
     def place(self, name: str) -> str:
-        """How the file spells it."""
+        """Return the path of a name in the file."""
         return self.places.get(name, name)
 
-    def take(self, name: str, default: Any = None) -> Any:
-        """Its value; the default where it is missing or null."""
-        value = self.settings.pop(name, None)
+    def take(self, name: str, default: object = None) -> Any:
+        """Remove and return a value; the default where it is missing or null."""
+        value = self.values.pop(name, None)
         return default if value is None else value
 
     def number(self, name: str, default: float, high: float = float("inf")) -> float:
-        """A number from 0 to `high`.
-
-        Raises:
-            SettingError: it is something else.
-        """
+        """Take a number from 0 to `high`; `SettingError` for anything else."""
         value = self.take(name, default)
         check_range(self.place(name), value, 0, high)
         return value
 
     def integer(self, name: str, default: int, low: int = 1, high: float = float("inf")) -> int:
-        """An integer from `low` to `high`; whole floats are integers.
-
-        Raises:
-            SettingError: it is something else.
-        """
+        """Take an integer from `low` to `high`, which may be written as a float; `SettingError` for anything else."""
         value = as_integer(self.take(name, default))
         check_range(self.place(name), value, low, high, whole=True)
         return value
 
-    def mapping(self, name: str) -> dict[str, Any]:
-        """A mapping; an empty one where it is missing or null.
+    def mapping(self, name: str) -> Plain:
+        """Take a mapping, {} where it is missing or null; `SettingError` for anything else."""
+        return as_mapping(self.take(name), self.place(name))
 
-        Raises:
-            SettingError: it is something else.
-        """
-        value = self.take(name, {})
-        if not isinstance(value, Mapping):
-            raise SettingError(f"{self.place(name)} must be a mapping of settings, got {value!r}")
-        return dict(value)
+    def section(self, name: str) -> Settings:
+        """Take a mapping as settings with their places."""
+        values = self.mapping(name)
+        return Settings(values, {each: f"{self.place(name)}.{each}" for each in values})
 
 
-def check_known(given: Iterable[Any], known: Iterable[str], what: str, prefix: str = "") -> None:
-    """Raise `SettingError` for the first name that is not among those known, with the nearest that is."""
+def as_mapping(value: object, where: str) -> Plain:
+    """Copy a mapping, {} for null; raise `SettingError` for anything else."""
+    if value is not None and not isinstance(value, Mapping):
+        raise SettingError(f"{where} must be a mapping of settings, got {value!r}")
+    return dict(value or {})
+
+
+def check_known(names: Iterable[object], known: Iterable[str], what: str, prefix: str = "") -> None:
+    """Raise `SettingError` for the first unknown name, with the nearest known one."""
     known = list(known)
-    for name in given:
+    for name in names:
         if name not in known:
             raise SettingError(f"{prefix}{name} is not a setting of {what}{nearest(str(name), known)}")
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """A YAML file as plain data.
+def read_file(path: str) -> Plain:
+    """Read a YAML file.
 
     Raises:
-        SettingError: there is none, it is not UTF-8, not YAML, or not a mapping.
+        SettingError: no such file, not UTF-8, not YAML, or not a mapping.
     """
     try:
-        settings = parse(Path(path).read_text(encoding="utf-8"), path)
+        settings = parse_file(Path(path), path)
     except OSError as error:
         raise SettingError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingError(f"{path} is not a text file in UTF-8; save it as one") from error
     if not isinstance(settings, dict) or not settings:
         raise SettingError(f"{path} must be a mapping of names to settings, got {'nothing' if not settings else repr(settings)}")
     return settings
 
 
-def merged(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others over them, mapping into mapping."""
-    both = dict(settings)
+def merge(settings: Plain, others: Plain) -> Plain:
+    """Lay settings over others, mapping into mapping."""
+    merged = dict(settings)
     for name, value in others.items():
-        before = both.get(name)
-        both[name] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return both
+        before = merged.get(name)
+        merged[name] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
 
 
-def read_expression(text: Any, where: str) -> Any:
-    """Plain data of an expression: names such as `nn.ReLU` as texts, `dict(…)` as a mapping; what is no text as it is.
+def read_expression(text: object, where: str) -> Any:
+    """Read a Python expression as data: `dict(…)` as a mapping, names such as `nn.ReLU` as texts. Values that are no texts are kept.
 
     Raises:
-        SettingError: it is no expression, or says more than data.
+        SettingError: not an expression, or one that is more than data.
     """
     if not isinstance(text, str):
         return text
     try:
-        return _plain(ast.parse(text.strip(), mode="eval").body)
+        return _as_data(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise SettingError(f"{where} must be a mapping such as dict(net_arch=[64, 64]), got {text!r}") from error
 
 
-def _plain(node: ast.expr) -> Any:
-    return READERS.get(type(node).__name__, ast.literal_eval)(node)
-
-
-def _call(node: Any) -> dict[str, Any]:
-    if ast.unparse(node.func) != "dict" or node.args or not all(each.arg for each in node.keywords):
-        raise ValueError(f"{ast.unparse(node)} is no dict(name=value)")
-    return {each.arg: _plain(each.value) for each in node.keywords}
-
-
-def _mapping(node: Any) -> dict[Any, Any]:
-    return {_plain(key): _plain(value) for key, value in zip(node.keys, node.values, strict=True)}
-
-
-def _sequence(node: Any) -> list[Any]:
-    return [_plain(each) for each in node.elts]
-
-
-READERS: dict[str, Callable[[Any], Any]] = {
-    **{"Call": _call, "Dict": _mapping, "List": _sequence, "Tuple": _sequence},
-    **{"Name": ast.unparse, "Attribute": ast.unparse},
-}
+def _as_data(node: Any) -> Any:
+    kind = type(node)
+    if kind is ast.Call and ast.unparse(node.func) == "dict" and not node.args and all(each.arg for each in node.keywords):
+        return {each.arg: _as_data(each.value) for each in node.keywords}
+    if kind is ast.Dict:
+        return {_as_data(key): _as_data(value) for key, value in zip(node.keys, node.values, strict=True)}
+    if kind in (ast.List, ast.Tuple):
+        return [_as_data(each) for each in node.elts]
+    return ast.unparse(node) if kind in (ast.Name, ast.Attribute) else ast.literal_eval(node)

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 
+from lightning_rl.config_files import Plain
 from lightning_rl.envs.make import prepare_package
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
-from lightning_rl.importers.config import Config, Given, check_known, read_expression, read_file
+from lightning_rl.importers.config import Config, Settings, check_known, read_expression, read_file
 from lightning_rl.importers.zoo_settings import (
     ALGORITHMS,
     DEFAULTS,
     DIFFERENT,
     DROPPED,
-    ELSEWHERE,
+    MISSING,
     OTHERS,
-    RENAMED,
+    SAME,
     SCHEDULED,
     WRAPPER_DEFAULTS,
     WRAPPERS,
     ZOO,
-    policy,
+    set_policy,
 )
 
 VERSION = re.compile(r"(.+)-v(\d+)")
@@ -35,57 +35,99 @@ SHARED = {
 }
 
 
-def algorithm_of(path: str, given: str | None) -> str:
-    """The algorithm that is asked for, or that of the file's name.
+def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
+    """Convert the section of an environment to the text of a config.
+
+    Args:
+        path: of the file.
+        env_id: which of its environments.
+        algorithm: default: what the file is named for.
+
+    Raises:
+        SettingError: the file cannot be read, has nothing for the environment, or has an unknown setting.
+    """
+    file = read_file(path)
+    algorithm = find_algorithm(path, algorithm)
+    section, settings = find_section(file, Path(path).name, env_id)
+    known = {*ZOO, *SAME[algorithm], *SCHEDULED[algorithm], *OTHERS[algorithm], *DROPPED}
+    check_known(settings.values, known, f"the zoo's {algorithm}", f"{section}.")
+    settings.values = DEFAULTS.get(algorithm, {}) | {name: value for name, value in settings.values.items() if value is not None}
+    config = Config(ALGORITHMS[algorithm], f"lightning-rl import-zoo {Path(path).name} {env_id}")
+    current = current_id(env_id)
+    if current != env_id:
+        config.note(f"gymnasium has {current} instead of {env_id}")
+    if section not in (env_id, current):
+        config.note(f"these are the settings of {section}")
+    config.set("model.env.id", current)
+    num_envs = settings.integer("n_envs", 1)
+    config.set("model.env.num_envs", num_envs)
+    set_environment(config, settings)
+    config.set("model.max_env_steps", settings.integer("n_timesteps", 1_000_000))
+    if algorithm == "ppo":
+        set_minibatches(config, settings, num_envs)
+    if algorithm in ("dqn", "sac", "td3", "ddpg"):
+        set_update_ratio(config, settings, num_envs)
+    if config.algorithm == "TD3":
+        set_noise(config, settings)
+    if algorithm == "ddpg":
+        for name, value in {"n_critics": 1, "policy_delay": 1, "target_policy_noise": 0.0}.items():
+            config.set(f"model.{name}", value)
+    for name in SCHEDULED[algorithm]:
+        if name in settings:
+            scheduled = read_schedule(settings.take(name), settings.place(name))
+            config.set(f"model.{name}", scheduled, DIFFERENT.get(name, "") if scheduled is not None else "")
+    for name in SAME[algorithm]:
+        if name in settings:
+            config.set(f"model.{'replay.' if name == 'optimize_memory_usage' else ''}{name}", settings.take(name))
+    set_policy(config, settings, algorithm)
+    set_normalization(config, settings)
+    if "seed" in settings:
+        config.set("seed_everything", settings.integer("seed", 0, low=0))
+    config.drop(settings.values, DROPPED)
+    return config.text()
+
+
+def find_algorithm(path: str, name: str | None) -> str:
+    """Return the algorithm of that name, or the one that the file is named for.
 
     Raises:
         SettingError: there is no such algorithm here.
     """
-    name = Path(path).stem.lower() if given is None else given
-    if name in ELSEWHERE:
-        where = path if given is None else "--algo"
-        raise SettingError(f"{where}: there is no {name} here; {ELSEWHERE[name]}")
-    if given is not None:
-        check_choice("--algo", given, ALGORITHMS)
-    elif name not in ALGORITHMS:
+    found = Path(path).stem.lower() if name is None else name
+    if found in MISSING:
+        raise SettingError(f"{path if name is None else '--algo'}: there is no {found} here; {MISSING[found]}")
+    if name is not None:
+        check_choice("--algo", name, ALGORITHMS)
+    elif found not in ALGORITHMS:
         raise SettingError(f"{path}: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo")
-    return name
+    return found
 
 
-def section_of(file: dict[str, Any], name: str, env_id: str) -> tuple[str, Given]:
-    """The name and settings of a file's section for an environment: its own, that of another version, or that of all Atari games.
+def find_section(file: Plain, name: str, env_id: str) -> tuple[str, Settings]:
+    """Return the section of an environment, of another version of it, or of all Atari games, with its settings.
 
     Raises:
         SettingError: there is none.
     """
     if env_id in SHARED:
         raise SettingError(f"{env_id} is {SHARED[env_id]}")
-    section = section_name(env_id, file)
+    section = env_id if env_id in file else next(reversed(versions_of(env_id, file)), None)
+    if section is None and "atari" in file and (env_id.startswith("ALE/") or "NoFrameskip" in env_id):
+        section = "atari"
     if section is None:
         raise SettingError(f"{name} has no section for {env_id}{nearest(env_id, map(str, file.keys() - SHARED.keys()))}")
-    if not isinstance(file[section], dict):
-        raise SettingError(f"{section} must be a mapping of settings, got {file[section]!r}")
-    return section, Given(file[section], {each: f"{section}.{each}" for each in file[section]})
+    return section, Settings(file).section(section)
 
 
-def section_name(env_id: str, file: dict[str, object]) -> str | None:
-    """Which section is for an environment."""
-    if env_id in file:
-        return env_id
-    if versions := versions_of(env_id, file):
-        return versions[-1]
-    return "atari" if "atari" in file and (env_id.startswith("ALE/") or "NoFrameskip" in env_id) else None
-
-
-def versions_of(env_id: str, names: object) -> list[str]:
-    """The names that are the same environment in any version, the newest last."""
+def versions_of(env_id: str, names: Iterable[object]) -> list[str]:
+    """Return the names that are the same environment in any version, the newest last."""
     wanted = VERSION.fullmatch(env_id)
-    found = [match for name in names if wanted and (match := VERSION.fullmatch(str(name))) and match[1] == wanted[1]]  # type: ignore[attr-defined]
+    found = [match for name in names if wanted and (match := VERSION.fullmatch(str(name))) and match[1] == wanted[1]]
     return [match[0] for match in sorted(found, key=lambda match: int(match[2]))]
 
 
-def environment_of_today(env_id: str) -> str:
-    """The same id where gymnasium has it, else that of its newest version."""
+def current_id(env_id: str) -> str:
+    """Return the same id where gymnasium has it, else that of its newest version."""
     if (game := re.fullmatch(r"(\w+)NoFrameskip-v4", env_id)) is not None:
         return f"ALE/{game[1]}-v5"
     try:
@@ -97,27 +139,27 @@ def environment_of_today(env_id: str) -> str:
     return versions[-1] if gone and versions else env_id
 
 
-def environment(config: Config, given: Given) -> None:
-    """What is built, and what is put around it.
+def set_environment(config: Config, settings: Settings) -> None:
+    """Convert the environment's arguments and wrappers.
 
     Raises:
         SettingError: a setting of the wrong kind.
     """
-    arguments = read_expression(given.take("env_kwargs", {}), given.place("env_kwargs"))
+    arguments = read_expression(settings.take("env_kwargs", {}), settings.place("env_kwargs"))
     if not isinstance(arguments, dict):
-        raise SettingError(f"{given.place('env_kwargs')} must be a mapping of arguments, got {arguments!r}")
+        raise SettingError(f"{settings.place('env_kwargs')} must be a mapping of arguments, got {arguments!r}")
     if arguments:
         config.set("model.env.kwargs", arguments)
-    frames = given.integer("frame_stack", 1)
-    kept: list[dict[str, Any]] = []
-    for path, settings in wrappers(given.take("env_wrapper"), given.place("env_wrapper")):
+    frames = settings.integer("frame_stack", 1)
+    kept: list[Plain] = []
+    for path, given in read_wrappers(settings.take("env_wrapper"), settings.place("env_wrapper")):
         name = path.rpartition(".")[2]
         if name == "AtariWrapper":
-            atari(config, settings)
+            set_atari(config, given)
             frames = 1 if frames == 4 else frames
-        elif name == "TimeLimit" and "max_episode_steps" in settings:
-            config.set("model.env.max_episode_steps", settings["max_episode_steps"])
-        elif (found := known_wrapper(name, settings, path)) is not None:
+        elif name == "TimeLimit" and "max_episode_steps" in given:
+            config.set("model.env.max_episode_steps", given["max_episode_steps"])
+        elif (found := known_wrapper(name, given, path)) is not None:
             wrapper, remark = found
             kept.append(wrapper)
             if remark:
@@ -132,8 +174,8 @@ def environment(config: Config, given: Given) -> None:
         config.set("model.env.frame_stack", frames)
 
 
-def wrappers(setting: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each wrapper by its class path, with its arguments.
+def read_wrappers(setting: object, where: str) -> Iterator[tuple[str, Plain]]:
+    """Yield each wrapper's class path with its arguments.
 
     Raises:
         SettingError: neither class paths nor mappings of them to arguments.
@@ -147,8 +189,8 @@ def wrappers(setting: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise SettingError(f"{where} must be class paths, each with its arguments, got {each!r}")
 
 
-def known_wrapper(name: str, settings: dict[str, Any], path: str) -> tuple[dict[str, Any], str] | None:
-    """Our wrapper, and what is different about it; None if it is not known."""
+def known_wrapper(name: str, settings: Plain, path: str) -> tuple[Plain, str] | None:
+    """Return the wrapper to use here, and what is different about it; None if it is not known."""
     ours, names, remark = WRAPPERS.get(name, (name, {key: key for key in settings}, ""))
     installed = "." in ours or path.startswith(("gym.", "gymnasium.")) or name in WRAPPERS
     if not installed or not ("." in ours or hasattr(gym.wrappers, ours)) or settings.keys() - names.keys() - {"max_steps", "test_mode"}:
@@ -159,8 +201,8 @@ def known_wrapper(name: str, settings: dict[str, Any], path: str) -> tuple[dict[
     return {"class_path": ours} | ({"init_args": arguments} if arguments else {}), remark
 
 
-def atari(config: Config, settings: dict[str, Any]) -> None:
-    """The standard preprocessing of games."""
+def set_atari(config: Config, settings: Plain) -> None:
+    """Add the standard preprocessing of games."""
     config.set("model.env.atari", True)
     arguments = {"repeat_action_probability": 0.0} | config.settings.get("model.env.kwargs", {})
     config.set("model.env.kwargs", arguments, "no sticky actions, as in the NoFrameskip games that the zoo is for")
@@ -169,67 +211,22 @@ def atari(config: Config, settings: dict[str, Any]) -> None:
     config.note("AtariWrapper is env.atari here: a lost life does not end an episode, and FIRE is not pressed at its beginning")
 
 
-def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
-    """The config as text.
-
-    Args:
-        path: of the file.
-        env_id: which of its environments.
-        algorithm: which algorithm, if the file's name does not tell.
-
-    Raises:
-        SettingError: the file cannot be read, has nothing for the environment, or says something unknown.
-    """
-    file = read_file(path)
-    algorithm = algorithm_of(path, algorithm)
-    section, given = section_of(file, Path(path).name, env_id)
-    known = ZOO | RENAMED[algorithm].keys() | SCHEDULED[algorithm].keys() | OTHERS[algorithm] | DROPPED.keys()
-    check_known(given.settings, known, f"the zoo's {algorithm}", f"{section}.")
-    given.settings = DEFAULTS[algorithm] | {name: value for name, value in given.settings.items() if value is not None}
-    config = Config(ALGORITHMS[algorithm], f"lightning-rl import-zoo {Path(path).name} {env_id}")
-    today = environment_of_today(env_id)
-    if today != env_id:
-        config.note(f"gymnasium has {today} instead of {env_id}")
-    if section not in (env_id, today):
-        config.note(f"these are the settings of {section}")
-    config.set("model.env.id", today)
-    num_envs = given.integer("n_envs", 1)
-    config.set("model.env.num_envs", num_envs)
-    environment(config, given)
-    config.set("model.max_env_steps", given.integer("n_timesteps", 1_000_000))
-    for step in STEPS[algorithm]:
-        step(config, given, num_envs)
-    for name, target in SCHEDULED[algorithm].items():
-        if name in given:
-            value = schedule(given.take(name), given.place(name))
-            config.set(target, value, DIFFERENT.get(name, "") if value is not None else "")
-    for name, target in RENAMED[algorithm].items():
-        if name in given:
-            config.set(target, given.take(name))
-    policy(config, given, algorithm)
-    normalize(config, given)
-    if "seed" in given:
-        config.set("seed_everything", given.integer("seed", 0, low=0))
-    config.drop(given.settings, DROPPED)
-    return config.text()
-
-
-def minibatches(config: Config, given: Given, num_envs: int) -> None:
-    """PPO's batch_size, which must be a part of the rollout here."""
-    n_steps, asked = given.integer("n_steps", 2048), given.integer("batch_size", 64)
+def set_minibatches(config: Config, settings: Settings, num_envs: int) -> None:
+    """Convert PPO's batch_size, which must divide the rollout here."""
+    n_steps, wanted = settings.integer("n_steps", 2048), settings.integer("batch_size", 64)
     rows = n_steps * num_envs
-    batch = next(size for size in range(min(asked, rows), 0, -1) if rows % size == 0)
+    batch = next(size for size in range(min(wanted, rows), 0, -1) if rows % size == 0)
     config.set("model.n_steps", n_steps)
-    config.set("model.batch_size", batch, f"{asked} there; here a part of n_steps x num_envs = {rows}" * (batch != asked))
+    config.set("model.batch_size", batch, f"{wanted} there; here a part of n_steps x num_envs = {rows}" * (batch != wanted))
 
 
-def often(config: Config, given: Given, num_envs: int) -> None:
-    """When to learn: in environment steps of all environments together, which Stable-Baselines3 counts for each."""
-    freq, steps = given.take("train_freq", 1), given.take("gradient_steps", 1)
+def set_update_ratio(config: Config, settings: Settings, num_envs: int) -> None:
+    """Convert when to learn: here in environment steps of all environments together, there of each of them."""
+    freq, steps = settings.take("train_freq", 1), settings.take("gradient_steps", 1)
     every, unit = freq if isinstance(freq, list | tuple) and len(freq) == 2 else (freq, "step")
-    check_range(given.place("train_freq"), every, 1, whole=True)
-    check_choice(given.place("train_freq"), unit, ("step", "episode"))
-    check_range(given.place("gradient_steps"), steps, -1, whole=True)
+    check_range(settings.place("train_freq"), every, 1, whole=True)
+    check_choice(settings.place("train_freq"), unit, ("step", "episode"))
+    check_range(settings.place("gradient_steps"), steps, -1, whole=True)
     if unit == "episode":
         updates = "as many updates as steps" if steps == -1 else f"{steps} updates"
         config.set("model.train_freq", 1, f"{updates} after {every} whole episodes there; here one after each step")
@@ -239,40 +236,23 @@ def often(config: Config, given: Given, num_envs: int) -> None:
         config.set("model.train_freq", every, f"{every // num_envs} steps of each of {num_envs} environments" * (num_envs > 1))
     config.set("model.gradient_steps", steps)
     if config.algorithm == "DQN":  # there it moves between two trainings, whatever the number of updates in each
-        interval = given.integer("target_update_interval", 10_000)
+        interval = settings.integer("target_update_interval", 10_000)
         updates_each = every if steps == -1 else steps
-        config.set(
-            "model.target_update_interval", max(1, round(interval / every)) * updates_each, f"updates; {interval} environment steps there"
-        )
+        moves = max(1, round(interval / every)) * updates_each
+        config.set("model.target_update_interval", moves, f"updates; {interval} environment steps there")
 
 
-def noise(config: Config, given: Given, num_envs: int) -> None:
-    """TD3's noise, of which there is none unless it is given."""
-    kind, sigma = given.take("noise_type"), given.number("noise_std", 0.0)
+def set_noise(config: Config, settings: Settings) -> None:
+    """Convert TD3's noise; by default there is none."""
+    kind, sigma = settings.take("noise_type"), settings.number("noise_std", 0.0)
     if kind is not None:
-        check_choice(given.place("noise_type"), kind, ("normal", "ornstein-uhlenbeck"))
+        check_choice(settings.place("noise_type"), kind, ("normal", "ornstein-uhlenbeck"))
     remark = "without correlation in time; an Ornstein-Uhlenbeck process there" if kind == "ornstein-uhlenbeck" else ""
     config.set("model.action_noise", sigma if kind else 0.0, remark)
 
 
-def as_ddpg(config: Config, given: Given, num_envs: int) -> None:
-    """What makes DDPG of TD3."""
-    for name, value in {"n_critics": 1, "policy_delay": 1, "target_policy_noise": 0.0}.items():
-        config.set(f"model.{name}", value)
-
-
-STEPS: dict[str, list[Callable[[Config, Given, int], None]]] = {
-    "ppo": [minibatches],
-    "a2c": [],
-    "dqn": [often],
-    "sac": [often],
-    "td3": [often, noise],
-    "ddpg": [often, noise, as_ddpg],
-}
-
-
-def schedule(value: Any, where: str) -> Any:
-    """`lin_0.001` as a schedule that falls to 0; a negative number, which switches off, as null.
+def read_schedule(value: object, where: str) -> Plain | float | None:
+    """Read `lin_0.001` as a schedule that falls to 0, and a negative number, which switches off, as None.
 
     Raises:
         SettingError: neither that nor a number.
@@ -289,18 +269,18 @@ def schedule(value: Any, where: str) -> Any:
     return number if number >= 0 else None
 
 
-def normalize(config: Config, given: Given) -> None:
-    """Running statistics of observations and rewards."""
-    setting = read_expression(given.take("normalize", False), given.place("normalize"))
+def set_normalization(config: Config, settings: Settings) -> None:
+    """Convert running statistics of observations and rewards."""
+    setting = read_expression(settings.take("normalize", False), settings.place("normalize"))
     if setting is False:
         return
     chosen = setting if isinstance(setting, dict) else {}
     if setting is not True and not chosen:
-        raise SettingError(f"{given.place('normalize')} must be true or a mapping such as {{norm_reward: false}}, got {setting!r}")
+        raise SettingError(f"{settings.place('normalize')} must be true or a mapping such as {{norm_reward: false}}, got {setting!r}")
     if chosen.pop("norm_obs", True):
         config.set("model.normalize_obs", "running")
     if chosen.pop("norm_reward", True):
         config.set("model.normalize_reward", True)
     for name, value in chosen.items():
         if name not in ("gamma", "training"):
-            config.note(f"normalize.{name} {value} dropped: normalized numbers are cut at 10 here")
+            config.note(f"normalize.{name} {value} dropped: normalized values are clipped at 10 here")

@@ -235,7 +235,7 @@ def test_the_suffix_says_the_format_and_wrong_ones_are_refused(saved, tmp_path):
     assert described(export_policy(checkpoint, tmp_path / "b.safetensors"))["format"] == "safetensors"
     assert described(export_policy(checkpoint, tmp_path / "policy.bin", "safetensors"))["format"] == "safetensors"
     wrong = {
-        r"does not tell its format; give one, or a suffix \.onnx, \.pt2, \.safetensors": {"out": tmp_path / "policy"},
+        r"does not imply a format; give one, or a suffix \.onnx, \.pt2, \.safetensors": {"out": tmp_path / "policy"},
         "format must be one of onnx, torch, safetensors, got 'onxx'; did you mean onnx": {"format": "onxx"},
         "is a checkpoint; name another file": {"out": checkpoint, "format": "torch"},
         "is a folder; name another file": {"out": tmp_path, "format": "torch"},

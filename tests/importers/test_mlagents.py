@@ -155,9 +155,9 @@ def test_numbers_fall_over_the_run_as_theirs(convert):
     assert old["ent_coef"] == {"schedule": "linear", "start": 1e-2, "end": 1e-5}
     text = convert(ppo(epsilon=0.05))
     assert settings(text)["clip_range"] == {"schedule": "linear", "start": 0.05, "end": 0.05}
-    assert remark(text, "learning_rate") == "as there unless the file says constant"
+    assert remark(text, "learning_rate") == "it falls there by default"
     entropy = "theirs is for the mean entropy of a continuous action's dimensions, here it is for the sum"
-    assert remark(text, "ent_coef") == f"as there unless the file says constant; {entropy}"
+    assert remark(text, "ent_coef") == f"it falls there by default; {entropy}"
     assert remark(import_mlagents(TODAY, "BigWallJump"), "ent_coef") == entropy
     today = settings(import_mlagents(TODAY, "BigWallJump"))
     assert (today["learning_rate"], today["clip_range"], today["ent_coef"]) == (3e-4, 0.2, 0.005)
@@ -285,7 +285,7 @@ parameter_randomization:
     }
     assert settings(text)["env"]["parameters"] == expected
     assert "completion_criteria.behavior A dropped: lessons are judged by the one that learns" in comments(text)
-    assert "resampling-interval dropped: parameters are drawn anew for each episode" in comments(text)
+    assert "resampling-interval dropped: parameters are drawn again for each episode" in comments(text)
 
 
 def test_without_an_environment_a_comment_says_how_to_name_it():
