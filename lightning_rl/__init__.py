@@ -43,7 +43,7 @@ EXPORTS = {
     "Curriculum": "lightning_rl.callbacks.curriculum",
     "RolloutEvaluator": "lightning_rl.callbacks.evaluation",
     "MultiEvaluator": "lightning_rl.callbacks.evaluation",
-    "PlotCurve": "lightning_rl.callbacks.curve",
+    "PlotCurve": "lightning_rl.callbacks.recording",
     "RecordDemonstrations": "lightning_rl.callbacks.recording",
     "Video": "lightning_rl.callbacks.recording",
     "RecordEpisodes": "lightning_rl.demonstrations.recorder",

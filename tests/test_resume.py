@@ -375,7 +375,7 @@ def test_the_best_checkpoint_holds_what_was_learned_and_nothing_of_the_run(tmp_p
 
 @pytest.mark.parametrize(("rows", "asked", "saved"), [(1_000_000, None, False), (1_000_000, True, True), (1_000, None, True)])
 def test_a_buffer_that_would_grow_large_is_saved_only_when_asked_for(rows, asked, saved, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lightning_rl.callbacks.checkpoints.SAVED_UNASKED", 20_000)  # bytes; a row of Pendulum takes about 40
+    monkeypatch.setattr("lightning_rl.callbacks.checkpoints.MAX_DEFAULT_BUFFER_BYTES", 20_000)  # bytes; a row of Pendulum takes about 40
     config = CheckpointConfig(every_n_env_steps=32, save_replay_buffer=asked)
     env, settings = {"id": "Pendulum-v1"}, {"buffer_size": rows, "log_interval": 10_000}
     _, folder = run(tmp_path, SAC, env, settings, stop=StopAt(6), checkpoint=config, steps=10_000 if rows > 1_000 else STEPS)

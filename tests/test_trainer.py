@@ -140,7 +140,7 @@ def test_a_checkpoint_by_its_path_continues_in_a_new_folder(fit):
 
 def test_last_with_nothing_saved_starts_afresh_and_says_so(fit, capsys):
     trainer = fit(ckpt_path="last", enable_progress_bar=True)
-    assert capsys.readouterr().out.splitlines()[0] == "no last.ckpt below runs/PPO/CartPole-v1: starting afresh"
+    assert capsys.readouterr().out.splitlines()[0] == "no last.ckpt below runs/PPO/CartPole-v1: starting a new run"
     assert trainer.run_folder.name == "version_0" and trainer.global_step == 6
 
 
@@ -377,7 +377,7 @@ def test_a_run_whose_folder_is_deleted_goes_on_in_it_and_can_be_continued(fit, f
     every = {"checkpoint": CheckpointConfig(every_n_env_steps=16), "enable_progress_bar": True}
     run = fit(algorithm, env, callbacks=[Delete()], **every).run_folder
     out, err = capfd.readouterr()
-    lost = f"{run / 'config.yaml'} was deleted during the run and is written again; what went with it is lost\n"
+    lost = f"{run / 'config.yaml'} was deleted during the run and is written again; the other deleted files are lost\n"
     assert err == "" and out.count(lost) == 1
     assert {"config.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"} < files(run)
     fit(algorithm, env, max_env_steps=128, ckpt_path="last", **every)

@@ -1,27 +1,31 @@
-"""Callbacks that every run of an algorithm has: target networks, the end of an iteration and of a run."""
+"""Callbacks that every run of an algorithm has: target networks, the end of an iteration and the end of a run."""
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytorch_lightning as pl
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
+from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import follow_evaluations
 from lightning_rl.errors import SettingError, check_range
 
 Network = TypeVar("Network", bound=nn.Module)
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 class TargetNetworkUpdate(pl.Callback):
-    """Moves each target network towards its online network after every `every_n_updates` updates.
+    """Move each target network towards its online network after every `every_n_updates` updates.
 
-    θ̄ ← τ θ + (1 − τ) θ̄ for the weights; other numbers, such as statistics of a normalization, are copied. Algorithms with target networks
-    bring this callback themselves, with their `tau` and `target_update_interval`, unless the Trainer has one.
+    θ̄ ← τ θ + (1 − τ) θ̄ for the weights; buffers, such as statistics of a normalization, are copied. Algorithms with target networks add
+    this callback themselves, with their `tau` and `target_update_interval`, unless the Trainer has one.
 
     Args:
         tau: fraction to move; 1.0 copies the weights (DQN), 0.005 tracks slowly (SAC).
@@ -33,52 +37,49 @@ class TargetNetworkUpdate(pl.Callback):
         check_range("target_update_interval", every_n_updates, 1, whole=True)
         self.tau, self.every_n_updates = tau, every_n_updates
 
-    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if not getattr(pl_module, "target_networks", ()):
             raise SettingError(f"TargetNetworkUpdate: {type(pl_module).__name__} has no target networks")
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         online, target = (nn.ModuleList(networks) for networks in zip(*pl_module.target_networks, strict=True))
-        self.weights: tuple[Any, Any] = list(target.parameters()), list(online.parameters())
+        self.weights = list(target.parameters()), list(online.parameters())
         self.buffers = list(zip(target.buffers(), online.buffers(), strict=True))
 
     @torch.no_grad()
-    def on_update_end(self, trainer: pl.Trainer, algorithm: Any) -> None:
-        """After an update of the algorithm."""
+    def on_update_end(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Move the target networks if it is time."""
         if algorithm.updates % self.every_n_updates == 0:
-            torch._foreach_lerp_(*self.weights, self.tau)
+            get_ema_multi_avg_fn(1 - self.tau)(*self.weights, None)
             for target, online in self.buffers:
                 target.copy_(online)
 
 
 def make_target(online: Network) -> Network:
-    """A copy of a network that only follows: it has no gradients."""
+    """Return a copy of a network without gradients."""
     return deepcopy(online).requires_grad_(False)
 
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-
-
 class EndIteration(pl.Callback):
-    """The first of all callbacks: those behind it judge and save a finished iteration."""
+    """The first of all callbacks, so that those after it evaluate and save a finished iteration."""
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if trainer.precision not in PRECISIONS:
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
-        first = [self, *(each for each in trainer.callbacks if isinstance(each, Curriculum))]
-        trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]
-        follow_evaluations(trainer, any(isinstance(each, RolloutEvaluator) for each in trainer.callbacks))
+        first = [self, *callbacks_of(trainer, Curriculum)]
+        trainer.callbacks = [*first, *(each for each in callbacks_of(trainer, pl.Callback) if each not in first)]  # type: ignore[attr-defined]
+        follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         pl_module.end_iteration()
 
 
 class EndRun(pl.Callback):
-    """Ends a run, also after an exception, and knows which callbacks the Trainer had before it.
+    """Close a run, also after an exception, and remember the Trainer's callbacks without those of the model.
 
-    Lightning tears nothing down after an exception, though environments with processes must be closed, and leaves the callbacks of a model
-    to the models after it. They stay until the next one comes: a checkpoint that is saved after the run, or at an exception, holds their
-    state.
+    Lightning tears nothing down after an exception, although environments with processes must be closed, and leaves the callbacks of a
+    model to the models after it. They stay until the next one comes: a checkpoint that is saved after the run, or at an exception, holds
+    their state.
 
     Args:
         before: the Trainer's callbacks without those of the model.
@@ -87,18 +88,18 @@ class EndRun(pl.Callback):
     def __init__(self, before: list[pl.Callback]) -> None:
         self.before = self.during = before
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: AlgorithmRun, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self.during = list(trainer.callbacks)
+    def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
+        self.during = callbacks_of(trainer, pl.Callback)
         pl_module.end_run()
 
 
 def callbacks_before(callbacks: list[pl.Callback]) -> list[pl.Callback]:
-    """Return a Trainer's callbacks without those of the model before; what was added or taken away since its run stays so."""
+    """Return a Trainer's callbacks without those of the previous model; what was added or removed since its run stays so."""
     last = next((each for each in callbacks if isinstance(each, EndRun)), None)
     if last is None:
         return list(callbacks)
-    taken = [each for each in last.during if each not in callbacks]
-    return [each for each in last.before if each not in taken] + [each for each in callbacks if each not in last.during]
+    removed = [each for each in last.during if each not in callbacks]
+    return [each for each in last.before if each not in removed] + [each for each in callbacks if each not in last.during]

@@ -1,4 +1,5 @@
-"""Videos and demonstrations of the policy as it learns."""
+"""Record a run as it learns: videos, demonstrations, and its learning curve."""
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -10,57 +11,69 @@ from typing import Any
 
 import gymnasium as gym
 import pytorch_lightning as pl
-from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities.seed import isolate_rng
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from lightning_rl.callbacks.evaluation import RolloutEvaluator, check_can_be_built
+from lightning_rl.callbacks.evaluation import MultiEvaluator, RolloutEvaluator, check_can_be_built
+from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import stop_asked
+from lightning_rl.checkpoints.atomic import write_bytes
 from lightning_rl.data.episodes import longest_episode
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, in_order, save_demonstrations
 from lightning_rl.envs.video import RecordVideo, check_renders, episode_names, load_ffmpeg, padded, rendering
 from lightning_rl.errors import Interrupted, SettingError, check_range
-from lightning_rl.loggers import going_on
+from lightning_rl.loggers import going_on, read_rows
+from lightning_rl.reports.page import COLORS, label, new_figure, png
+from lightning_rl.reports.runs import TRAINING, series
 
 PREVIEW = "fps=10,scale=w='min(320,iw)':h=-1,split[a][b];[a]palettegen[colours];[b][colours]paletteuse"
-"""A file for TensorBoard, which keeps all of them in one: ten pictures a second, at most 320 wide."""
+"""A small GIF for TensorBoard, which keeps all of them in one file: ten frames a second, at most 320 pixels wide."""
+
+
+def evaluators_of(trainer: pl.Trainer, needed_by: str) -> list[RolloutEvaluator]:
+    """Return the evaluators of a run; raise `SettingError` if there are none."""
+    found = callbacks_of(trainer, RolloutEvaluator)
+    if not found:
+        raise SettingError(f"{needed_by} evaluations, and this run has none: leave evaluation as it is")
+    return found
 
 
 class Video(pl.Callback):
-    """Records episodes at every k-th evaluation into the run's `videos/`, and hands them to the loggers.
+    """Record episodes at every k-th evaluation into the run's `videos/`, and pass them to the loggers.
 
-    Files are named for what the run counts: `env_steps_020000_episode_0.mp4`, with zeros in front, so that they sort. Actions are the most
+    Files are named for what the run counts: `env_steps_020000_episode_0.mp4`, with leading zeros, so that they sort. Actions are the most
     likely ones. W&B gets the files as `eval/video`, TensorBoard the first of them as an animated picture. Learning is the same with and
     without it: it has an environment of its own, and the global random generators keep their state. Needs the extra `video`, and an
-    environment that renders `rgb_array`; a function that builds one must say so itself.
+    environment that renders `rgb_array`; a function that builds one must set that itself.
 
     Args:
         every_n_evaluations: k; 1 is each of them.
         episodes: how many to play.
         seed: of the first episode; the others count up.
-        max_episode_steps: longest episode; the environment's own limit, or 10,000 where it has none, unless given.
+        max_episode_steps: longest episode; default: the environment's own limit, or 10,000 where it has none.
     """
 
     def __init__(self, every_n_evaluations: int = 1, episodes: int = 1, seed: int = 10_000, max_episode_steps: int | None = None) -> None:
-        for name in ("every_n_evaluations", "episodes", "max_episode_steps"):
-            if locals()[name] is not None or name != "max_episode_steps":
-                check_range(f"Video.{name}", locals()[name], 1, whole=True)
+        for name, value in {"every_n_evaluations": every_n_evaluations, "episodes": episodes}.items():
+            check_range(f"Video.{name}", value, 1, whole=True)
+        if max_episode_steps is not None:
+            check_range("Video.max_episode_steps", max_episode_steps, 1, whole=True)
         check_range("Video.seed", seed, 0, whole=True)
         self.every_n_evaluations, self.episodes, self.seed = every_n_evaluations, episodes, seed
         self.max_episode_steps = max_episode_steps
         self.evaluations = 0
 
-    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
-        if not any(isinstance(callback, RolloutEvaluator) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-            raise SettingError("Video records at evaluations, and this run has none: leave evaluation as it is")
-        check_can_be_built(pl_module.env)
+    def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
+        evaluators_of(trainer, "Video records at")
+        env = check_can_be_built(pl_module.env)
         if trainer.is_global_zero:
             with isolate_rng():
-                check_renders(pl_module.env, "Video")  # now, not after the first rollouts
+                check_renders(env, "Video")  # now, not after the first rollouts
 
-    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
-        """Record, if it is the turn of this evaluation; given up if somebody asks to stop."""
+    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
+        """Record if it is the turn of this evaluation; stop recording if the run is asked to stop."""
         self.evaluations += 1
         due = self.evaluations % self.every_n_evaluations == 0
         if due and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -71,12 +84,12 @@ class Video(pl.Callback):
                 with going_on(pl_module, "a video"):
                     self.record(trainer, pl_module, files)
                     for logger in trainer.loggers:
-                        hand_over(logger, files, pl_module.count)
+                        log_videos(logger, files, pl_module.count)
             except Interrupted:
                 pass
 
-    def record(self, trainer: pl.Trainer, algorithm: Any, files: list[Path]) -> None:
-        """Play, an episode a file."""
+    def record(self, trainer: pl.Trainer, algorithm: AlgorithmRun, files: list[Path]) -> None:
+        """Play one episode for each file."""
         files[0].parent.mkdir(parents=True, exist_ok=True)
         names = iter(files)
         player = RolloutEvaluator(
@@ -92,32 +105,27 @@ class Video(pl.Callback):
         self.evaluations = state_dict["evaluations"]
 
 
-def hand_over(logger: Any, files: list[Path], count: int) -> None:
-    """Give videos to a logger that shows some."""
+def log_videos(logger: Logger, files: list[Path], count: int) -> None:
+    """Pass videos to a logger that can show them.
+
+    TensorBoard shows the first one as an animated GIF. Torch's `add_video` needs moviepy, which does not work with our version of pillow.
+    """
     if isinstance(logger, WandbLogger):
         logger.log_video("eval/video", [str(file) for file in files], step=count)
     elif isinstance(logger, TensorBoardLogger):
-        gif = preview(files[0])
-        width, height = struct.unpack_from("<HH", gif, 6)  # as its header says
+        program = load_ffmpeg("Video").get_ffmpeg_exe()
+        command = [program, "-v", "quiet", "-i", str(files[0]), "-vf", PREVIEW, "-f", "gif", "-"]
+        gif = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout
+        width, height = struct.unpack_from("<HH", gif, 6)  # from its header
         image = Summary.Image(encoded_image_string=gif, width=width, height=height, colorspace=3)
         logger.experiment.file_writer.add_summary(Summary(value=[Summary.Value(tag="eval/video", image=image)]), count)
 
 
-def preview(file: Path) -> bytes:
-    """A video as an animated GIF, which TensorBoard shows as a picture.
-
-    It is what torch's `add_video` writes, by moviepy, which does not go with the pillow that we have.
-    """
-    program = load_ffmpeg("Video").get_ffmpeg_exe()
-    command = [program, "-v", "quiet", "-i", str(file), "-vf", PREVIEW, "-f", "gif", "-"]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout
-
-
 class RecordDemonstrations(pl.Callback):
-    """Saves the episodes of the best evaluation of the run as a Minari dataset, so that at its end it holds the best there were.
+    """Save the episodes of the run's best evaluation as a Minari dataset.
 
-    It is replaced whenever an evaluation is at least as good as all before it, as `best.ckpt` is. `evaluation.episodes` says how many
-    episodes there are.
+    It is replaced whenever an evaluation is at least as good as all before it, as `best.ckpt` is. The number of episodes is
+    `evaluation.episodes`.
 
     Args:
         dataset: its id, such as `cartpole/expert-v0`; Minari's folder is `MINARI_DATASETS_PATH`.
@@ -129,26 +137,24 @@ class RecordDemonstrations(pl.Callback):
         self.dataset, self.force, self.monitor = dataset_id(dataset), force, monitor
         self.recorders: list[RecordEpisodes] = []
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         self.best, self.continues = -float("inf"), False
-        found = [callback for callback in trainer.callbacks if isinstance(callback, RolloutEvaluator)]  # type: ignore[attr-defined]
-        if not found:
-            raise SettingError("RecordDemonstrations records evaluations, and this run has none: leave evaluation as it is")
-        for evaluator in (each for callback in found for each in getattr(callback, "evaluators", [callback])):
-            if self.record not in evaluator.wrappers:
-                evaluator.wrappers.append(self.record)
+        for callback in evaluators_of(trainer, "RecordDemonstrations records"):
+            for evaluator in callback.evaluators if isinstance(callback, MultiEvaluator) else [callback]:
+                if self.record not in evaluator.wrappers:
+                    evaluator.wrappers.append(self.record)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.recorders.clear()
         if trainer.is_global_zero:
             new_folder(self.dataset, self.force or self.continues)
 
     def record(self, env: gym.Env) -> gym.Env:
-        """An environment whose episodes are kept until the end of the evaluation."""
+        """Wrap an environment so that its episodes are kept until the end of the evaluation."""
         self.recorders.append(RecordEpisodes(env))
         return self.recorders[-1]
 
-    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one."""
         recorders, self.recorders = self.recorders, []
         if metrics[self.monitor] >= self.best:
@@ -165,3 +171,34 @@ class RecordDemonstrations(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.continues = state_dict["best"], True
+
+
+class PlotCurve(pl.Callback):
+    """Draw `curve.png` into the run's folder at each evaluation: mean returns of evaluations and of training over what the run counts.
+
+    It shows what `evaluations.csv` and `metrics.csv` hold, so that the curve of a run that continues begins where the run did. Learning is
+    the same with and without it. Needs the extra `plots`.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
+        evaluators_of(trainer, "trainer.plot draws at")
+        new_figure(1, 1, "trainer.plot")  # now, not after the first rollouts
+
+    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
+        """Draw all evaluations so far."""
+        if trainer.is_global_zero:
+            folder = Path(str(trainer.log_dir))
+            with going_on(pl_module, "curve.png"):
+                write_bytes(folder / "curve.png", draw_curve(folder, pl_module.counter))
+
+
+def draw_curve(folder: Path, counter: str) -> bytes:
+    """Return the curve of the run in a folder as a PNG file."""
+    figure = new_figure(8, 4.8, "trainer.plot")
+    axes = figure.subplots()
+    for name, file, column, style in (("training", "metrics.csv", TRAINING, "-"), ("evaluations", "evaluations.csv", "return", "o-")):
+        found = series(folder / file, read_rows(folder / file), counter, column)
+        if len(found):
+            axes.plot(*found.T, style, color=COLORS[name == "evaluations"], markersize=4, label=name)
+    label(axes, "/".join(folder.parts[-3:]), counter)
+    return png(figure)

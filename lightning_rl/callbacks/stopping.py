@@ -1,4 +1,5 @@
 """Stop a run early: after a good evaluation, or on a signal."""
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.errors import SettingError, check_range, nearest
 
 
 class StopOnEvaluation(pl.Callback):
-    """Stops when an evaluation reaches a goal, or when none has improved for a while.
+    """Stop when an evaluation reaches a goal, or when none has improved for a while.
 
     Args:
         stop_at: the goal for the monitored metric; None has none.
@@ -34,7 +36,7 @@ class StopOnEvaluation(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.best, self.since_best = -float("inf"), 0
 
-    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: Any, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Decide from this evaluation, which is the same on all ranks."""
         value = metrics[self.monitor]
         self.since_best = 0 if value > self.best else self.since_best + 1
@@ -42,7 +44,7 @@ class StopOnEvaluation(pl.Callback):
         if value >= self.stop_at or self.since_best >= self.patience:
             trainer.should_stop = True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float]:
         return {"best": self.best, "since_best": self.since_best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -51,12 +53,11 @@ class StopOnEvaluation(pl.Callback):
 
 def early_stopping(trainer: pl.Trainer) -> list[Any]:
     """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages."""
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return [each for each in callbacks if hasattr(each, "_check_on_train_epoch_end")]
+    return [each for each in callbacks_of(trainer, pl.Callback) if hasattr(each, "_check_on_train_epoch_end")]
 
 
-def monitors_evaluations(callback: Any) -> bool:
-    """Return whether an `EarlyStopping` waits for what evaluations find."""
+def monitors_evaluations(callback: pl.callbacks.EarlyStopping) -> bool:
+    """Return whether an `EarlyStopping` waits for a metric of evaluations."""
     return callback.monitor.startswith(("eval/", "val/"))
 
 
@@ -79,21 +80,23 @@ def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
             raise SettingError(f"EarlyStopping: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")
 
 
-def stop_early(trainer: pl.Trainer, algorithm: Any, metrics: dict[str, float]) -> None:
+def stop_early(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
     """Let `EarlyStopping` decide from an evaluation.
 
     Raises:
-        SettingError: it monitors what evaluations do not find.
+        SettingError: it monitors a metric that evaluations do not have.
     """
     for callback in filter(monitors_evaluations, early_stopping(trainer)):
         if callback.monitor in metrics:
-            callback.on_validation_end(trainer, algorithm)
+            callback.on_validation_end(trainer, trainer.lightning_module)
         elif callback.strict:
-            monitor = callback.monitor
-            raise SettingError(f"EarlyStopping: monitor {monitor!r} is not what evaluations find{nearest(monitor, metrics)}")
+            raise SettingError(
+                f"EarlyStopping: monitor {callback.monitor!r} is not a metric of evaluations{nearest(callback.monitor, metrics)}"
+            )
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StopOnSignal(pl.Callback):
@@ -104,14 +107,14 @@ class StopOnSignal(pl.Callback):
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self._heard: set[int] = set()
-        self._tell: Callable[[int], None] = ignore
-        self._before: dict[signal.Signals, Any] = {}
+        self._seen: set[int] = set()
+        self._forward: Callable[[int], object] = ignore
+        self._before: dict[signal.Signals, Handler] = {}
 
     @contextmanager
-    def listening(self, tell: Callable[[int], None]) -> Iterator[None]:
-        """Signals are heard in here, if this is the main thread, which no other has; `tell` passes them on to other processes."""
-        self.received, self._heard, self._tell = None, set(), tell
+    def listening(self, forward: Callable[[int], object]) -> Iterator[None]:
+        """Handle signals in here, if this is the main thread, the only one that can; `forward` passes them on to other processes."""
+        self.received, self._seen, self._forward = None, set(), forward
         handlers = {each: signal.getsignal(each) for each in SIGNALS}
         self._before = {each: handler for each, handler in handlers.items() if (each, handler) != (signal.SIGHUP, signal.SIG_IGN)}
         self._listen()
@@ -121,13 +124,13 @@ class StopOnSignal(pl.Callback):
             self._stop_listening()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a process that is spawned: what this one would do at a signal is its own."""
-        return {**vars(self), "_before": dict.fromkeys(self._before, signal.SIG_DFL), "_tell": ignore}
+        """Return the state for a process that is spawned, which has its own signal handlers and nobody to forward to."""
+        return {**vars(self), "_before": dict.fromkeys(self._before, signal.SIG_DFL), "_forward": ignore}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._listen()  # again: Lightning's own handlers would save or raise in the middle of an iteration
 
-    def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         if any_rank_asked(trainer):
             self.received = self.received or signal.SIGTERM
             trainer.should_stop = True
@@ -135,7 +138,7 @@ class StopOnSignal(pl.Callback):
     def _listen(self) -> None:
         if self._before and threading.current_thread() is threading.main_thread():
             for each in self._before:
-                signal.signal(each, self._hear)
+                signal.signal(each, self._handle)
 
     def _stop_listening(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -143,20 +146,20 @@ class StopOnSignal(pl.Callback):
                 signal.signal(each, handler)
         self._before = {}
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if number in self._heard and number != signal.SIGHUP:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number in self._seen and number != signal.SIGHUP:
             self._stop_listening()
             os.kill(os.getpid(), number)
         else:
             if number == signal.SIGHUP:
                 drop_lost_output()
-            self._heard.add(number)
+            self._seen.add(number)
             self.received = self.received or signal.Signals(number)
-            self._tell(number)
+            self._forward(number)
 
 
 def drop_lost_output() -> None:
-    """Of a terminal that is closed: what is still printed goes nowhere, instead of ending the run before it is saved."""
+    """Discard what is still printed to a closed terminal, so that it does not end the run before it is saved."""
     for stream in (1, 2):
         try:
             os.write(stream, b"")
@@ -165,15 +168,15 @@ def drop_lost_output() -> None:
 
 
 def ignore(number: int) -> None:
-    """There is nobody else to be told."""
+    """Forward a signal to nobody."""
 
 
-def any_rank_asked(trainer: Any) -> bool:
-    """Whether somebody asked one of the ranks to stop; all ranks ask together."""
+def any_rank_asked(trainer: pl.Trainer) -> bool:
+    """Return whether any rank was asked to stop; all ranks call this together."""
     asked = stop_asked(trainer)
-    return asked if trainer.world_size == 1 else bool(trainer.strategy.reduce_boolean_decision(asked, all=False))
+    return asked if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(asked, all=False)
 
 
-def stop_asked(trainer: Any) -> bool:
-    """Whether somebody asked this process to stop."""
-    return any(isinstance(callback, StopOnSignal) and callback.received is not None for callback in trainer.callbacks)
+def stop_asked(trainer: pl.Trainer) -> bool:
+    """Return whether this process was asked to stop."""
+    return any(each.received is not None for each in callbacks_of(trainer, StopOnSignal))

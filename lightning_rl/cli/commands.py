@@ -18,10 +18,10 @@ from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.importers.zoo_settings import ALGORITHMS
 from lightning_rl.policy import load_with_env, statistics
-from lightning_rl.reports.groups import compared
+from lightning_rl.reports.groups import make_sections
 from lightning_rl.reports.page import check_out, write
 from lightning_rl.reports.runs import find_runs
-from lightning_rl.reports.tables import rliable, tables
+from lightning_rl.reports.tables import make_tables, rliable
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of
 
@@ -129,13 +129,13 @@ def compare(arguments: list[str], imports: list[str]) -> int:
     if options.out is not None:
         check_out(options.out)
     runs, empty = find_runs(options.runs)
-    sections = compared(runs)
+    sections = make_sections(runs)
     remarks = [f"{folder} is left out: it has no returns yet." for folder in empty]
     if options.out is not None:
         write(options.out, sections, options.threshold, remarks)
     for section in sections:
         print(*map(printable, (section.title, *section.notes())), sep="\n")
-        for table in tables(section, options.threshold):
+        for table in make_tables(section, options.threshold):
             print(printable(f"\n{table.text()}"))
         print()
     print(*map(printable, remarks), sep="\n", end="\n" if remarks else "")

@@ -1,1 +1,1 @@
-"""Comparing runs by what they wrote into their folders."""
+"""Compare runs by what they wrote into their folders."""

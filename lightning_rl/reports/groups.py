@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone are one group; groups of one environment are compared with each other."""
+"""Group runs that differ only in their seed, so that groups of one environment can be compared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from lightning_rl.reports.runs import AXES, TRAINING, Run
 
-LONGEST = 40
-"""Characters of a label; groups with longer ones have numbers."""
+MAX_LABEL_LENGTH = 40
+"""Characters; groups with longer labels get numbers."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Group:
     """Runs with the same settings.
 
     Args:
-        name: what a report calls it: its label, or the algorithm and a number where labels are long.
-        label: the algorithm and what distinguishes this group from others of it.
+        name: its label, or the algorithm and a number where labels are long.
+        label: the algorithm and the settings that distinguish this group from others of it.
         runs: its seeds.
         settings: those that distinguish it.
     """
@@ -32,23 +32,23 @@ class Group:
 
     @property
     def algorithm(self) -> str:
-        """Of its runs."""
+        """Return the name of the algorithm of the runs."""
         return self.runs[0].algorithm
 
     @property
     def key(self) -> str:
-        """What its number stands for; nothing where it is called by its label."""
-        return "" if self.name == self.label else self.label.removeprefix(self.algorithm).strip() or "as it comes"
+        """Return what the group's number stands for; empty where it is named by its label."""
+        return "" if self.name == self.label else self.label.removeprefix(self.algorithm).strip() or "none of the others' settings"
 
     @property
     def seeds(self) -> str:
-        """How many there are."""
+        """Return the number of seeds, in words."""
         return "1 seed" if len(self.runs) == 1 else f"{len(self.runs)} seeds"
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Counts [G] at which any seed has a return, and the return of each seed there [R, G], the last one known.
+        """Return the counts [G] at which any seed has a return, and the last known return of each seed there [R, G].
 
-        The grid begins where the last seed has its first return and ends with the seed that ends first, so that nothing is guessed.
+        The grid begins where the last seed has its first return and ends with the seed that ends first, so that nothing is extrapolated.
         """
         first, last = max(run.counts[0] for run in self.runs), min(run.counts[-1] for run in self.runs)
         counts = np.unique(np.concatenate([run.counts for run in self.runs]))
@@ -56,11 +56,11 @@ class Group:
         return counts, np.stack([run.returns[np.searchsorted(run.counts, counts, side="right") - 1] for run in self.runs])
 
     def finals(self) -> np.ndarray:
-        """The last return of each seed [R]."""
+        """Return the last return of each seed [R]."""
         return np.array([run.returns[-1] for run in self.runs])
 
     def notes(self) -> Iterator[str]:
-        """What a reader must know of this group."""
+        """Return what a reader must know of this group."""
         yield from (run.cut for run in self.runs if run.cut)
         if len(self.runs) == 1:
             yield f"{self.name} has one seed: there is no interval."
@@ -79,31 +79,39 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """What can be compared: groups of one environment whose runs count the same."""
+    """Groups of one environment whose runs count the same, which can be compared.
+
+    Args:
+        environment: its id.
+        counter: what the runs count.
+        groups: to compare.
+        unevaluated: runs without evaluations; where there are any, returns of training are compared.
+        left_out: runs that have no such returns.
+    """
 
     environment: str
     counter: str
     groups: list[Group]
     unevaluated: list[Run]
-    """Where there are any, returns of training are compared."""
     left_out: list[Run]
-    """Those that have none."""
 
     @property
     def training(self) -> bool:
-        """Whether returns are those of training."""
+        """Return whether returns are those of training."""
         return bool(self.unevaluated)
 
     @property
     def title(self) -> str:
-        """The environment, and what is counted where that is not environment steps."""
+        """Return the environment, and what is counted if not environment steps."""
         return self.environment if self.counter == "env_steps" else f"{self.environment}, over {self.counter}"
 
     def notes(self) -> Iterator[str]:
-        """What a reader must know of these groups."""
+        """Return what a reader must know of these groups."""
         if self.training:
-            which = f"{some(self.unevaluated)} {'has' if len(self.unevaluated) == 1 else 'have'} no evaluations."
-            yield f"{which} All returns here are of training, with its exploration: each the mean of the last 100 episodes."
+            names = [str(run.folder) for run in self.unevaluated]
+            names = names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"]
+            which = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) + (" have" if len(names) > 1 else " has")
+            yield f"{which} no evaluations. All returns here are of training, with its exploration: each the mean of the last 100 episodes."
         for run in self.left_out:
             yield f"{run.folder} is left out: it has no returns of training."
         ends = [max(run.counts[-1] for run in group.runs) for group in self.groups]
@@ -117,14 +125,8 @@ class Section:
             yield from group.notes()
 
 
-def some(runs: list[Run]) -> str:
-    """The folders of the first runs, and how many there are beside them."""
-    names = [str(run.folder) for run in runs[:3]] + ([f"{len(runs) - 3} more"] if len(runs) > 3 else [])
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def compared(runs: Iterable[Run]) -> list[Section]:
-    """The sections of a report, with groups in the order in which their first runs came."""
+def make_sections(runs: Iterable[Run]) -> list[Section]:
+    """Return the sections of a report, with groups in the order in which their first runs came."""
     places: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         places[run.environment, run.counter].append(run)
@@ -132,14 +134,17 @@ def compared(runs: Iterable[Run]) -> list[Section]:
     sections = []
     for (environment, counter), found in places.items():
         unevaluated = [run for run in found if run.source == TRAINING]
-        shown = [run.in_training() for run in found] if unevaluated else found
-        groups = named(grouped([run for run in shown if len(run.counts)]), numbers)
-        sections.append(Section(environment, counter, groups, unevaluated, [run for run in shown if not len(run.counts)]))
+        found = [run.in_training() for run in found] if unevaluated else found
+        groups = group_runs([run for run in found if len(run.counts)], numbers)
+        sections.append(Section(environment, counter, groups, unevaluated, [run for run in found if not len(run.counts)]))
     return sections
 
 
-def grouped(runs: list[Run]) -> list[Group]:
-    """Runs of one environment by algorithm and settings, called by labels, which tell no setting that all runs of an algorithm share."""
+def group_runs(runs: list[Run], numbers: dict[str, dict[str, int]]) -> list[Group]:
+    """Group runs of one environment by algorithm and by the settings in which the runs of an algorithm differ.
+
+    `numbers`: those that labels of each algorithm have so far; the labels of algorithms that have long ones are added.
+    """
     groups: dict[str, Group] = {}
     for run in runs:
         siblings = [other.settings for other in runs if other.algorithm == run.algorithm]
@@ -147,16 +152,9 @@ def grouped(runs: list[Run]) -> list[Group]:
         settings = {name: run.settings[name] for name in differing}
         label = " ".join([run.algorithm, *(f"{name}={value}" for name, value in settings.items())])
         groups.setdefault(label, Group(label, label, [], settings)).runs.append(run)
-    return list(groups.values())
-
-
-def named(groups: list[Group], numbers: dict[str, dict[str, int]]) -> list[Group]:
-    """The same groups, with numbers for those of algorithms with long labels. `numbers`: those of labels of each algorithm so far."""
-    long = {group.algorithm for group in groups if len(group.label) > LONGEST}
-    result = []
-    for group in groups:
+    long = {group.algorithm for group in groups.values() if len(group.label) > MAX_LABEL_LENGTH}
+    for label, group in groups.items():
         if group.algorithm in long:
             known = numbers[group.algorithm]
-            group = replace(group, name=f"{group.algorithm} {known.setdefault(group.label, len(known) + 1)}")
-        result.append(group)
-    return result
+            groups[label] = replace(group, name=f"{group.algorithm} {known.setdefault(label, len(known) + 1)}")
+    return list(groups.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from html import escape
 from itertools import combinations
 from typing import Any
 
@@ -19,56 +18,53 @@ REPS = 2000
 
 
 def rliable(needed_by: str) -> Any:
-    """The library.
+    """Return the library.
 
     Raises:
-        SettingError: it is not installed, or what it stands on is too new for it.
+        SettingError: it is not installed, or a dependency is too new for it.
     """
     try:
         from rliable import library
     except ImportError as error:
         raise missing_extra("rliable", "plots", needed_by) from error
-    except Exception as error:  # its bootstraps, arch before version 8, fail in the middle of an import with pandas 3
+    except Exception as error:  # its dependency arch before version 8 fails to import with pandas 3
         reason = f"{type(error).__name__}: {error}"
         raise SettingError(f'rliable cannot be imported ({reason}); run: pip install "lightning_rl[plots]"') from error
     return library
 
 
 def iqm(scores: np.ndarray) -> Any:
-    """The interquartile mean over seeds [R, …]: the mean without the lowest and the highest quarter, each rounded down to whole seeds.
+    """Return the interquartile mean over seeds [R, …]: the mean without the lowest and the highest quarter, rounded down to whole seeds.
 
-    What `rliable.metrics.aggregate_iqm` says of one environment, of all points of a curve at once. With three seeds it is their mean.
+    The same as `rliable.metrics.aggregate_iqm` for one environment, for all points of a curve at once. With three seeds it is their mean.
     """
     quarter = len(scores) // 4
     return np.sort(scores, axis=0)[quarter : len(scores) - quarter].mean(axis=0)
 
 
 def iqm_interval(scores: np.ndarray) -> np.ndarray | None:
-    """The 95 % interval [2, G] of the interquartile mean of curves [R, G]: seeds are drawn again, at each point by itself.
-
-    None where it would say nothing: there is one seed.
-    """
-    return None if len(scores) == 1 else interval(scores[:, None], lambda drawn: iqm(drawn[:, 0]))
+    """Return the 95 % interval [2, G] of the interquartile mean of curves [R, G], each point by itself; None for one seed."""
+    return None if len(scores) == 1 else bootstrap(scores[:, None], lambda drawn: iqm(drawn[:, 0]))
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
-    """How likely a run of one group [R, …] ends higher than one of the other [Q, …]: the share of pairs, ties counted half.
+    """Return how likely a run of one group [R, …] ends higher than one of the other [Q, …]: the share of pairs, ties counted half.
 
-    What `rliable.metrics.probability_of_improvement` says of one environment.
+    The same as `rliable.metrics.probability_of_improvement` for one environment.
     """
     differences = x.reshape(-1, 1) - y.reshape(1, -1)
     return float(np.mean((differences > 0) + 0.5 * (differences == 0)))
 
 
 def improvement_interval(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """Its 95 % interval [2, 1]; None where a group has one seed."""
-    return None if min(len(x), len(y)) == 1 else interval([x[:, None], y[:, None]], probability_of_improvement)
+    """Return its 95 % interval [2, 1]; None where a group has one seed."""
+    return None if min(len(x), len(y)) == 1 else bootstrap([x[:, None], y[:, None]], probability_of_improvement)
 
 
-def interval(scores: Any, estimate: Callable[..., Any]) -> np.ndarray:
-    """rliable's stratified bootstrap of an estimate, with the same numbers each time.
+def bootstrap(scores: np.ndarray | list[np.ndarray], estimate: Callable[..., Any]) -> np.ndarray:
+    """Return rliable's stratified bootstrap interval of an estimate, with the same draws each time.
 
-    It draws from numpy's global generator, which goes on afterwards as if nothing had been drawn.
+    It draws from numpy's global generator, whose state is restored.
     """
     library, state = rliable("compare"), np.random.get_state()
     np.random.seed(0)
@@ -91,32 +87,31 @@ class Table:
     rows: list[list[str]]
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the table as lines of text."""
         cells = [self.columns, *self.rows]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
-        return "\n".join([self.title, *(f"  {line}" for line in lines)])
-
-    def html(self) -> str:
-        """For a page."""
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.columns)
-        body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
-        return f"<h3>{escape(self.title)}</h3>\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+        return "\n  ".join([self.title, *lines])
 
 
-def tables(section: Section, threshold: float | None) -> Iterator[Table]:
-    """All of a section."""
-    yield from keys(section)
-    yield final(section)
+def make_tables(section: Section, threshold: float | None) -> Iterator[Table]:
+    """Return all tables of a section."""
+    yield from settings_tables(section)
+    yield final_table(section)
     if threshold is not None:
-        yield until(section, threshold)
+        yield threshold_table(section, threshold)
     if len(section.groups) > 1:
-        yield improvement(section)
-    yield folders(section)
+        yield improvement_table(section)
+    rows = [
+        [str(run.folder), group.name, NOTHING if run.seed is None else str(run.seed), whole(run.counts[-1]), number(run.returns[-1])]
+        for group in section.groups
+        for run in group.runs
+    ]
+    yield Table("Runs", ["", "group", "seed", AXES[section.counter], "final return"], rows)
 
 
-def keys(section: Section) -> Iterator[Table]:
-    """What the numbers of an algorithm's groups stand for. There are as many rows as there are more of, settings or groups."""
+def settings_tables(section: Section) -> Iterator[Table]:
+    """Return what the numbers of an algorithm's groups stand for; rows are settings or groups, whichever are more."""
     for algorithm in dict.fromkeys(group.algorithm for group in section.groups if group.key):
         groups = [group for group in section.groups if group.algorithm == algorithm]
         names = sorted({name for group in groups for name in group.settings})
@@ -126,8 +121,8 @@ def keys(section: Section) -> Iterator[Table]:
         yield Table(f"Groups of {algorithm}, by the settings in which they differ", cells[0], cells[1:])
 
 
-def final(section: Section) -> Table:
-    """The last return of each seed."""
+def final_table(section: Section) -> Table:
+    """Return the last returns of each group."""
     columns = ["", "seeds", AXES[section.counter], "IQM", "95 % interval", "lowest – highest", "time"]
     rows = []
     for group in section.groups:
@@ -137,8 +132,8 @@ def final(section: Section) -> Table:
     return Table(f"Final {TRAINING_RETURN}" if section.training else "Final evaluation, mean return", columns, rows)
 
 
-def until(section: Section, threshold: float) -> Table:
-    """What it took until a return was first so high. A seed that never got there counts as the slowest."""
+def threshold_table(section: Section, threshold: float) -> Table:
+    """Return when a return first reached the threshold. A seed that never did counts as the slowest."""
     rows = []
     for group in section.groups:
         counts = np.array([run.reaches(threshold) for run in group.runs])
@@ -151,8 +146,8 @@ def until(section: Section, threshold: float) -> Table:
     return Table(f"Until a {returns} of {threshold:,.10g}, median of the seeds", columns, rows)
 
 
-def improvement(section: Section) -> Table:
-    """How likely a run of one group ends higher than one of another."""
+def improvement_table(section: Section) -> Table:
+    """Return how likely a run of one group ends higher than one of another."""
     rows = []
     for one, other in combinations(section.groups, 2):
         scores = one.finals(), other.finals()
@@ -162,28 +157,18 @@ def improvement(section: Section) -> Table:
     return Table(f"Probability of improvement, by the final {by}", ["", "probability", "95 % interval"], rows)
 
 
-def folders(section: Section) -> Table:
-    """Which runs these are."""
-    rows = [
-        [str(run.folder), group.name, NOTHING if run.seed is None else str(run.seed), whole(run.counts[-1]), number(run.returns[-1])]
-        for group in section.groups
-        for run in group.runs
-    ]
-    return Table("Runs", ["", "group", "seed", AXES[section.counter], "final return"], rows)
-
-
 def number(value: float) -> str:
-    """A return, with three figures or more."""
+    """Return a return as text, with three figures or more."""
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def whole(value: float) -> str:
-    """A count; nothing for one that was not reached."""
+    """Return a count as text; a dash if it was not reached."""
     return f"{value:,.0f}" if np.isfinite(value) else NOTHING
 
 
 def duration(seconds: float) -> str:
-    """A time, in the unit that suits it."""
+    """Return a time as text, in the unit that suits it."""
     if not np.isfinite(seconds):
         return NOTHING
     unit, name = (1, "s") if seconds < 120 else (60, "min") if seconds < 7200 else (3600, "h")
@@ -191,10 +176,10 @@ def duration(seconds: float) -> str:
 
 
 def span(values: np.ndarray, show: Callable[[float], str] = whole) -> str:
-    """From the lowest to the highest, one number where they are shown alike."""
+    """Return the lowest and the highest value as text, once where both look alike."""
     return " – ".join(dict.fromkeys([show(values.min()), show(values.max())])) if len(values) else NOTHING
 
 
 def between(interval: np.ndarray | None, show: Callable[[float], str] = number) -> str:
-    """An interval, nothing where there is none."""
+    """Return an interval as text; a dash for None."""
     return NOTHING if interval is None else " – ".join(show(end) for end in interval.ravel())

@@ -1,11 +1,11 @@
-"""`lightning_rl.Trainer`: Lightning's Trainer with what a run should have."""
+"""`lightning_rl.Trainer`: Lightning's Trainer with a run folder, evaluation, checkpoints and stopping."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,12 +14,14 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
 
 from lightning_rl.actors.processes import leave_the_program
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
-from lightning_rl.callbacks.curve import PlotCurve
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
+from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.callbacks.recording import PlotCurve
 from lightning_rl.callbacks.stopping import StopOnEvaluation, StopOnSignal
 from lightning_rl.checkpoints.content import foreign_modules
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
@@ -43,28 +45,28 @@ from lightning_rl.training.run_folder import (
 )
 from lightning_rl.training.settings import plain
 
-OURS = {
+REFUSED_FLAGS = {
     "gradient_clip_val": "model.max_grad_norm",
     "gradient_clip_algorithm": "model.max_grad_norm",
     "accumulate_grad_batches": "a larger model.batch_size",
 }
-"""Flags of Lightning's Trainer that are the algorithm's business here."""
+"""Flags of Lightning's Trainer that have no effect here, and the setting to use instead."""
 
 
 class Trainer(pl.Trainer):
     """Lightning's Trainer, bringing a run folder, loggers, evaluation, best and last checkpoints, a progress bar and stopping.
 
-    A run lies in `<default_root_dir>/<algorithm>/<environment>/version_<n>/`: `config.yaml`, `metrics.csv`, `evaluations.csv`, TensorBoard
-    events, `checkpoints/best.ckpt` and `checkpoints/last.ckpt`. Every other argument is Lightning's; `logger=False`,
+    A run is stored in `<default_root_dir>/<algorithm>/<environment>/version_<n>/`: `config.yaml`, `metrics.csv`, `evaluations.csv`,
+    TensorBoard events, `checkpoints/best.ckpt` and `checkpoints/last.ckpt`. Every other argument is Lightning's; `logger=False`,
     `enable_checkpointing=False` and `enable_progress_bar=False` switch parts off, loggers given replace TensorBoard, and an evaluator
     among `callbacks` replaces ours.
 
     Args:
-        evaluation: how to judge the policy; None does not, nor does Lightning's `limit_val_batches=0`.
+        evaluation: how to evaluate the policy; None does not, nor does Lightning's `limit_val_batches=0`.
         checkpoint: what to keep on the way; None keeps no weights.
-        default_root_dir: where runs lie.
-        torch_threads: CPU threads for torch; unless given, 1, or torch's own choice where a short measurement with a network of images or
-            wide layers finds it clearly faster. A run that continues keeps what it had.
+        default_root_dir: the folder of all runs.
+        torch_threads: CPU threads for torch; default: 1, or torch's own choice where a short measurement with a network of images or wide
+            layers finds it clearly faster. A run that continues keeps what it had.
         run_name: the folder of the run, instead of `version_<n>`.
         plot: draw `curve.png` into the run's folder at each evaluation; needs the extra `plots`.
         max_epochs: runs end at the algorithm's `max_env_steps` or `max_updates`; -1 sets no other end.
@@ -100,7 +102,7 @@ class Trainer(pl.Trainer):
         evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
         evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
         checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
-        for flag, instead in OURS.items():
+        for flag, instead in REFUSED_FLAGS.items():
             if kwargs.get(flag) not in (None, 1):
                 raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: algorithms make their own gradient steps; use {instead}")
         if torch_threads is not None:
@@ -113,7 +115,12 @@ class Trainer(pl.Trainer):
         if run_name is not None and run_name.endswith(REPLACED):
             raise SettingError(f"trainer.run_name {run_name!r}: {REPLACED} ends the name of a run that --force replaces; choose another")
         self.torch_threads, self.run_name = torch_threads, run_name
-        self.config = {"seed_everything": current_seed(), "evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
+        seed = os.environ.get("PL_GLOBAL_SEED")  # as `seed_everything` left it
+        self.config = {
+            "seed_everything": None if seed is None else int(seed),
+            "evaluation": plain(evaluation),
+            "checkpoint": plain(checkpoint),
+        }
         self.imports = []
         self.default_loggers = logger is None or logger is True
         given = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or [])
@@ -157,13 +164,13 @@ class Trainer(pl.Trainer):
         self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
         self.run_folder = Path(self.default_root_dir)
         self.settings: dict[str, Any] | None = None
-        """What stands in the `config.yaml` of the run."""
+        """What `config.yaml` of the run holds."""
 
     def fit(
         self,
-        model: Any,
-        train_dataloaders: Any = None,
-        val_dataloaders: Any = None,
+        model: pl.LightningModule,
+        train_dataloaders: TRAIN_DATALOADERS | None = None,
+        val_dataloaders: EVAL_DATALOADERS | None = None,
         datamodule: pl.LightningDataModule | None = None,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
@@ -175,112 +182,104 @@ class Trainer(pl.Trainer):
         Args:
             model: the algorithm.
             train_dataloaders: Lightning's; algorithms bring their own.
-            val_dataloaders: Lightning's; algorithms are judged by `evaluation`.
+            val_dataloaders: Lightning's; algorithms are evaluated by `evaluation`.
             datamodule: Lightning's.
             ckpt_path: continue from a checkpoint; `last` from the newest run of this algorithm and environment, in its folder.
-            weights_only: Lightning's; our checkpoints hold plain data only, whatever it says.
+            weights_only: Lightning's; it has no effect, as our checkpoints hold plain data only.
             init_from: begin a new run with the weights of another: its folder, or a checkpoint.
-            force: begin anew in the folder `run_name` though there is a run in it, which is lost.
+            force: start again in the folder `run_name` although there is a run in it, which is deleted.
         """
         leave_the_program()
-        with ExitStack() as place:
-            if isinstance(model, Run):
-                if ckpt_path is not None and init_from is not None:
-                    raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
-                for name, path in {"ckpt_path": ckpt_path or "", "init_from": init_from or ""}.items():
-                    check_path(name, path)
-                run_folder, found = self._choose_place(model, ckpt_path, force, place)
-                if ckpt_path == "last" and found is None:
-                    self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting afresh")
-                ckpt_path = found
-                count = model.count if ckpt_path is None else check_fits(model, ckpt_path)
-                self._tell_differences(ckpt_path)
-                if count >= model.length:
-                    self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
-                    if ckpt_path is None:
-                        return
-                self.run_folder = run_folder
-                for line in [] if init_from is None else take_weights(model, init_from):
-                    self.say(line)
-                if force and ckpt_path is None:
-                    place.enter_context(replacing(run_folder))
-            for each in (one_thread(), quiet_tensorboard(), torch_threads(self._threads(model, ckpt_path))):
-                place.enter_context(each)
-            place.enter_context(self.stop.listening(partial(tell_to_stop, self)))
+        if not isinstance(model, Run):
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+            return
+        if ckpt_path is not None and init_from is not None:
+            raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
+        for name, path in {"ckpt_path": ckpt_path or "", "init_from": init_from or ""}.items():
+            check_path(name, path)
+        with ExitStack() as stack:
+            run_folder, found = self._choose_folder(model, ckpt_path, force, stack)
+            if ckpt_path == "last" and found is None:
+                self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting a new run")
+            count = model.count if found is None else check_fits(model, found)
+            if found is not None and (line := differences(found)) is not None:
+                self.say(line)
+            if count >= model.length:
+                self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
+                if found is None:
+                    return
+            self.run_folder = run_folder
+            for line in [] if init_from is None else take_weights(model, init_from):
+                self.say(line)
+            if force and found is None:
+                stack.enter_context(replacing(run_folder))
+            for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
+                stack.enter_context(each)
+            stack.enter_context(self.stop.listening(partial(tell_to_stop, self)))
             try:
-                if isinstance(model, Run):
-                    self._equip(model, ckpt_path, count)
-                with losing_ranks(model) if isinstance(model, Run) else nullcontext():
-                    super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
-                if isinstance(model, Run):
-                    bring_back(self, model)
+                self._prepare_folder(model, found, count)
+                with losing_ranks(model):
+                    super().fit(model, train_dataloaders, val_dataloaders, datamodule, found, weights_only)
+                bring_back(self, model)
             except Interrupted:
                 pass
             except LostRankError:
                 if self.stop.received is None:  # else a process that was told to stop had not begun
                     raise
             finally:
-                if isinstance(model, Run) and not is_blank(self.run_folder):
-                    self._say_goodbye(model)
+                if not is_blank(self.run_folder):
+                    self._print_summary(model)
         if self.stop.received is not None:
-            self._leave(model)
+            self._end_program(model)
 
-    def _choose_place(self, model: Run, ckpt_path: str | Path | None, force: bool, place: ExitStack) -> tuple[Path, str | Path | None]:
-        """The run's folder, taken where something will be written, and the checkpoint that the run continues."""
+    def _choose_folder(self, model: Run, ckpt_path: str | Path | None, force: bool, stack: ExitStack) -> tuple[Path, str | Path | None]:
+        """Return the run's folder, locked until the stack is left if the run writes files, and the checkpoint to continue from."""
         folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
         if not self._writes:
             return choose_run(folder, ckpt_path, self.run_name)
         try:
-            return place.enter_context(take_run(folder, ckpt_path, self.run_name, force, bool(self.savers), self.say))
+            return stack.enter_context(take_run(folder, ckpt_path, self.run_name, force, bool(self.savers), self.say))
         except OSError as error:
             raise self._cannot_write(error) from error
 
     @property
     def _writes(self) -> bool:
-        """Whether the run leaves files."""
+        """Return whether the run writes files."""
         return not self.fast_dev_run and bool(self.default_loggers or self.given_loggers or self.savers or self.evaluators)
 
     def _cannot_write(self, error: OSError) -> SettingError:
         return SettingError(f"trainer.default_root_dir {self.default_root_dir!r}: {error.strerror}; name a folder to write to")
 
-    def _threads(self, model: Any, ckpt_path: str | Path | None) -> int:
-        """What was asked for, else what the run had that is continued, else what pays; one beside an accelerator."""
+    def _choose_threads(self, model: Run, ckpt_path: str | Path | None) -> int:
+        """Return the number that was set, else that of the run to continue, else 1 with an accelerator, else the faster one."""
         known = self.torch_threads or (None if ckpt_path is None else threads_of(ckpt_path))
-        if known is not None:
-            return known
-        if self.strategy.root_device.type != "cpu":
-            return 1
+        if known is not None or self.strategy.root_device.type != "cpu":
+            return known or 1
         number, line = choose_threads(model)
         if line is not None:
             self.say(line)
         return number
 
-    def _tell_differences(self, ckpt_path: str | Path | None) -> None:
-        """Another machine or other versions do not continue bit for bit."""
-        line = None if ckpt_path is None else differences(ckpt_path)
-        if line is not None:
-            self.say(line)
-
     @rank_zero_only
-    def _keep_settings(self) -> None:
-        """Write `config.yaml` again where the run's folder was deleted during the run: what is saved next can then be continued."""
+    def _restore_config(self) -> None:
+        """Write `config.yaml` again if the run's folder was deleted during the run, so that what is saved next can be continued."""
         if self.settings is not None and not (self.run_folder / "config.yaml").is_file():
-            self.say(f"{self.run_folder / 'config.yaml'} was deleted during the run and is written again; what went with it is lost")
+            self.say(f"{self.run_folder / 'config.yaml'} was deleted during the run and is written again; the other deleted files are lost")
             with going_on(self, "config.yaml"):
                 write_config(self.run_folder, self.settings)
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Lightning's, in a folder that is one of a run."""
-        self._keep_settings()
+        """Save a checkpoint in a folder that can be continued."""
+        self._restore_config()
         super().save_checkpoint(*args, **kwargs)
 
     @property
     def log_dir(self) -> str | None:
-        """The run's folder."""
+        """Return the run's folder."""
         return str(self.run_folder)
 
-    def _equip(self, model: Run, ckpt_path: str | Path | None, count: int) -> None:
-        """Tell loggers and callbacks where the run lies."""
+    def _prepare_folder(self, model: Run, ckpt_path: str | Path | None, count: int) -> None:
+        """Write `config.yaml`, cut the tables back to the checkpoint, and give callbacks and loggers their files."""
         self.settings = None
         run = self.run_folder
         for saver in self.savers:
@@ -289,25 +288,24 @@ class Trainer(pl.Trainer):
             evaluator.file = run / "evaluations.csv"
         if not self._writes:
             return
-        settings = {"class_path": type(model).__name__, "init_args": dict(model.hparams)}
-        self.settings = {"model": settings, **self.config}
+        self.settings = {"model": {"class_path": type(model).__name__, "init_args": dict(model.hparams)}, **self.config}
         try:
             write_config(run, self.settings)
         except OSError as error:
             raise self._cannot_write(error) from error
-        kept = count if run in Path(str(ckpt_path)).parents else -1  # and nothing of a run that saved nothing
+        kept = count if run in Path(str(ckpt_path)).parents else -1  # nothing of a run that saved nothing
         cut_back_evaluations(run, model.counter, kept, self.say)
-        if not (self.default_loggers or self.given_loggers):
-            return
-        metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter, self.say)
-        board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
-        self.loggers = [metrics, *board, *self.given_loggers]
-        metrics.cut_back(kept)
-        for logger in self.loggers:
-            introduce(logger, self.config, model.counter)
+        if self.default_loggers or self.given_loggers:
+            metrics = MetricsLogger(run, lambda: model.count, model.counter, self.say)
+            board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
+            self.loggers = [metrics, *board, *self.given_loggers]
+            metrics.cut_back(kept)
+            for logger in self.loggers:
+                if isinstance(logger, WandbLogger):
+                    set_up_wandb(logger, self.config, model.counter)
 
-    def _program(self, subcommand: str, model: Run) -> str | None:
-        """The command line that begins like this for this run's algorithm and environment; None if no file can name them."""
+    def _command(self, subcommand: str, model: Run) -> str | None:
+        """Return the beginning of a command line for this run; None if no file can name its algorithm and environment."""
         if model.hparams["env"] is None:
             return None
         registered = own_module(model.hparams["env"]["id"])
@@ -318,32 +316,31 @@ class Trainer(pl.Trainer):
             return None
         return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys(modules))
 
-    def _continuing(self, model: Run) -> str | None:
-        """The command that continues this run; None where nothing is saved, or no file can name its environment or algorithm."""
-        program = self._program("fit", model)
-        if program is None or last_generation(self.run_folder / "checkpoints") is None:
+    def _command_to_continue(self, model: Run) -> str | None:
+        """Return the command that continues this run; None where nothing is saved, or no file can name its environment or algorithm."""
+        command = self._command("fit", model)
+        if command is None or last_generation(self.run_folder / "checkpoints") is None:
             return None
         name = "" if self.run_name is not None else f" --trainer.run_name {self.run_folder.name}"  # `last` alone is the newest run's
-        return f"{program} --config {self.run_folder / 'config.yaml'} --ckpt_path last{name}"
+        return f"{command} --config {self.run_folder / 'config.yaml'} --ckpt_path last{name}"
 
     @rank_zero_only
-    def _say_goodbye(self, model: Run) -> None:
-        best = next((callback for callback in self.callbacks if isinstance(callback, BestModel)), None)
+    def _print_summary(self, model: Run) -> None:
         self.say(f"run: {self.run_folder}")
-        command, program = self._continuing(model), self._program("evaluate", model)
-        if command is not None and not model.finished and self.stop.received is None:
-            self.say(f"continue it: {command}")
-        if best is not None and best.path.exists() and model.hparams["env"] is not None:
-            here = f'lightning_rl.evaluate("{best.path}") in this program, which defines it'
-            self.say(f"evaluate it: {here if program is None else f'{program} --ckpt_path {best.path} --episodes 100'}")
+        resume, evaluate = self._command_to_continue(model), self._command("evaluate", model)
+        if resume is not None and not model.finished and self.stop.received is None:
+            self.say(f"continue it: {resume}")
+        best = next((each.path for each in callbacks_of(self, BestModel)), None)
+        if best is not None and best.exists() and model.hparams["env"] is not None:
+            here = f'lightning_rl.evaluate("{best}") in this program, which defines it'
+            self.say(f"evaluate it: {here if evaluate is None else f'{evaluate} --ckpt_path {best} --episodes 100'}")
 
-    def _leave(self, model: Run) -> NoReturn:
-        """After a signal: how to go on, and its exit status. That of a process which rank 0 started would make it kill the others."""
+    def _end_program(self, model: Run) -> NoReturn:
+        """End the program after a signal, with the command to continue and the signal's exit status."""
         assert self.stop.received is not None
-        at = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}"
-        command = self._continuing(model)
+        at, command = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}", self._command_to_continue(model)
         self.say(at if command is None else f"{at}; continue: {command}")
-        if self.local_rank:
+        if self.local_rank:  # Lightning kills the other ranks if one that it started ends with another status
             raise SystemExit(0)
         if self.stop.received == signal.SIGINT:
             raise KeyboardInterrupt
@@ -351,30 +348,22 @@ class Trainer(pl.Trainer):
 
     @rank_zero_only
     def say(self, text: str) -> None:
-        """One line for the user."""
-        bar = next((callback for callback in self.callbacks if isinstance(callback, EnvStepsProgressBar)), None)
-        if bar is None:
-            print(printable(text), flush=True)
+        """Print one line for the user."""
+        if bars := callbacks_of(self, EnvStepsProgressBar):
+            bars[0].print(text)
         else:
-            bar.print(text)
-
-
-def current_seed() -> int | None:
-    """What `seed_everything` was last called with."""
-    seed = os.environ.get("PL_GLOBAL_SEED")
-    return None if seed is None else int(seed)
+            print(printable(text), flush=True)
 
 
 @rank_zero_only
-def introduce(logger: Any, config: dict[str, Any], counter: str) -> None:
-    """Weights & Biases draws over what the run counts, as the others do, and knows all settings of the run."""
-    if isinstance(logger, WandbLogger):
-        init = logger._wandb_init
-        if logger._offline:
-            init["mode"] = "offline"  # WANDB_MODE, which Lightning sets, is only read once per process
-        if init["anonymous"] is None:
-            del init["anonymous"]  # wandb warns about it whatever its value
-        init["dir"] = init["dir"] and os.path.abspath(init["dir"])  # its service resolves a relative one where it was started
-        logger.experiment.define_metric(counter)
-        logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
-        logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})
+def set_up_wandb(logger: WandbLogger, config: dict[str, Any], counter: str) -> None:
+    """Let Weights & Biases plot over what the run counts, as the other loggers do, and store the run's settings."""
+    init = logger._wandb_init
+    if logger._offline:
+        init["mode"] = "offline"  # WANDB_MODE, which Lightning sets, is only read once per process
+    if init["anonymous"] is None:
+        del init["anonymous"]  # wandb warns about it whatever its value
+    init["dir"] = init["dir"] and os.path.abspath(init["dir"])  # its service resolves a relative one where it was started
+    logger.experiment.define_metric(counter)
+    logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
+    logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})

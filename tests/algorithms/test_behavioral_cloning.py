@@ -252,7 +252,7 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss_on_request(tmp_pat
     losses = [float(row["val/loss"]) for row in rows]
     best = torch.load(trainer.run_folder / "checkpoints" / "best.ckpt", weights_only=True)["lightning_rl"]["updates"]
     assert best == int(rows[int(np.argmin(losses))]["updates"]) and len(losses) == 6
-    with pytest.raises(SettingError, match=r"checkpoint\.monitor 'val/loss' is not what evaluations find"):
+    with pytest.raises(SettingError, match=r"checkpoint\.monitor 'val/loss' is not a metric of evaluations"):
         cloned(tmp_path / "none", checkpoint={"monitor": "val/loss"}, validation_fraction=0.0)
 
 

@@ -64,7 +64,7 @@ def test_best_is_what_one_says_it_is(tmp_path):
     assert highest.best == -float("inf")
     with pytest.raises(SettingError, match=r"checkpoint\.monitor must be the name of a metric"):
         BestModel(monitor=None)
-    with pytest.raises(SettingError, match=r"checkpoint.monitor 'eval/mean_rewad' is not .* did you mean eval/mean_reward"):
+    with pytest.raises(SettingError, match=r"checkpoint.monitor 'eval/mean_rewad' is not a metric of .* did you mean eval/mean_reward"):
         fit(tiny(PPO), enable_checkpointing=True, callbacks=[Scores([1]), BestModel(tmp_path, "eval/mean_rewad")])
 
 
@@ -94,7 +94,7 @@ def test_last_is_saved_on_the_way_and_at_the_end(tmp_path):
 
 @pytest.mark.parametrize("seconds, saved", [(0.0, [16, 32, 48, 64, 80, 80]), (60.0, [80])])
 def test_unless_told_when_a_run_saves_no_more_often_than_once_in_a_while(seconds, saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "SECONDS", seconds)
+    monkeypatch.setattr(checkpoints, "MIN_SECONDS_BETWEEN_SAVES", seconds)
     seen, save = [], SaveCheckpoints.save
     monkeypatch.setattr(SaveCheckpoints, "save", lambda self, trainer, model: (seen.append(model.env_steps), save(self, trainer, model)))
     fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[SaveCheckpoints(folder=tmp_path)])

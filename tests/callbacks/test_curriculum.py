@@ -73,7 +73,7 @@ class Judge:
 
 def play(curriculum, judge, *episodes):
     """Judge episodes that play the current lessons; whether one asked for a reset."""
-    return [curriculum.judge(judge, Finished(return_, None, dict(curriculum.lessons)), 0.0) for return_ in episodes]
+    return [curriculum.add_episode(judge, Finished(return_, None, dict(curriculum.lessons)), 0.0) for return_ in episodes]
 
 
 def test_a_lesson_is_judged_by_the_mean_of_its_last_episodes():
@@ -120,7 +120,7 @@ def test_episodes_of_earlier_lessons_do_not_count():
     curriculum = Curriculum({"length": lessons({"threshold": 5}, {"threshold": 5})})
     play(curriculum, Judge(), 100)
     assert curriculum.lessons == {"length": 1}
-    curriculum.judge(Judge(), Finished(1000.0, None, {"length": 0}), 0.0)
+    curriculum.add_episode(Judge(), Finished(1000.0, None, {"length": 0}), 0.0)
     assert curriculum.lessons == {"length": 1}
 
 
@@ -128,9 +128,9 @@ def test_an_episode_that_reports_no_success_is_a_failure():
     criteria = {"measure": "success", "threshold": 0.4, "signal_smoothing": False, "min_lesson_length": 2}
     curriculum = Curriculum({"length": lessons(criteria)})
     for success in (None, 0.0, None):
-        curriculum.judge(Judge(), Finished(0.0, success, {"length": 0}), 0.0)
+        curriculum.add_episode(Judge(), Finished(0.0, success, {"length": 0}), 0.0)
     assert curriculum.lessons == {"length": 0}
-    curriculum.judge(Judge(), Finished(0.0, 1.0, {"length": 0}), 0.0)
+    curriculum.add_episode(Judge(), Finished(0.0, 1.0, {"length": 0}), 0.0)
     assert curriculum.lessons == {"length": 1}  # one of the last two
 
 
@@ -138,12 +138,12 @@ def test_an_episode_that_reports_no_success_is_a_failure():
 def test_a_hundred_episodes_without_a_reported_success_are_a_line(reported):
     curriculum, judge = Curriculum({"length": lessons({"measure": "success", "threshold": 0.5})}), Judge()
     if reported:
-        curriculum.judge(judge, Finished(0.0, 0.0, {"length": 0}), 0.0)
+        curriculum.add_episode(judge, Finished(0.0, 0.0, {"length": 0}), 0.0)
     for _ in range(250):
         again = Curriculum({"length": lessons({"measure": "success", "threshold": 0.5})})
         again.load_state_dict(curriculum.state_dict())
         curriculum = again
-        curriculum.judge(judge, Finished(0.0, None, {"length": 0}), 0.0)
+        curriculum.add_episode(judge, Finished(0.0, None, {"length": 0}), 0.0)
     assert len(judge.said) == (0 if reported else 1)
     assert reported or "none of the first 100 episodes reported is_success" in judge.said[0]
 
@@ -185,7 +185,7 @@ LEARNED = ENV | {"parameters": {"length": lessons(EASY, {"threshold": 1e6})}}
 
 
 def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lightning_rl.callbacks.progress.LINE", 0.0)  # a line an iteration
+    monkeypatch.setattr("lightning_rl.callbacks.progress.SECONDS_BETWEEN_LINES", 0.0)  # a line an iteration
     halfway = {"measure": "progress", "threshold": 0.5}
     env = EnvConfig("CartPole-v1", 2, parameters={"length": lessons(EASY, halfway), "gravity": 9.8}, max_episode_steps=10)
     model = PPO(env, net_arch=[8], max_env_steps=160, n_steps=8, batch_size=8, log_interval=16)
@@ -218,7 +218,7 @@ def test_evaluations_play_the_final_lesson_and_beside_it_the_current_one():
 def test_criteria_of_the_last_lesson_are_left_out_with_a_line(capsys):
     settings = {"curriculum": [*lessons(EASY)["curriculum"][:1], {"value": 1, "completion_criteria": {"threshold": 3}}]}
     fit(tiny(PPO, "CartPole-v1", env={"parameters": {"length": settings}}, max_env_steps=16))
-    assert "env.parameters.length: completion_criteria of the last lesson mean nothing and are left out" in capsys.readouterr().out
+    assert "env.parameters.length: completion_criteria of the last lesson have no effect and are ignored" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -15,9 +15,9 @@ from matplotlib.text import Text
 from pytorch_lightning import seed_everything
 
 from lightning_rl import PPO, EnvConfig, Trainer
-from lightning_rl.reports.groups import compared
-from lightning_rl.reports.page import looks, picture
-from lightning_rl.reports.runs import find_runs, png
+from lightning_rl.reports.groups import make_sections
+from lightning_rl.reports.page import line_styles, make_figure, png
+from lightning_rl.reports.runs import find_runs
 from tests.command_line import TINY, run
 from tests.reports.folders import write_run
 
@@ -165,7 +165,7 @@ def test_each_panel_and_each_legend_have_a_place_of_their_own(environments, name
                 write_run(
                     folder / f"{environment}{algorithm}{k}", {100: [1], 200: [2]}, env=f"E{environment}", algorithm=algorithm, **given
                 )
-    figure = picture(sections := compared(find_runs([folder])[0]), looks(sections), None)
+    figure = make_figure(sections := make_sections(find_runs([folder])[0]), line_styles(sections), None)
     width, top = figure.bbox.width, figure.bbox.height
     places = list(boxes(figure))
     assert len(places) == environments
@@ -186,8 +186,8 @@ def test_a_report_of_training_says_so_wherever_it_names_returns(folder, capfd):
     assert "Final mean return of training, last 100 episodes" in lines
     assert "Until a mean return of training of 2, median of the seeds" in lines
     assert "Probability of improvement, by the final mean return of training" in lines
-    sections = compared(find_runs([folder])[0])
-    axes = picture(sections, looks(sections), None).subfigs[0].axes[0]
+    sections = make_sections(find_runs([folder])[0])
+    axes = make_figure(sections, line_styles(sections), None).subfigs[0].axes[0]
     assert axes.get_ylabel() == "mean return of training, last 100 episodes"
 
 
@@ -196,15 +196,15 @@ def test_a_curve_of_few_points_shows_them_and_one_of_a_single_point_is_seen(fold
     write_run(folder / "a", {100: [1]})
     write_run(folder / "b", many, algorithm="A2C")
     write_run(folder / "c", dict(list(many.items())[1:]), algorithm="DQN")
-    sections = compared(find_runs([folder])[0])
-    lines = picture(sections, looks(sections), None).subfigs[0].axes[0].lines
+    sections = make_sections(find_runs([folder])[0])
+    lines = make_figure(sections, line_styles(sections), None).subfigs[0].axes[0].lines
     assert [(len(line.get_xdata()), line.get_marker()) for line in lines] == [(1, "o"), (31, "None"), (30, "o")]
 
 
 def test_the_picture_says_what_lines_and_bands_are(two_groups):
     for runs, said in ((["PPO", "A2C"], "line: interquartile mean of the seeds; band: its 95 % interval"), (["PPO/v0"], "")):
-        sections = compared(find_runs(map(Path, runs))[0])
-        (legend,) = picture(sections, looks(sections), None).subfigs[0].legends
+        sections = make_sections(find_runs(map(Path, runs))[0])
+        (legend,) = make_figure(sections, line_styles(sections), None).subfigs[0].legends
         assert legend.get_title().get_text() == said
 
 
@@ -236,7 +236,7 @@ def test_a_dollar_is_no_formula_in_a_picture(folder, capfd):
     pixels = []
     for name in ("$a_b$", "a_b"):
         write_run(folder / "run", {100: [1], 200: [2]}, env=f"{name}-v0")
-        figure = picture(sections := compared(find_runs([folder / "run"])[0]), looks(sections), None)
+        figure = make_figure(sections := make_sections(find_runs([folder / "run"])[0]), line_styles(sections), None)
         png(figure)
         (title,) = [text for text in figure.findobj(Text) if text.get_text() == f"{name}-v0"]
         pixels.append(title.get_window_extent().width)

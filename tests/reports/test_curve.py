@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lightning_rl import PPO, PlotCurve, SettingError, Trainer
-from lightning_rl.callbacks import curve
+from lightning_rl.callbacks import recording
 from tests.command_line import TINY, run
 from tests.fitting import tiny, weights
 
@@ -26,7 +26,7 @@ def trained(folder, **arguments):
 def test_the_curve_is_drawn_at_each_evaluation_with_what_the_files_hold(folder, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        curve, "png", lambda figure: drawn.append({each.get_label(): each.get_xdata() for each in figure.axes[0].lines}) or b""
+        recording, "png", lambda figure: drawn.append({each.get_label(): each.get_xdata() for each in figure.axes[0].lines}) or b""
     )
     trained(folder, plot=True)
     assert [{name: list(counts) for name, counts in each.items()} for each in drawn] == [
@@ -76,7 +76,7 @@ def test_a_disk_that_refuses_the_picture_does_not_end_the_run(folder, monkeypatc
     def refuse(path, content):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(curve, "write_bytes", refuse)
+    monkeypatch.setattr(recording, "write_bytes", refuse)
     model, _ = trained(folder, plot=True)
     assert model.env_steps == 96
     assert "curve.png could not be written, the run goes on: No space left on device" in capsys.readouterr().out

@@ -10,23 +10,23 @@ import pytest
 import yaml
 
 from lightning_rl.errors import SettingError
-from lightning_rl.reports.groups import compared
+from lightning_rl.reports.groups import make_sections
 from lightning_rl.reports.runs import find_runs, read_run
 from tests.reports.folders import write_run
 
 
 def groups_of(*folders):
     runs, _ = find_runs(folders)
-    return [(section.title, {group.name: len(group.runs) for group in section.groups}) for section in compared(runs)]
+    return [(section.title, {group.name: len(group.runs) for group in section.groups}) for section in make_sections(runs)]
 
 
 def labels_of(*folders):
-    (section,) = compared(find_runs(folders)[0])
+    (section,) = make_sections(find_runs(folders)[0])
     return {group.label: len(group.runs) for group in section.groups}
 
 
 def notes_of(*folders):
-    (section,) = compared(find_runs(folders)[0])
+    (section,) = make_sections(find_runs(folders)[0])
     return list(section.notes())
 
 
@@ -50,7 +50,7 @@ def test_evaluations_and_training_are_not_mixed_in_a_section(tmp_path):
     write_run(tmp_path / "a", {100: [1], 200: [5]}, training={100: 10.0, 150: 20.0}, seed=1)
     write_run(tmp_path / "b", training={120: 3.0, 180: 4.0}, seed=2)
     write_run(tmp_path / "c", {100: [1]}, env="Acrobot-v1")
-    here, there = compared(find_runs([tmp_path])[0])
+    here, there = make_sections(find_runs([tmp_path])[0])
     assert [run.returns.tolist() for run in here.groups[0].runs] == [[10, 20], [3, 4]]
     assert (here.training, there.training) == (True, False) and there.groups[0].finals().tolist() == [1]
 
@@ -58,7 +58,7 @@ def test_evaluations_and_training_are_not_mixed_in_a_section(tmp_path):
 def test_a_run_without_returns_of_training_is_left_out_where_these_are_compared(tmp_path):
     write_run(tmp_path / "a", {100: [1]}, seed=1)
     write_run(tmp_path / "b", training={100: 3.0}, seed=2)
-    (section,) = compared(find_runs([tmp_path])[0])
+    (section,) = make_sections(find_runs([tmp_path])[0])
     assert [run.folder.name for run in section.groups[0].runs] == ["b"]
     assert f"{tmp_path / 'a'} is left out: it has no returns of training." in notes_of(tmp_path)
 
@@ -155,7 +155,7 @@ def test_runs_of_a_folder_come_in_their_order_and_each_once(tmp_path):
 def test_seeds_evaluated_at_different_steps_meet_on_a_grid_by_the_last_value_known(tmp_path):
     write_run(tmp_path / "a", {100: [1], 200: [2], 300: [3]}, seed=1)
     write_run(tmp_path / "b", {150: [10], 200: [20], 250: [30], 400: [40]}, seed=2)
-    (section,) = compared(find_runs([tmp_path])[0])
+    (section,) = make_sections(find_runs([tmp_path])[0])
     counts, returns = section.groups[0].curve()
     assert counts.tolist() == [150, 200, 250, 300]  # from where both have a value to where the first ends
     assert returns.tolist() == [[1, 2, 2, 3], [10, 20, 30, 30]]
@@ -189,11 +189,11 @@ def test_runs_that_have_not_begun_are_left_out_of_a_folder_but_not_if_they_are_n
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("config.yaml", "a: [", "does not say which algorithm ran"),
-        ("config.yaml", "model: PPO", "does not say which algorithm ran"),
-        ("config.yaml", "model: {class_path: PPO, init_args: [1]}", "does not say which algorithm ran"),
-        ("config.yaml", "model: {class_path: PPO}\nevaluation: often", "does not say which algorithm ran"),
-        ("config.yaml", "- 1", "does not say which algorithm ran"),
+        ("config.yaml", "a: [", "does not name the algorithm that ran"),
+        ("config.yaml", "model: PPO", "does not name the algorithm that ran"),
+        ("config.yaml", "model: {class_path: PPO, init_args: [1]}", "does not name the algorithm that ran"),
+        ("config.yaml", "model: {class_path: PPO}\nevaluation: often", "does not name the algorithm that ran"),
+        ("config.yaml", "- 1", "does not name the algorithm that ran"),
         ("evaluations.csv", "env_steps,seed,return\n100,1,high\n", "could not convert string to float: 'high'"),
         ("evaluations.csv", "frames,seed,return\n100,1,2\n", "does not begin with the column env_steps or updates: it is not what a run"),
         ("evaluations.csv", "env_steps,seed,length\n100,1,2\n", "has no column return: it is not what a run wrote"),

@@ -1,0 +1,57 @@
+"""What callbacks ask of the run of an algorithm, which is built upon them, and of its Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar, runtime_checkable
+
+import gymnasium as gym
+import pytorch_lightning as pl
+from torch import nn
+
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.dataset import ExperienceDataset
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.spaces import Spaces
+
+Kind = TypeVar("Kind")
+Env = EnvConfig | Callable[[], gym.Env] | gym.vector.VectorEnv
+"""Settings, a function that builds one environment, or a ready vector environment, which cannot be built again."""
+
+
+class AlgorithmRun(Protocol):
+    """A LightningModule whose batches are iterations: it counts `counter` (`env_steps` or `updates`, in words `counted`) up to `length`."""
+
+    counter: str
+    counted: str
+    count: int
+    length: int
+    finished: bool
+    updates: int
+    max_env_steps: int
+    env: Env
+    spaces: Spaces
+    network: nn.Module
+    target_networks: list[tuple[nn.Module, nn.Module]]
+    dataset: ExperienceDataset
+    collector: Collector
+    trainer: pl.Trainer
+    saves_run: bool
+
+    def say(self, text: str) -> None: ...
+    def in_short(self) -> str: ...
+    def validate(self) -> dict[str, float]: ...
+    def end_iteration(self) -> None: ...
+    def end_run(self) -> None: ...
+
+
+@runtime_checkable
+class EvaluationHook(Protocol):
+    """A callback that follows evaluations."""
+
+    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None: ...
+
+
+def callbacks_of(trainer: pl.Trainer, kind: type[Kind]) -> list[Kind]:
+    """Return the callbacks of a Trainer that are of a kind."""
+    return [each for each in trainer.callbacks if isinstance(each, kind)]  # type: ignore[attr-defined]
