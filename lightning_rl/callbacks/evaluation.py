@@ -19,7 +19,7 @@ from lightning_rl.callbacks.checkpoints import check_interval, interval
 from lightning_rl.callbacks.stopping import any_rank_asked, stop_asked, stop_early
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import Interrupted, SettingError, check_range
 from lightning_rl.loggers import CsvTable, log_row
@@ -241,7 +241,7 @@ def make_player(
         SettingError: a ready vector environment, which cannot be built again.
     """
     check_can_be_built(env)
-    make = partial(make_wrapped, one_of(env) if isinstance(env, EnvConfig) else env, wrappers)
+    make = partial(make_wrapped, single_env_config(env) if isinstance(env, EnvConfig) else env, wrappers)
     return EpisodePlayer(make, num_envs, max_episode_steps, masked)
 
 

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from lightning_rl.envs.config import EnvConfig, one_of, settled
+from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
@@ -103,7 +103,7 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
 
     `num_envs` counts for a function alone, `first` is the index of the first environment among those of all ranks.
     """
-    env = settled(env)
+    env = resolve_vectorization(env)
     if isinstance(env, VectorEnv):
         return env
     if not isinstance(env, EnvConfig):
@@ -137,7 +137,7 @@ def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:
         envs = make_vector_env(env)
         with closing(envs):
             return _masked_spaces(envs, single_spaces(envs), env.id)
-    single = make_env(one_of(env) if isinstance(env, EnvConfig) else env)
+    single = make_env(single_env_config(env) if isinstance(env, EnvConfig) else env)
     name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
     with closing(single):
         return _masked_spaces(single, as_spaces(single.observation_space, single.action_space), name)

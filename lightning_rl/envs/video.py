@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from lightning_rl.checkpoints.atomic import SaveFailed, create, temporary
-from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import SettingError, missing_extra
 
@@ -187,13 +187,13 @@ def check_renders(env: EnvConfig | Callable[[], gym.Env], needed_by: str) -> Non
     if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame says on stderr that it found no display, which pictures do not need
     if isinstance(env, EnvConfig):
-        plain = make_env(one_of(rendering(env, None)))
+        plain = make_env(single_env_config(rendering(env, None)))
         plain.close()
         if "rgb_array" not in (plain.metadata.get("render_modes") or ()):
             modes = ", ".join(plain.metadata.get("render_modes") or ()) or "none"
             raise SettingError(f"{needed_by}: {env.id} cannot render rgb_array; its render modes: {modes}")
     with_pictures = rendering(env)
-    single = make_env(one_of(with_pictures) if isinstance(with_pictures, EnvConfig) else with_pictures)
+    single = make_env(single_env_config(with_pictures) if isinstance(with_pictures, EnvConfig) else with_pictures)
     with closing(single):
         if single.render_mode != "rgb_array":
             raise SettingError(f"{needed_by}: {name_of(single)} must be built with render_mode rgb_array, got {single.render_mode}")
