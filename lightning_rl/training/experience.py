@@ -33,7 +33,7 @@ from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, steps_of, summarize, transitions
 from lightning_rl.envs.config import EnvConfig, resolve_to_sync
-from lightning_rl.envs.make import stacked_frames
+from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.errors import SettingError
@@ -127,7 +127,7 @@ def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayC
     spaces, distribution = algorithm.spaces, algorithm.network.distribution
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
     action = tree_index(tree_to_numpy(distribution.random(x)), 0)
-    frames = stacked_frames(algorithm.env)
+    frames = count_stacked_frames(algorithm.env)
     memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
     sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
     node = algorithm.trainer.world_size // algorithm.trainer.num_nodes

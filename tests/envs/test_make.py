@@ -187,8 +187,8 @@ def test_whatever_a_constructor_raises_is_one_line():
         ("nowhere.Wrapper", "there is no nowhere.Wrapper"),
         (3, "takes class paths or {class_path, init_args}, got 3"),
         ({"class_path": "FlattenObservation", "init_arg": {}}, "takes class paths or {class_path, init_args}, got"),
-        ({"class_path": "RescaleAction", "init_args": {"mini": 1}}, "RescaleAction refuses its arguments: "),
-        ({"class_path": f"{__name__}.Doubled", "init_args": {"factor": -1}}, "Doubled refuses its arguments: factor must be positive"),
+        ({"class_path": "RescaleAction", "init_args": {"mini": 1}}, "RescaleAction rejects its arguments: "),
+        ({"class_path": f"{__name__}.Doubled", "init_args": {"factor": -1}}, "Doubled rejects its arguments: factor must be positive"),
     ],
 )
 def test_a_wrapper_that_cannot_be_applied_is_named(wrapper, says):
