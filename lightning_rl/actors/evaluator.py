@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 
 from lightning_rl.data.episodes import Finished, Seat, info_arrays, longest_episode
-from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.errors import SettingError
@@ -293,7 +293,7 @@ class BuildEvaluator:
     on_nan: str
 
     def __call__(self, index: int, restarts: int, network: nn.Module) -> Evaluator:
-        config = one_of(self.env) if isinstance(self.env, EnvConfig) else self.env
+        config = single_env_config(self.env) if isinstance(self.env, EnvConfig) else self.env
         envs = [make_env(config, index * self.num_envs + k) for k in range(self.num_envs)]
         found = as_spaces(envs[0].observation_space, envs[0].action_space)
         if (found.observation, found.action) != (self.spaces.observation, self.spaces.action):

@@ -21,7 +21,7 @@ from lightning_rl.callbacks.protocols import AlgorithmRun, Env, EvaluationHook, 
 from lightning_rl.callbacks.stopping import any_rank_asked, stop_asked, stop_early
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs.config import EnvConfig, one_of
+from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import Interrupted, SettingError, check_range
 from lightning_rl.loggers import CsvTable, log_row
@@ -265,7 +265,7 @@ def make_player(
         SettingError: a ready vector environment, which cannot be built again.
     """
     builder = check_can_be_built(env)
-    builder = one_of(builder) if isinstance(builder, EnvConfig) else builder
+    builder = single_env_config(builder) if isinstance(builder, EnvConfig) else builder
 
     def make() -> gym.Env:
         made = make_env(builder)

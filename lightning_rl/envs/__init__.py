@@ -1,6 +1,15 @@
-"""Building environments and stepping them alike, whatever their vectorization and autoreset mode; and a few of our own."""
+"""Build environments and step them in the same way, whatever their vectorization and autoreset mode; plus a few small environments."""
+
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
+
+Info = dict[str, Any]
+"""What an environment reports next to observations and rewards."""
+Options = dict[str, Any] | None
+"""Options of a reset."""
+StepResult = tuple[Any, SupportsFloat, bool, bool, Info]
+"""Observation, reward, terminated, truncated and info of one environment."""
 
 gym.register("lightning_rl/Simple1D-v0", "lightning_rl.envs.examples:Simple1D", max_episode_steps=200)
 gym.register("lightning_rl/Memory1D-v0", "lightning_rl.envs.examples:Memory1D", max_episode_steps=200)

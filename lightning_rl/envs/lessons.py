@@ -1,26 +1,17 @@
-"""Values of environment parameters: samplers after ML-Agents, and lessons one after the other."""
+"""Values of environment parameters as in ML-Agents: samplers, and curricula of lessons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol
+from typing import Any, TypedDict
 
 import numpy as np
 
-from lightning_rl.errors import SettingError, check_choice, check_range, nearest
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_range, nearest
 
-LARGEST = 1e300
+MAX_NUMBER = 1e300
 """Differences of such numbers are finite, too."""
-
-
-class Sampler(Protocol):
-    """Draws numbers."""
-
-    @property
-    def seed(self) -> int: ...
-
-    def draw(self, generator: np.random.Generator) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -31,8 +22,7 @@ class Constant:
     seed: int = -1
 
     def __post_init__(self) -> None:
-        check_number("value", self.value)
-        check_seed(self.seed)
+        check_numbers(self, "value")
 
     def __str__(self) -> str:
         return f"{self.value:g}"
@@ -43,18 +33,16 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every number from `min_value` to `max_value` is as likely."""
+    """The uniform distribution from `min_value` to `max_value`."""
 
     min_value: float = 0.0
     max_value: float = 1.0
     seed: int = -1
 
     def __post_init__(self) -> None:
-        check_number("min_value", self.min_value)
-        check_number("max_value", self.max_value)
+        check_numbers(self, "min_value", "max_value")
         if self.min_value > self.max_value:
             raise SettingError(f"min_value must be <= max_value, got {self.min_value!r} and {self.max_value!r}")
-        check_seed(self.seed)
 
     def __str__(self) -> str:
         return f"uniform({self.min_value:g}, {self.max_value:g})"
@@ -72,10 +60,8 @@ class Gaussian:
     seed: int = -1
 
     def __post_init__(self) -> None:
-        check_number("mean", self.mean)
-        check_number("st_dev", self.st_dev)
+        check_numbers(self, "mean", "st_dev")
         check_range("st_dev", self.st_dev, 0)
-        check_seed(self.seed)
 
     def __str__(self) -> str:
         return f"gaussian({self.mean:g}, {self.st_dev:g})"
@@ -86,12 +72,13 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class MultiRangeUniform:
-    """Every number of these intervals `[low, high]` is as likely: one of them by its length, then uniform."""
+    """The uniform distribution over several intervals `[low, high]`: choose one in proportion to its length, then draw from it."""
 
     intervals: Sequence[Sequence[float]] = ((0.0, 1.0),)
     seed: int = -1
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not isinstance(self.intervals, list | tuple) or not self.intervals:
             raise SettingError(f"intervals must be a list of [low, high], got {self.intervals!r}")
         for interval in self.intervals:
@@ -101,7 +88,6 @@ class MultiRangeUniform:
                 check_number("intervals", end)
             if interval[0] > interval[1]:
                 raise SettingError(f"intervals must each have low <= high, got {interval!r}")
-        check_seed(self.seed)
 
     def __str__(self) -> str:
         return f"multirangeuniform({', '.join(f'[{low:g}, {high:g}]' for low, high in self.intervals)})"
@@ -114,28 +100,29 @@ class MultiRangeUniform:
         return float(generator.uniform(low, high))
 
 
-SAMPLERS: dict[str, Any] = {
+Sampler = Constant | Uniform | Gaussian | MultiRangeUniform
+SAMPLERS: dict[str, type[Sampler]] = {
     "constant": Constant,
     "uniform": Uniform,
     "gaussian": Gaussian,
     "multirangeuniform": MultiRangeUniform,
     "multirange_uniform": MultiRangeUniform,
 }
+SAMPLER_KEYS = ("sampler_type", "sampler_parameters")
+PlainSampler = float | dict[str, Any]
+"""A number for a constant, else `{sampler_type, sampler_parameters}`."""
 
 
-def as_sampler(name: str, setting: Any) -> Sampler:
-    """A sampler from a number or `{sampler_type, sampler_parameters}`; `name` is the setting's, for messages.
+def as_sampler(name: str, setting: object) -> Sampler:
+    """Read a sampler from a number or from `{sampler_type, sampler_parameters}`; `name` is the setting's, for messages.
 
     Raises:
         SettingError: another type, unknown or missing settings, or numbers that do not fit together.
     """
     if not isinstance(setting, Mapping):
-        check_number(name, setting)
-        return Constant(setting)
-    for key in setting:
-        if key not in ("sampler_type", "sampler_parameters"):
-            raise SettingError(f"{name}.{key} is not a setting of a sampler{nearest(str(key), ('sampler_type', 'sampler_parameters'))}")
-    for key in ("sampler_type", "sampler_parameters"):
+        return Constant(check_number(name, setting))
+    check_keys(name, setting, SAMPLER_KEYS, " of a sampler")
+    for key in SAMPLER_KEYS:
         if key not in setting:
             raise SettingError(f"{name} needs a {key}; a sampler is {{sampler_type, sampler_parameters}}")
     kind, parameters = setting["sampler_type"], setting["sampler_parameters"]
@@ -143,51 +130,54 @@ def as_sampler(name: str, setting: Any) -> Sampler:
         raise SettingError(f"{name}.sampler_type {kind!r} is not known{nearest(str(kind), SAMPLERS)}")
     if not isinstance(parameters, Mapping):
         raise SettingError(f"{name}.sampler_parameters must be a mapping, got {parameters!r}")
-    known = [each.name for each in fields(SAMPLERS[kind])]
-    for key in parameters:
-        if key not in known:
-            raise SettingError(f"{name}.sampler_parameters.{key} is not a setting of {kind}{nearest(str(key), known)}")
+    check_keys(f"{name}.sampler_parameters", parameters, [each.name for each in fields(SAMPLERS[kind])], f" of {kind}")
     try:
-        sampler: Sampler = SAMPLERS[kind](**parameters)
+        return SAMPLERS[kind](**parameters)
     except SettingError as error:
         raise SettingError(f"{name}.sampler_parameters.{error}") from None
-    return sampler
 
 
-def as_plain(sampler: Any) -> float | dict[str, Any]:
-    """The inverse of `as_sampler`: a number for a constant, else a dictionary of plain data."""
+def as_plain(sampler: Sampler) -> PlainSampler:
+    """Return what `as_sampler` reads back: a number for a constant, else a dictionary of plain data."""
     if isinstance(sampler, Constant):
         return sampler.value
     parameters = asdict(sampler)
-    if "intervals" in parameters:
-        parameters["intervals"] = [list(interval) for interval in parameters["intervals"]]
+    if isinstance(sampler, MultiRangeUniform):
+        parameters["intervals"] = [list(interval) for interval in sampler.intervals]
     return {"sampler_type": type(sampler).__name__.lower(), "sampler_parameters": parameters}
 
 
-def check_number(name: str, value: Any) -> None:
-    """Raise `SettingError` unless a value is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+def check_number(name: str, value: object) -> float:
+    """Return a value that is a finite number; else raise `SettingError`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise SettingError(f"{name} must be a finite number, got {value!r}")
+    return value
 
 
-def check_seed(seed: Any) -> None:
-    """Raise `SettingError` unless a value is a seed, or -1 for the run's."""
-    check_range("seed", seed, -1, whole=True)
+def check_numbers(sampler: Sampler, *names: str) -> None:
+    """Raise `SettingError` unless these fields are finite numbers and the seed is one, or -1 for the run's."""
+    for name in names:
+        check_number(name, getattr(sampler, name))
+    check_range("seed", sampler.seed, -1, whole=True)
 
 
-MEASURES = ("reward", "progress", "success")
+def check_keys(name: str, setting: Mapping[Any, object], known: Iterable[str], owner: str = "") -> None:
+    """Raise `SettingError` for an unknown key."""
+    for key in setting:
+        if key not in known:
+            raise SettingError(f"{name}.{key} is not a setting{owner}{nearest(str(key), known)}")
 
 
 @dataclass(frozen=True)
 class CompletionCriteria:
-    """When a lesson is learned.
+    """When a lesson is complete.
 
     Args:
         measure: `reward` (mean return) or `success` (share) of the last `min_lesson_length` episodes, or `progress` of the run, 0 to 1.
-        threshold: which it must exceed.
-        min_lesson_length: the fewest episodes of a lesson.
-        signal_smoothing: smooth the measure of episodes: a quarter of what it was and three quarters of what it is, after each episode.
-        require_reset: give up the episodes under way, so that the next lesson begins at once and everywhere.
+        threshold: what the measure must exceed.
+        min_lesson_length: the minimum number of episodes of a lesson.
+        signal_smoothing: smooth the measure after each episode: a quarter of its last value plus three quarters of the new one.
+        require_reset: end the current episodes, so that the next lesson begins at once in all environments.
     """
 
     measure: str = "reward"
@@ -198,21 +188,20 @@ class CompletionCriteria:
 
     def __post_init__(self) -> None:
         if str(self.measure).lower() == "elo":
-            raise SettingError("measure elo is of self-play, which there is none of yet; use reward, progress or success")
-        check_choice("measure", self.measure, MEASURES)
+            raise SettingError("measure elo needs self-play, which is not supported yet; use reward, progress or success")
+        check_choice("measure", self.measure, ("reward", "progress", "success"))
         check_number("threshold", self.threshold)
         if self.measure != "reward":
             check_range("threshold", self.threshold, 0)
             if self.threshold >= 1:
                 raise SettingError(f"threshold must be < 1: a lesson ends when {self.measure} exceeds it; got {self.threshold!r}")
         check_range("min_lesson_length", self.min_lesson_length, 0, whole=True)
-        for name in ("signal_smoothing", "require_reset"):
-            if not isinstance(getattr(self, name), bool):
-                raise SettingError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        check_flag("signal_smoothing", self.signal_smoothing)
+        check_flag("require_reset", self.require_reset)
 
     @property
     def window(self) -> int:
-        """Over how many episodes the measure is taken."""
+        """Return the number of episodes that the measure is taken over."""
         return max(1, self.min_lesson_length)
 
 
@@ -225,30 +214,41 @@ class Lesson:
     completion_criteria: CompletionCriteria | None = None
 
 
+class LessonValues(TypedDict):
+    """What an environment draws a parameter from, as plain data.
+
+    values: of the lessons it may play.  replay: the share of episodes that play another one than the last.  first: the index of the first.
+    """
+
+    values: list[PlainSampler]
+    replay: float
+    first: int
+
+
 @dataclass(frozen=True)
 class Parameter:
     """All lessons of a parameter, a single one where it has no curriculum.
 
     Args:
         lessons: in their order.
-        replay_old_lessons: the share of episodes that play an earlier lesson than the current one, any of them as likely.
+        replay_old_lessons: the share of episodes that play an earlier lesson than the current one, each with the same probability.
     """
 
     lessons: tuple[Lesson, ...]
     replay_old_lessons: float = 0.0
 
-    def until(self, lesson: int) -> dict[str, Any]:
-        """What an environment must know in a lesson, as plain data: the values of those up to it."""
+    def until(self, lesson: int) -> LessonValues:
+        """Return the values of all lessons up to this one."""
         values = [as_plain(each.value) for each in self.lessons[: lesson + 1]]
         return {"values": values, "replay": self.replay_old_lessons, "first": 0}
 
-    def only(self, lesson: int) -> dict[str, Any]:
-        """The same for a lesson without those before it."""
+    def only(self, lesson: int) -> LessonValues:
+        """Return the values of this lesson alone."""
         return {"values": [as_plain(self.lessons[lesson].value)], "replay": 0.0, "first": lesson}
 
 
-def as_parameters(settings: Any, name: str = "env.parameters") -> dict[str, Parameter]:
-    """The parameters that settings describe, without those that are null.
+def as_parameters(settings: object, name: str = "env.parameters") -> dict[str, Parameter]:
+    """Read parameters from settings, without those that are null.
 
     Raises:
         SettingError: a setting that is unknown, missing or out of its range, by its full name.
@@ -260,14 +260,13 @@ def as_parameters(settings: Any, name: str = "env.parameters") -> dict[str, Para
     return {str(key): as_parameter(f"{name}.{key}", setting) for key, setting in settings.items() if setting is not None}
 
 
-def as_parameter(name: str, setting: Any) -> Parameter:
-    """One parameter from a number, a sampler or `{curriculum: [lessons]}`."""
-    if not (isinstance(setting, Mapping) and setting.keys() & {"curriculum", "replay_old_lessons"}):
-        if isinstance(setting, Mapping) and not setting.keys() & {"sampler_type", "sampler_parameters"}:
-            known = ("sampler_type", "sampler_parameters", "curriculum")
-            got = "".join(f"the key {key!r}{nearest(str(key), known)}" for key in list(setting)[:1]) or "nothing"
-            raise SettingError(f"{name} must be a number, a sampler or {{curriculum: [lessons]}}, got {got}")
+def as_parameter(name: str, setting: object) -> Parameter:
+    """Read one parameter from a number, a sampler or `{curriculum: [lessons]}`."""
+    if not isinstance(setting, Mapping) or setting.keys() & set(SAMPLER_KEYS):
         return Parameter((Lesson("", as_sampler(name, setting)),))
+    if not setting.keys() & {"curriculum", "replay_old_lessons"}:
+        got = "".join(f"the key {key!r}{nearest(str(key), (*SAMPLER_KEYS, 'curriculum'))}" for key in list(setting)[:1]) or "nothing"
+        raise SettingError(f"{name} must be a number, a sampler or {{curriculum: [lessons]}}, got {got}")
     check_keys(name, setting, ("curriculum", "replay_old_lessons"))
     lessons, replay = setting.get("curriculum"), setting.get("replay_old_lessons", 0.0)
     if not isinstance(lessons, list | tuple) or not lessons:
@@ -277,8 +276,8 @@ def as_parameter(name: str, setting: Any) -> Parameter:
     return Parameter(tuple(as_lesson(f"{name}.curriculum[{i}]", lesson, i, i == last) for i, lesson in enumerate(lessons)), replay)
 
 
-def as_lesson(name: str, setting: Any, number: int, last: bool) -> Lesson:
-    """One lesson; all but the last need criteria."""
+def as_lesson(name: str, setting: object, number: int, last: bool) -> Lesson:
+    """Read one lesson; all but the last need criteria."""
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a lesson {{name, value, completion_criteria}}, got {setting!r}")
     check_keys(name, setting, ("name", "value", "completion_criteria"))
@@ -291,12 +290,12 @@ def as_lesson(name: str, setting: Any, number: int, last: bool) -> Lesson:
     return Lesson(str(setting.get("name", number)), as_sampler(f"{name}.value", setting["value"]), read)
 
 
-def as_criteria(name: str, setting: Any) -> CompletionCriteria:
-    """Criteria from a mapping."""
+def as_criteria(name: str, setting: object) -> CompletionCriteria:
+    """Read criteria from a mapping."""
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a mapping, got {setting!r}")
     if "behavior" in setting:
-        raise SettingError(f"{name}.behavior is of ML-Agents; a run learns one behavior here, leave it out")
+        raise SettingError(f"{name}.behavior selects one of several behaviors in ML-Agents; a run trains one here, remove it")
     check_keys(name, setting, [field.name for field in fields(CompletionCriteria)])
     length = setting.get("min_lesson_length", 0)
     if isinstance(length, float) and length.is_integer():  # 1e2
@@ -305,10 +304,3 @@ def as_criteria(name: str, setting: Any) -> CompletionCriteria:
         return CompletionCriteria(**setting)
     except SettingError as error:
         raise SettingError(f"{name}.{error}") from None
-
-
-def check_keys(name: str, setting: Mapping[Any, Any], known: Any) -> None:
-    """Raise `SettingError` for a key that is not known."""
-    for key in setting:
-        if key not in known:
-            raise SettingError(f"{name}.{key} is not a setting{nearest(str(key), known)}")

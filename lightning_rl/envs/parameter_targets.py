@@ -1,4 +1,4 @@
-"""Ways to set parameters on an environment, and where its numbers are found by dotted names."""
+"""Ways to set parameters on an environment: its method `set_parameters`, options of its reset, or its attributes by dotted names."""
 
 from __future__ import annotations
 
@@ -7,258 +7,257 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
 
+from lightning_rl.envs import Options
 from lightning_rl.errors import SettingError, nearest
 
-NAMED = {"body": "body", "geom": "geom", "site": "site", "jnt": "joint", "actuator": "actuator", "tendon": "tendon"}
-"""Beginnings of the names of a MuJoCo model's arrays, and what their entries are."""
-MEANT = {
+ENTRIES = {
+    "body": ("body", "nbody"),
+    "geom": ("geom", "ngeom"),
+    "site": ("site", "nsite"),
+    "jnt": ("joint", "njnt"),
+    "actuator": ("actuator", "nu"),
+    "tendon": ("tendon", "ntendon"),
+}
+"""First word of the names of a MuJoCo model's arrays: the method that names an entry, and the attribute that counts them."""
+MUJOCO_NAMES = {
     "gravity": "model.opt.gravity.2",
     "wind": "model.opt.wind.0",
     "mass": "model.body_mass.scale",
     "friction": "model.geom_friction.scale",
     "damping": "model.dof_damping.scale",
 }
-"""What one looks for in a MuJoCo environment, and where it is."""
-BUILT = ("action_space", "observation_space", "spec")
-"""Parts of an environment that are as they were built: others hold copies."""
-PICTURE = ("width", "height", "screen_dim", "screen_width", "screen_height")
+"""What users look for in a MuJoCo environment, and where it is."""
+READ_ONLY = ("action_space", "observation_space", "spec")
+"""Parts of an environment that are fixed when it is built: others hold copies."""
+RENDER_SIZES = ("width", "height", "screen_dim", "screen_width", "screen_height")
+NEEDS_WIND = ("wind_power", "turbulence_power")
 
-
-class Place(NamedTuple):
-    """A number, or an array of them, by what holds it: an attribute of an object, or an entry of an array."""
-
-    holder: Any
-    key: Any
-
-    def get(self) -> Any:
-        return self.holder[self.key] if isinstance(self.holder, np.ndarray) else getattr(self.holder, self.key)
-
-    def set(self, value: Any) -> None:
-        if isinstance(self.holder, np.ndarray):
-            self.holder[self.key] = value
-        elif isinstance(getattr(self.holder, self.key), np.ndarray):
-            getattr(self.holder, self.key)[...] = value  # a simulation's, which only its own memory changes
-        else:
-            setattr(self.holder, self.key, value)
-
-
-def find(env: Any, name: str) -> Place:
-    """The place of a dotted name.
-
-    Raises:
-        SettingError: it leads nowhere, or to what is no number.
-    """
-    holder, parts = env, name.split(".")
-    place: Place | None = None
-    if parts[0] in BUILT:
-        raise SettingError(f"env.parameters.{name} cannot be changed: {parts[0]} of {type(env).__name__} stays as it was built")
-    for i, part in enumerate(parts):
-        place = enter(env, holder, parts[i - 1], part)
-        if place is None:
-            prefix = ".".join([*parts[:i], ""])
-            raise SettingError(
-                f"env.parameters.{name} is not a parameter of {type(env).__name__}{near(env, holder, parts[i - 1], part, prefix)}"
-            )
-        holder = place.get()
-    if place is None or not is_number(holder):
-        raise SettingError(f"env.parameters.{name} of {type(env).__name__} is no number")
-    return place
-
-
-def enter(env: Any, holder: Any, above: str, part: str) -> Place | None:
-    """What a part of a name means in a holder, which the part above names; None if nothing."""
-    if not isinstance(holder, np.ndarray):
-        return Place(holder, part) if hasattr(holder, part) and not is_number(holder) else None
-    if part.isdecimal():
-        return Place(holder, int(part)) if holder.ndim and int(part) < len(holder) else None
-    kind, names = entries(env, above)
-    return Place(holder, getattr(simulation(env), kind)(part).id) if part in names else None
-
-
-def entries(env: Any, array: str) -> tuple[str, list[str]]:
-    """What the entries of an array of a MuJoCo model are, and their names."""
-    kind, model = NAMED.get(array.partition("_")[0], ""), simulation(env)
-    if model is None or not kind:
-        return kind, []
-    size = {"joint": "njnt", "actuator": "nu"}.get(kind, f"n{kind}")
-    return kind, [name for i in range(getattr(model, size)) if (name := getattr(model, kind)(i).name)]
-
-
-def near(env: Any, holder: Any, above: str, part: str, prefix: str) -> str:
-    """The nearest name to a wrong one."""
-    names = entries(env, above)[1] if isinstance(holder, np.ndarray) else []
-    if isinstance(holder, np.ndarray) and not names:
-        return f"; {above} has {len(holder)} numbers"
-    if holder is env and simulation(env) is not None and part in MEANT:
-        return f"; did you mean {MEANT[part]}?"
-    for name in dir(holder) if not is_number(holder) else []:
-        with suppress(Exception):  # properties of others may raise anything
-            if not name.startswith("_") and is_offered(env, holder, name):
-                names.append(name)
-    found = nearest(part, names)
-    return found.replace("did you mean ", f"did you mean {prefix}")
-
-
-def is_offered(env: Any, holder: Any, name: str) -> bool:
-    """Whether an attribute is one to suggest: a number to set, or a way to such."""
-    if holder is env and (isinstance(getattr(type(env), name, None), property) or name in PICTURE):
-        return False
-    value = getattr(holder, name)
-    return name in ("model", "opt") or (is_number(value) and not (holder is env and np.ndim(value)))
-
-
-def is_number(value: Any) -> bool:
-    """Whether something is a number, or an array of such."""
-    if isinstance(value, bool | np.bool_):
-        return False
-    return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.dtype.kind in "iuf")
-
-
-def simulation(env: Any) -> Any:
-    """A MuJoCo environment's model; None for others."""
-    model = getattr(env, "model", None)
-    return model if type(model).__name__ == "MjModel" else None
-
-
-Options = dict[str, Any] | None
+Number = float | np.ndarray
 Values = Mapping[str, float]
-WIND = ("wind_power", "turbulence_power")
 
 
-class Receiver(NamedTuple):
+class MujocoModel(Protocol):
+    """A `mujoco.MjModel`."""
+
+    body_mass: np.ndarray
+    body_inertia: np.ndarray
+
+
+class Target(NamedTuple):
     """How an environment takes values.
 
-    receive: before a reset: take them, and give the options for it.  restore: take those of the episode under way again.
-    check: after a reset: raise `SettingError` for one that did nothing.
+    receive: before a reset: take the values, and return the options for the reset.
+    restore: set the values of the current episode again, after a state was loaded.
+    check: after a reset: raise `SettingError` for a value that had no effect.
     """
 
     receive: Callable[[Values, Options], Options]
-    restore: Callable[[Values], Any]
-    check: Callable[[Values], Any]
+    restore: Callable[[Values], None]
+    check: Callable[[Values], None]
 
 
-def make_receiver(env: gym.Env, names: Iterable[str]) -> Receiver:
-    """How this environment receives parameters of these names.
-
-    Raises:
-        SettingError: it has none of such a name.
-    """
-    told, who = (env.metadata or {}).get("parameters"), type(env.unwrapped).__name__
-    if env.has_wrapper_attr("set_parameters"):
-        check_names(names, told, who)
-        return Receiver(partial(call, env), nothing, nothing)
-    if told is not None:
-        check_names(names, told, who)
-        return Receiver(with_options, nothing, nothing)
-    write = Attributes(env.unwrapped, names)
-    return Receiver(partial(before_reset, write), partial(write), write.check)
-
-
-def check_names(names: Iterable[str], told: Iterable[str] | None, who: str) -> None:
-    """Raise `SettingError` for a name that an environment does not tell among its own, if it tells any."""
-    for name in names:
-        if told is not None and name not in told:
-            raise SettingError(f"env.parameters.{name} is not a parameter of {who}{nearest(name, told)}")
-
-
-def nothing(values: Values) -> None:
-    """What an environment received by itself it keeps by itself, and uses as it likes."""
-
-
-def call(env: gym.Env, values: Values, options: Options) -> Options:
-    """The first way.
+def make_target(env: gym.Env, names: Iterable[str]) -> Target:
+    """Choose how this environment takes parameters of these names.
 
     Raises:
-        SettingError: the environment does not take them.
+        SettingError: it has no such parameter.
     """
+    known, name = (env.metadata or {}).get("parameters"), type(env.unwrapped).__name__
+    has_method = env.has_wrapper_attr("set_parameters")
+    if not has_method and known is None:
+        attributes = Attributes(env.unwrapped, names)
+        return Target(attributes.receive, attributes.write, attributes.check)
+    for each in names:
+        if known is not None and each not in known:
+            raise SettingError(f"env.parameters.{each} is not a parameter of {name}{nearest(each, known)}")
+    return Target(partial(_call_set_parameters, env) if has_method else _add_to_options, _do_nothing, _do_nothing)
+
+
+def _call_set_parameters(env: gym.Env, values: Values, options: Options) -> Options:
     try:
         env.get_wrapper_attr("set_parameters")(dict(values))
-    except Exception as error:  # a method of others may raise anything
-        raise SettingError(f"set_parameters raised {type(error).__name__}: {error}; given were env.parameters {dict(values)}") from error
+    except Exception as error:  # user code may raise anything
+        raise SettingError(f"set_parameters raised {type(error).__name__}: {error}; env.parameters are {dict(values)}") from error
     return options
 
 
-def with_options(values: Values, options: Options) -> Options:
-    """The second way."""
+def _add_to_options(values: Values, options: Options) -> Options:
     return {**(options or {}), "parameters": dict(values)}
 
 
-def before_reset(write: Attributes, values: Values, options: Options) -> Options:
-    """The third way."""
-    write(values)
-    return options
+def _do_nothing(values: Values) -> None:
+    """Do nothing: the environment keeps the values itself, and uses them as it likes."""
 
 
 class Attributes:
-    """Writes named attributes of an unwrapped environment.
+    """Writes attributes of an unwrapped environment by their dotted names.
 
     Raises:
         SettingError: there is no number of such a name, or it cannot be changed.
     """
 
-    def __init__(self, env: Any, names: Iterable[str]) -> None:
-        self.env, self.names = env, list(names)
-        self.built: dict[str, Any] = {}
-        for name in self.names:
+    def __init__(self, env: gym.Env, names: Iterable[str]) -> None:
+        self.env, owner = env, type(env).__name__
+        self.built: dict[str, Number] = {}
+        for name in names:
             place = find(env, name.removesuffix(".scale"))
-            self.built[name] = copy(place.get())
+            value = place.get()
+            self.built[name] = copy(value)
             try:
-                place.set(place.get())
+                place.set(value)
             except (AttributeError, TypeError, ValueError):
-                raise SettingError(f"env.parameters.{name} of {type(env).__name__} cannot be changed") from None
-            if np.ndim(place.get()) and not name.endswith(".scale"):
-                raise SettingError(f"env.parameters.{name} has {place.get().size} numbers: name one, such as {name}.0, or use {name}.scale")
-            if name in WIND and not getattr(env, "enable_wind", True):
-                raise SettingError(f"env.parameters.{name} does nothing without wind; set env.kwargs.enable_wind true")
-        self.refresh = refresher(env, self.names)
+                raise SettingError(f"env.parameters.{name} of {owner} cannot be changed") from None
+            if isinstance(value, np.ndarray) and value.ndim and not name.endswith(".scale"):
+                raise SettingError(f"env.parameters.{name} has {value.size} numbers: name one, such as {name}.0, or use {name}.scale")
+            if name in NEEDS_WIND and not getattr(env, "enable_wind", True):
+                raise SettingError(f"env.parameters.{name} has no effect without wind; set env.kwargs.enable_wind true")
+        self.refresh = make_refresh(env, self.built)
 
-    def __call__(self, values: Values) -> None:
+    def receive(self, values: Values, options: Options) -> Options:
+        """Write the values; they need no options."""
+        self.write(values)
+        return options
+
+    def write(self, values: Values) -> None:
+        """Write the values, and update what follows from them."""
         for name, value in values.items():
-            new = self.new(name, value)
-            whole = isinstance(self.built[name], int) and float(new).is_integer()  # what counts something goes on counting
-            find(self.env, name.removesuffix(".scale")).set(int(new) if whole else new)
+            new = self.scaled(name, value)
+            stays_integer = isinstance(self.built[name], int) and float(new).is_integer()
+            find(self.env, name.removesuffix(".scale")).set(int(new) if stays_integer else new)
         self.refresh()
 
-    def new(self, name: str, value: float) -> Any:
-        """What a parameter writes."""
+    def scaled(self, name: str, value: float) -> Number:
+        """Return what a parameter writes: its value, or with `.scale` a multiple of what was built."""
         return self.built[name] * value if name.endswith(".scale") else value
 
     def check(self, values: Values) -> None:
-        """Raise `SettingError` for what the environment, or another parameter, wrote over."""
+        """Raise `SettingError` for a value that the environment or another parameter has overwritten."""
         for name, value in values.items():
-            if not np.allclose(find(self.env, name.removesuffix(".scale")).get(), self.new(name, value), rtol=1e-5):
-                raise SettingError(
-                    f"env.parameters.{name} does nothing: {type(self.env).__name__} sets it itself, or another parameter does"
-                )
+            if not np.allclose(find(self.env, name.removesuffix(".scale")).get(), self.scaled(name, value), rtol=1e-5):
+                raise SettingError(f"env.parameters.{name} has no effect: {type(self.env).__name__} or another parameter overwrites it")
 
 
-def refresher(env: Any, names: list[str]) -> Callable[[], None]:
-    """What brings up to date what an environment keeps that follows from its numbers."""
+class Place(NamedTuple):
+    """A number, or an array of them, by what holds it: an attribute of an object, or an entry of an array."""
+
+    holder: object
+    key: str
+
+    def get(self) -> Any:
+        """Return the value."""
+        return self.holder[int(self.key)] if isinstance(self.holder, np.ndarray) else getattr(self.holder, self.key)
+
+    def set(self, value: Number) -> None:
+        """Replace the value; an array in place, as only its own memory changes a simulation."""
+        if isinstance(self.holder, np.ndarray):
+            self.holder[int(self.key)] = value
+        elif isinstance(array := getattr(self.holder, self.key), np.ndarray):
+            array[...] = value
+        else:
+            setattr(self.holder, self.key, value)
+
+
+def find(env: gym.Env, name: str) -> Place:
+    """Find the place of a dotted name.
+
+    Raises:
+        SettingError: there is none, or it holds no number.
+    """
+    holder, above, owner = env, "", type(env).__name__
+    parts = name.split(".")
+    if parts[0] in READ_ONLY:
+        raise SettingError(f"env.parameters.{name} cannot be changed: {parts[0]} of {owner} is fixed when it is built")
+    for i, part in enumerate(parts):
+        place = enter(env, holder, above, part)
+        if place is None:
+            hint = suggest(env, holder, above, part, ".".join([*parts[:i], ""]))
+            raise SettingError(f"env.parameters.{name} is not a parameter of {owner}{hint}")
+        holder, above = place.get(), part
+    if place is None or not is_number(holder):
+        raise SettingError(f"env.parameters.{name} of {owner} is not a number")
+    return place
+
+
+def enter(env: gym.Env, holder: object, above: str, part: str) -> Place | None:
+    """Find a part of a name in its holder, which is named `above`; None if there is no such part."""
+    if not isinstance(holder, np.ndarray):
+        return Place(holder, part) if hasattr(holder, part) and not is_number(holder) else None
+    if part.isdecimal():
+        return Place(holder, part) if holder.ndim and int(part) < len(holder) else None
+    index = name_entries(env, above).get(part)
+    return None if index is None else Place(holder, str(index))
+
+
+def name_entries(env: gym.Env, array: str) -> dict[str, int]:
+    """Return the indices of the entries of a MuJoCo model's array by their names."""
+    method, count = ENTRIES.get(array.partition("_")[0], ("", ""))
+    model = mujoco_model(env)
+    if model is None or not method:
+        return {}
+    return {name: i for i in range(getattr(model, count)) if (name := getattr(model, method)(i).name)}
+
+
+def suggest(env: gym.Env, holder: object, above: str, part: str, prefix: str) -> str:
+    """Return a hint to the nearest name of a wrong one."""
+    names = list(name_entries(env, above)) if isinstance(holder, np.ndarray) else []
+    if isinstance(holder, np.ndarray) and not names:
+        return f"; {above} has {len(holder)} numbers"
+    if holder is env and mujoco_model(env) is not None and part in MUJOCO_NAMES:
+        return f"; did you mean {MUJOCO_NAMES[part]}?"
+    for name in dir(holder) if not is_number(holder) else []:
+        with suppress(Exception):  # properties of user code may raise anything
+            if not name.startswith("_") and is_settable(env, holder, name):
+                names.append(name)
+    return nearest(part, names).replace("did you mean ", f"did you mean {prefix}")
+
+
+def is_settable(env: gym.Env, holder: object, name: str) -> bool:
+    """Return whether to suggest an attribute: it is a number to set, or leads to one."""
+    if holder is env and (isinstance(getattr(type(env), name, None), property) or name in RENDER_SIZES):
+        return False
+    value = getattr(holder, name)
+    return name in ("model", "opt") or (is_number(value) and not (holder is env and np.ndim(value)))
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number or an array of numbers, and not a truth value."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "iuf"
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def mujoco_model(env: gym.Env) -> MujocoModel | None:
+    """Return the model of a MuJoCo environment; None for others."""
+    model = getattr(env, "model", None)
+    return model if type(model).__name__ == "MjModel" else None
+
+
+def make_refresh(env: Any, names: Iterable[str]) -> Callable[[], None]:
+    """Return a function that updates what an environment has computed from its numbers."""
     if all(hasattr(env, name) for name in ("masspole", "masscart", "length", "total_mass", "polemass_length")):
-        return partial(refresh_cartpole, env)
-    model = simulation(env)
+
+        def refresh_cartpole() -> None:
+            env.total_mass, env.polemass_length = env.masspole + env.masscart, env.masspole * env.length
+
+        return refresh_cartpole
+    model = mujoco_model(env)
     if model is None:
         return lambda: None
     mujoco = importlib.import_module("mujoco")
-    # not the environment's own data, which this would put back to the beginning
-    constants = partial(mujoco.mj_setConst, model, mujoco.MjData(model))
-    if any(name.startswith("model.body_mass") for name in names) and not any(name.startswith("model.body_inertia") for name in names):
-        return partial(refresh_bodies, model, model.body_mass.copy(), model.body_inertia.copy(), constants)
-    return constants
+    data = mujoco.MjData(model)  # not the environment's own, which this would reset
+    mass, inertia = model.body_mass.copy(), model.body_inertia.copy()
+    scale_inertia = any(name.startswith("model.body_mass") for name in names)
+    scale_inertia = scale_inertia and not any(name.startswith("model.body_inertia") for name in names)
 
+    def refresh_mujoco() -> None:
+        if scale_inertia:  # a heavier body keeps its size and gets denser
+            factor = np.divide(model.body_mass, mass, where=mass > 0, out=np.ones_like(mass))
+            model.body_inertia[...] = inertia * factor[:, None]
+        mujoco.mj_setConst(model, data)
 
-def refresh_cartpole(env: Any) -> None:
-    """Its sum of masses, and the product with the pole's length."""
-    env.total_mass, env.polemass_length = env.masspole + env.masscart, env.masspole * env.length
-
-
-def refresh_bodies(model: Any, mass: np.ndarray, inertia: np.ndarray, constants: Callable[[], None]) -> None:
-    """A body that is heavier than it was built is as large and denser, so that its inertia grows alike."""
-    factor = np.divide(model.body_mass, mass, where=mass > 0, out=np.ones_like(mass))
-    model.body_inertia[...] = inertia * factor[:, None]
-    constants()
+    return refresh_mujoco

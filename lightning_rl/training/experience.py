@@ -34,8 +34,8 @@ from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, steps_of, summarize, transitions
-from lightning_rl.envs.config import EnvConfig, in_turn
-from lightning_rl.envs.make import stacked_frames
+from lightning_rl.envs.config import EnvConfig, resolve_to_sync
+from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.errors import SettingError
@@ -128,7 +128,7 @@ def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayC
     spaces, distribution = algorithm.spaces, algorithm.network.distribution
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
     action = tree_index(tree_to_numpy(distribution.random(x)), 0)
-    frames = stacked_frames(algorithm.env)
+    frames = count_stacked_frames(algorithm.env)
     memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
     sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
     node = algorithm.trainer.world_size // algorithm.trainer.num_nodes
@@ -244,7 +244,9 @@ def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> Actor
     check_can_be_built(env, here=threads)
     num_envs = algorithm.num_envs // config.batch
     seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * num_envs
-    build = BuildActor(env if threads else in_turn(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm))
+    build = BuildActor(
+        env if threads else resolve_to_sync(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm)
+    )
     workers = make_workers(build, config, algorithm.network)
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, algorithm.trainer.precision_plugin.forward_context)
 

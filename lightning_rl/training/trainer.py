@@ -27,7 +27,7 @@ from lightning_rl.checkpoints.content import foreign_modules
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import bring_back, losing_ranks, tell_to_stop
-from lightning_rl.envs.make import own_module
+from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, quiet_tensorboard
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
@@ -308,7 +308,7 @@ class Trainer(pl.Trainer):
         """Return the beginning of a command line for this run; None if no file can name its algorithm and environment."""
         if model.hparams["env"] is None:
             return None
-        registered = own_module(model.hparams["env"]["id"])
+        registered = find_user_module(model.hparams["env"]["id"])
         found = [type(model).__module__, registered, *foreign_modules(model.hparams, self.run_folder)]
         known = {"lightning_rl", *(module.partition(".")[0] for module in self.imports)}
         modules = [*self.imports, *(module for module in found if module and module.partition(".")[0] not in known)]

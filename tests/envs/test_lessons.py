@@ -59,8 +59,11 @@ def test_a_length_may_be_written_as_a_whole_float():
         ),
         (criteria(measure="success", threshold=1.5), "completion_criteria.threshold must be < 1: a lesson ends when success exceeds it"),
         (criteria(measure="success", threshold=-1), "completion_criteria.threshold must be >= 0, got -1"),
-        (criteria(behavior="Walker"), "completion_criteria.behavior is of ML-Agents; a run learns one behavior here, leave it out"),
-        (criteria(measure="Elo", threshold=1500), "completion_criteria.measure elo is of self-play, which there is none of yet"),
+        (
+            criteria(behavior="Walker"),
+            "completion_criteria.behavior selects one of several behaviors in ML-Agents; a run trains one here, remove it",
+        ),
+        (criteria(measure="Elo", threshold=1500), "completion_criteria.measure elo needs self-play, which is not supported yet"),
         (
             criteria(measure="rewards"),
             "completion_criteria.measure must be one of reward, progress, success, got 'rewards'; did you mean reward?",

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
-from lightning_rl.envs.config import EnvConfig, as_config, in_turn, one_of, settled
+from lightning_rl.envs.config import EnvConfig, as_config, resolve_to_sync, resolve_vectorization, single_env_config
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.snapshot.vector import fingerprint
 from lightning_rl.envs.stepping import make_stepper
@@ -108,19 +108,19 @@ def test_several_atari_games_get_a_process_each_on_several_cores_and_all_others_
     explicit = replace(config, vectorization="async" if cls is WorkerVectorEnv else "sync")
     assert fingerprint(stepper.envs, explicit) == stepper.settings  # a run continues, whether it was said or chosen
     stepper.close()
-    assert in_turn(config).vectorization == "sync" and in_turn(explicit) is explicit
+    assert resolve_to_sync(config).vectorization == "sync" and resolve_to_sync(explicit) is explicit
 
 
 def test_what_is_of_processes_goes_with_those_that_were_chosen(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert EnvConfig("ALE/Pong-v5", atari=True, step_timeout=5.0).vectorization == "auto"
-    with pytest.raises(SettingError, match="this one is sync; leave it out"):
+    with pytest.raises(SettingError, match="this one is sync; remove it"):
         EnvConfig("CartPole-v1", step_timeout=5.0)
     games = EnvConfig("ALE/Pong-v5", atari=True, step_timeout=5.0)
-    assert settled(games).step_timeout == 5.0
-    assert one_of(games) == EnvConfig("ALE/Pong-v5", 1, "sync", atari=True) and in_turn(games).step_timeout is None
+    assert resolve_vectorization(games).step_timeout == 5.0
+    assert single_env_config(games) == EnvConfig("ALE/Pong-v5", 1, "sync", atari=True) and resolve_to_sync(games).step_timeout is None
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    assert settled(games) == EnvConfig("ALE/Pong-v5", vectorization="sync", atari=True)
+    assert resolve_vectorization(games) == EnvConfig("ALE/Pong-v5", vectorization="sync", atari=True)
 
 
 @pytest.mark.parametrize("vectorization, cls", [("sync", SyncVectorEnv), ("async", WorkerVectorEnv)])
@@ -187,8 +187,8 @@ def test_whatever_a_constructor_raises_is_one_line():
         ("nowhere.Wrapper", "there is no nowhere.Wrapper"),
         (3, "takes class paths or {class_path, init_args}, got 3"),
         ({"class_path": "FlattenObservation", "init_arg": {}}, "takes class paths or {class_path, init_args}, got"),
-        ({"class_path": "RescaleAction", "init_args": {"mini": 1}}, "RescaleAction refuses its arguments: "),
-        ({"class_path": f"{__name__}.Doubled", "init_args": {"factor": -1}}, "Doubled refuses its arguments: factor must be positive"),
+        ({"class_path": "RescaleAction", "init_args": {"mini": 1}}, "RescaleAction rejects its arguments: "),
+        ({"class_path": f"{__name__}.Doubled", "init_args": {"factor": -1}}, "Doubled rejects its arguments: factor must be positive"),
     ],
 )
 def test_a_wrapper_that_cannot_be_applied_is_named(wrapper, says):

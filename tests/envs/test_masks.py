@@ -201,7 +201,7 @@ def test_a_mask_where_there_are_no_choices_is_refused():
 
 def test_a_method_that_would_not_be_heard_is_refused():
     envs = SyncVectorEnv([lambda: Choosy("method")], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(SettingError, match=r"^action_masks\(\) of a ready vector environment is not heard: wrap each in"):
+    with pytest.raises(SettingError, match=r"^action_masks\(\) of a ready vector environment is not called: wrap each in"):
         probe_spaces(envs)
     envs = SyncVectorEnv([lambda: MaskInfo(Choosy("method"))], autoreset_mode=AutoresetMode.SAME_STEP)
     assert probe_spaces(envs).masked

@@ -70,7 +70,7 @@ class Picky(Receiving):
 def test_what_a_method_of_the_environment_refuses_is_said_with_the_setting():
     with pytest.raises(SettingError) as error:
         EnvParameters(Picky(), as_parameters({"mas": 2})).reset()
-    assert str(error.value) == "set_parameters raised KeyError: 'no parameter mas'; given were env.parameters {'mas': 2.0}"
+    assert str(error.value) == "set_parameters raised KeyError: 'no parameter mas'; env.parameters are {'mas': 2.0}"
 
 
 def test_options_of_others_are_kept_beside_the_parameters():
@@ -123,8 +123,8 @@ def test_the_lander_falls_as_fast_as_it_is_told():
     [
         ("CartPole-v1", "lenght", "env.parameters.lenght is not a parameter of CartPoleEnv; did you mean length?"),
         ("CartPole-v1", "gravity.x", "env.parameters.gravity.x is not a parameter of CartPoleEnv"),
-        ("CartPole-v1", "kinematics_integrator", "env.parameters.kinematics_integrator of CartPoleEnv is no number"),
-        ("CartPole-v1", "action_space.n", "parameters.action_space.n cannot be changed: action_space of CartPoleEnv stays as it was built"),
+        ("CartPole-v1", "kinematics_integrator", "env.parameters.kinematics_integrator of CartPoleEnv is not a number"),
+        ("CartPole-v1", "action_space.n", "action_space.n cannot be changed: action_space of CartPoleEnv is fixed when it is built"),
         ("Pendulum-v1", "mass", "is not a parameter of PendulumEnv; choose from dt, g, l, m, max_speed, max_torque"),
         ("HalfCheetah-v5", "speed", "is not a parameter of HalfCheetahEnv; choose from frame_skip, model"),
         ("HalfCheetah-v5", "gravity", "is not a parameter of HalfCheetahEnv; did you mean model.opt.gravity.2?"),
@@ -132,8 +132,8 @@ def test_the_lander_falls_as_fast_as_it_is_told():
         ("HalfCheetah-v5", "model.body_mass.torzo", "did you mean model.body_mass.torso?"),
         ("HalfCheetah-v5", "model.opt.gravity.3", "; gravity has 3 numbers"),
         ("HalfCheetah-v5", "model.body_mass", "has 8 numbers: name one, such as model.body_mass.0, or use model.body_mass.scale"),
-        ("LunarLander-v3", "wind_power", "env.parameters.wind_power does nothing without wind; set env.kwargs.enable_wind true"),
-        ("LunarLander-v3", "enable_wind", "env.parameters.enable_wind of LunarLander is no number"),
+        ("LunarLander-v3", "wind_power", "env.parameters.wind_power has no effect without wind; set env.kwargs.enable_wind true"),
+        ("LunarLander-v3", "enable_wind", "env.parameters.enable_wind of LunarLander is not a number"),
     ],
 )  # fmt: skip
 def test_a_name_that_is_none_is_said_in_one_line_with_the_nearest(env_id, name, line):
@@ -152,7 +152,7 @@ def test_a_name_that_is_none_is_said_in_one_line_with_the_nearest(env_id, name, 
 )
 def test_what_does_nothing_is_said_at_the_first_reset(env_id, parameters, name):
     env = make_env(EnvConfig(env_id, parameters=parameters))
-    with pytest.raises(SettingError, match=rf"env.parameters.{name} does nothing: \w+Env sets it itself, or another parameter does"):
+    with pytest.raises(SettingError, match=rf"env.parameters.{name} has no effect: \w+Env or another parameter overwrites it"):
         env.reset(seed=0)
 
 

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import EnvConfig
 from lightning_rl.checkpoints.atomic import temporary
-from lightning_rl.envs.video import RecordVideo, check_renders, picture
+from lightning_rl.envs.video import RecordVideo, check_renders, render_frame
 from lightning_rl.errors import SettingError
 from tests.videos import read
 
@@ -87,9 +87,9 @@ SMALL, LARGE = np.zeros((16, 16, 3), np.uint8), np.zeros((18, 16, 3), np.uint8)
 @pytest.mark.parametrize(
     ("pictures", "message"),
     [
-        ([SMALL, LARGE], r"a.mp4: a picture of shape \(18, 16, 3\) after others of \(16, 16, 3\)"),
+        ([SMALL, LARGE], r"a.mp4: a frame of shape \(18, 16, 3\) after others of \(16, 16, 3\)"),
         ([None], "Shades renders object"),
-        ([SMALL + 2.0], r"Shades renders float64 \[16, 16, 3\], and an rgb_array is uint8"),
+        ([SMALL + 2.0], r"Shades renders float64 \[16, 16, 3\]; an rgb_array must be uint8"),
         ([SMALL[..., 0]], r"Shades renders uint8 \[16, 16\]"),
         ([], "Shades cannot render rgb_array: IndexError: list index out of range"),
     ],
@@ -105,7 +105,7 @@ def test_pictures_that_are_none_are_refused_and_nothing_is_left(tmp_path, pictur
 def test_pictures_in_fractions_are_made_whole_numbers():
     env = Shades(pictures=[np.full((16, 16, 3), 0.6)])
     env.reset()
-    assert picture(env).dtype == np.uint8 and (picture(env) == 153).all()
+    assert render_frame(env).dtype == np.uint8 and (render_frame(env) == 153).all()
 
 
 def test_a_folder_that_is_gone_is_an_error_of_the_system(tmp_path):
@@ -123,7 +123,7 @@ def test_a_video_is_not_written_through_a_link(tmp_path):
 
 def test_a_file_that_did_not_get_all_pictures_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(imageio_ffmpeg, "count_frames_and_secs", lambda path: (5, 1.0))
-    with pytest.raises(OSError, match="it is not whole"):
+    with pytest.raises(OSError, match="it is incomplete"):
         play(RecordVideo(Shades(), iter([tmp_path / "a.mp4"]), 100), 5)
     assert list(tmp_path.iterdir()) == []
 

@@ -325,7 +325,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("setting", ["step_timeout", "max_restarts"])
 def test_settings_of_processes_are_refused_elsewhere(setting):
-    with pytest.raises(SettingError, match=rf"^env\.{setting} is of vectorization async, and this one is sync; leave it out$"):
+    with pytest.raises(SettingError, match=rf"^env\.{setting} needs vectorization async, and this one is sync; remove it$"):
         EnvConfig("CartPole-v1", **{setting: 3})
     with pytest.raises(SettingError, match=rf"^env\.{setting} must be"):
         EnvConfig("CartPole-v1", vectorization="async", **{setting: -1})

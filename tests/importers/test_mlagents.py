@@ -313,7 +313,7 @@ ERRORS = [
     ("A: {trainer: sac, reward_signals: {reward_signal_num_update: 0}}", "A.reward_signals.reward_signal_num_update must be >= 1, got 0"),
     (
         "{behaviors: {A: {}}, environment_parameters: {x: {curriculum: [{value: 1, completion_criteria: {measure: Elo}}, {value: 2}]}}}",
-        "environment_parameters.x.curriculum[0].completion_criteria.measure elo is of self-play",
+        "environment_parameters.x.curriculum[0].completion_criteria.measure elo needs self-play",
     ),
     (
         "{behaviors: {A: {}}, environment_parameters: {x: {sampler_type: uniform, sampler_parameters: {min_value: 2}}}}",

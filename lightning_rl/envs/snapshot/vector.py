@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from lightning_rl.envs.config import EnvConfig, one_of, settled
+from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.snapshot.state import choose, get_state, layers, read_layers, record, set_state, write_layers
 from lightning_rl.envs.sync import TurnVectorEnv
@@ -29,7 +29,7 @@ OTHERS = {"self", "env", "envs", "env_fns", "build", "render_mode"} | APART
 def fingerprint(envs: VectorEnv, config: EnvConfig | None = None) -> str:
     """Of the settings where there are some, else of what can be known of environments that Python code has built."""
     if config is not None:
-        config = settled(config)
+        config = resolve_vectorization(config)
         settings = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in APART}
         said: Any = plain(settings | {"kwargs": without({"render_mode"}, config.kwargs)})
     else:
@@ -137,7 +137,7 @@ def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | No
 def _choose(config: EnvConfig) -> str | None:
     """The way of one environment, tried on copies that show nothing on a screen."""
     unseen = {key: value for key, value in config.kwargs.items() if key != "render_mode"}
-    single = replace(one_of(config), vectorization="sync", autoreset=None, kwargs=unseen, step_timeout=None, max_restarts=None)
+    single = replace(single_env_config(config), vectorization="sync", autoreset=None, kwargs=unseen, step_timeout=None, max_restarts=None)
     return choose(partial(make_env, single), repr(single))
 
 
