@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+Array = TypeVar("Array", np.ndarray, Tensor)
+
 
 def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, carry: Tensor, gae_lambda: float) -> Tensor:
-    """Generalised advantage estimate (Schulman et al. 2016, eq. 16).
+    """Estimate generalised advantages (Schulman et al. 2016, eq. 16).
 
     δ_t = r_t + discount_t V(s'_t) − V(s_t)
     A_t = δ_t + discount_t λ carry_t A_{t+1}
@@ -22,7 +25,7 @@ def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, car
 
 
 def n_step(reward: Tensor, discount: Tensor, next_value: Tensor, carry: Tensor, n: int) -> Tensor:
-    """n-step returns, shorter where an episode or the rollout ends (Sutton and Barto 2018, eq. 7.1).
+    """Return n-step returns, shorter where an episode or the rollout ends (Sutton and Barto 2018, eq. 7.1).
 
     G¹_t = r_t + discount_t V(s'_t)
     Gⁿ_t = r_t + discount_t (carry_t Gⁿ⁻¹_{t+1} + (1 − carry_t) V(s'_t))
@@ -49,13 +52,13 @@ def vtrace(
     clip_pg_rho: float | None = 1.0,
     lambda_: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, eqs. 1 and 4), right at truncations too.
+    """Return V-trace targets and policy-gradient advantages (Espeholt et al. 2018, eqs. 1 and 4), correct at truncations too.
 
     δ_t = min(ρ̄, ρ_t) (r_t + discount_t V(s'_t) − V(s_t))
     v_t = V(s_t) + a_t,  a_t = δ_t + discount_t carry_t λ min(c̄, ρ_t) a_{t+1}
     A_t = min(ρ̄_pg, ρ_t) (r_t + discount_t v'_t − V(s_t)),  v'_t = v_{t+1} within an episode, V(s'_t) at its end
 
-    A threshold of None does not clip. Returns (v, A).
+    A threshold of None does not clip. The result is (v, A).
     """
 
     def clip(threshold: float | None) -> Tensor:
@@ -73,7 +76,7 @@ def vtrace(
 
 
 def discounted_sum(reward: Tensor, decay: Tensor, start: Tensor) -> Tensor:
-    """The return so far, forwards in time: R_t = r_t + decay_{t-1} R_{t-1}, with `start` = decay_{-1} R_{-1}. All `[T, ...]`."""
+    """Return the return so far, forwards in time: R_t = r_t + decay_{t-1} R_{t-1}, with `start` = decay_{-1} R_{-1}. All `[T, ...]`."""
     first = reward.clone()
     first[0] += start
     shifted = torch.cat([torch.zeros_like(decay[:1]), decay[:-1]])
@@ -81,11 +84,10 @@ def discounted_sum(reward: Tensor, decay: Tensor, start: Tensor) -> Tensor:
 
 
 def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
-    """1 − Var(returns − value) / Var(returns) over the valid rows: 1 is a perfect critic, 0 no better than a constant.
+    """Return 1 − Var(returns − value) / Var(returns) over the valid rows: 1 for a perfect critic, 0 for one no better than a constant.
 
     value, returns: `[B, S]`.  valid: bool `[B]`.
     """
-
     weight = (valid / (valid.sum() * value[0].numel())).view(-1, *[1] * (value.dim() - 1))
 
     def variance(x: Tensor) -> Tensor:
@@ -95,14 +97,14 @@ def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
 
 
 def _reverse_scan(x: Tensor, decay: Tensor) -> Tensor:
-    """y_t = x_t + decay_t y_{t+1} over the first dimension, in ⌈log₂ T⌉ vectorized rounds: the window doubles in each."""
+    """Compute y_t = x_t + decay_t y_{t+1} over the first dimension."""
     if type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(_doubling(x.numpy(), decay.to(x.dtype).expand_as(x).numpy()))  # small arrays: numpy calls cost less
+        return torch.from_numpy(_doubling(x.numpy(), decay.to(x.dtype).expand_as(x).numpy()))  # numpy calls cost less
     return _doubling(x, decay.expand_as(x))
 
 
-def _doubling(x: Any, decay: Any) -> Any:
-    """For arrays and tensors alike."""
+def _doubling(x: Array, decay: Array) -> Array:
+    """Scan in ⌈log₂ T⌉ vectorized rounds: the window doubles in each."""
     y, decay, window = x + 0, decay + 0, 1
     while window < len(x):
         y[:-window] += decay[:-window] * y[window:]

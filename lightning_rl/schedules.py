@@ -9,51 +9,50 @@ import numpy as np
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 
 Schedule = Callable[[float], float]
+KEYS = {"constant": {"value"}, "linear": {"start", "end"}, "piecewise": {"points"}}
+"""The settings of each schedule."""
 
 
 def constant(value: float) -> Schedule:
-    """The same value all along."""
+    """Return a schedule that keeps one value."""
     return piecewise([[0.0, value]])
 
 
 def linear(start: float, end: float = 0.0) -> Schedule:
-    """From start to end over the run, then end."""
+    """Return a schedule from start to end over the run."""
     return piecewise([[0.0, start], [1.0, end]])
 
 
 def piecewise(points: list[list[float]]) -> Schedule:
-    """Straight lines through `[progress, value]` points; the first and last value before and after them."""
-    at, value = zip(*points, strict=True)
-    return partial(_interpolate, at, value)
+    """Return a schedule of straight lines through `[progress, value]` points, flat before the first and after the last."""
+    at, values = zip(*points, strict=True)
+    return partial(_interpolate, at, values)
 
 
-def _interpolate(at: Sequence[float], value: Sequence[float], progress: Any) -> Any:
-    if len(at) == 1:
-        return float(value[0])
-    return float(np.interp(progress, at, value))
+def _interpolate(at: Sequence[float], values: Sequence[float], progress: float) -> float:
+    return float(np.interp(progress, at, values))
 
 
-def make_schedule(name: str, setting: float | Mapping[str, Any], low: float = 0.0, high: float = float("inf")) -> Schedule:
+def make_schedule(name: str, setting: object, low: float = 0.0, high: float = float("inf")) -> Schedule:
     """Build a schedule from its setting.
 
     Args:
         name: what the schedule is for, for messages.
         setting: a number or a mapping, see `ScheduleSetting`.
-        low, high: all values must lie between them.
+        low, high: limits of all values.
 
     Raises:
         SettingError: unknown schedule or key, a missing one, or a value out of range.
     """
     if not isinstance(setting, Mapping):
         check_range(name, setting, low, high)
-        return constant(float(setting))
-    keys = {"constant": {"value"}, "linear": {"start", "end"}, "piecewise": {"points"}}
-    kind = setting.get("schedule")
-    check_choice(f"{name}.schedule", kind, keys)
-    arguments = {key: value for key, value in setting.items() if key != "schedule"}
-    for key in arguments.keys() - keys[str(kind)]:
-        raise SettingError(f"{name}.{key} is not a setting of the {kind} schedule{nearest(key, keys[str(kind)])}")
-    for key in keys[str(kind)] - {"end"} - arguments.keys():
+        return constant(float(setting))  # type: ignore[arg-type]
+    arguments = dict(setting)
+    kind = arguments.pop("schedule", None)
+    check_choice(f"{name}.schedule", kind, KEYS)
+    for key in arguments.keys() - KEYS[kind]:
+        raise SettingError(f"{name}.{key} is not a setting of the {kind} schedule{nearest(key, KEYS[kind])}")
+    for key in KEYS[kind] - {"end"} - arguments.keys():
         raise SettingError(f"{name}.{key} is missing; the {kind} schedule needs it")
     if kind == "piecewise":
         points = arguments["points"]
@@ -67,15 +66,13 @@ def make_schedule(name: str, setting: float | Mapping[str, Any], low: float = 0.
         return piecewise(points)
     for key, value in arguments.items():
         check_range(f"{name}.{key}", value, low, high)
-    return constant(arguments["value"]) if kind == "constant" else linear(**arguments)
+    return constant(**arguments) if kind == "constant" else linear(**arguments)
 
 
 class BuildSchedule:
-    """Says in an annotation that a setting becomes a schedule."""
+    """A note in an annotation: this setting becomes a schedule."""
 
-    def build(self, name: str, setting: Any) -> Schedule:
-        """Build the schedule of a setting."""
-        return make_schedule(name, setting)
+    build = staticmethod(make_schedule)
 
     def __repr__(self) -> str:
         return "schedule"

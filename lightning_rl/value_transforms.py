@@ -1,9 +1,10 @@
-"""Transforms of returns, so that one network can learn small and large ones, and numbers as histograms over a support."""
+"""Transforms of returns, so that one network learns small and large ones, and histograms of numbers."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -11,24 +12,24 @@ from torch import Tensor
 
 from lightning_rl.errors import SettingError, check_choice
 
+Numbers = TypeVar("Numbers", float, np.ndarray, Tensor)
+
 
 class ValueTransform(Protocol):
-    """`h(x)` by calling it, and `h.inverse(x)`; numbers, arrays and tensors alike, of the same type and precision."""
+    """A transform h(x), by calling it, and its inverse; the result has the type and precision of x."""
 
-    def __call__(self, x: Any) -> Any: ...
+    def __call__(self, x: Numbers) -> Numbers: ...
 
-    def inverse(self, x: Any) -> Any: ...
+    def inverse(self, x: Numbers) -> Numbers: ...
 
 
 class Identity:
-    """Returns as they are."""
+    """h(x) = x."""
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Numbers) -> Numbers:
         return x
 
-    def inverse(self, x: Any) -> Any:
-        """x."""
-        return x
+    inverse = __call__
 
 
 class Linear:
@@ -39,23 +40,23 @@ class Linear:
             raise SettingError("a linear value transform with scale 0 has no inverse")
         self.scale, self.offset = scale, offset
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Numbers) -> Numbers:
         return x * self.scale + self.offset
 
-    def inverse(self, x: Any) -> Any:
-        """(x − offset) / scale."""
+    def inverse(self, x: Numbers) -> Numbers:
+        """Return (x − offset) / scale."""
         return (x - self.offset) / self.scale
 
 
 class SymLog:
     """h(x) = sign(x) log(|x| + 1) (Hafner et al. 2023, eq. 9)."""
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Numbers) -> Numbers:
         xp = _library(x)
         return xp.sign(x) * xp.log1p(abs(x))
 
-    def inverse(self, x: Any) -> Any:
-        """sign(x) (exp |x| − 1)."""
+    def inverse(self, x: Numbers) -> Numbers:
+        """Return sign(x) (exp |x| − 1)."""
         xp = _library(x)
         return xp.sign(x) * xp.expm1(abs(x))
 
@@ -68,11 +69,11 @@ class SignedHyperbolic:
             raise SettingError(f"the ε of a signed hyperbolic transform must be at least 0, got {eps}")
         self.eps = eps
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Numbers) -> Numbers:
         return x / (_library(x).sqrt(abs(x) + 1) + 1) + self.eps * x  # √(1 + y) − 1 = y / (√(1 + y) + 1)
 
-    def inverse(self, x: Any) -> Any:
-        """sign(x) (u² − 1) with u = (√(1 + 4ε(|x| + 1 + ε)) − 1) / 2ε, computed without cancellation, for ε = 0 too."""
+    def inverse(self, x: Numbers) -> Numbers:
+        """Return sign(x) (u² − 1) with u = (√(1 + 4ε(|x| + 1 + ε)) − 1) / 2ε, computed without cancellation, for ε = 0 too."""
         one = 1 + 2 * self.eps
         beyond_1 = 2 * x / (_library(x).sqrt(one * one + 4 * self.eps * abs(x)) + one)  # sign(x) (u − 1)
         return beyond_1 * (abs(beyond_1) + 2)
@@ -82,7 +83,7 @@ TRANSFORMS: dict[str, type[ValueTransform]] = {"identity": Identity, "symlog": S
 
 
 def make_value_transform(name: str) -> ValueTransform:
-    """The transform of a setting.
+    """Return the transform of this name.
 
     Raises:
         SettingError: no such name.
@@ -92,13 +93,13 @@ def make_value_transform(name: str) -> ValueTransform:
 
 
 def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
-    """Probabilities on the integers low … high whose mean is x, on its two neighbours.  `[...]` to `[..., Z]`.
+    """Return probabilities on the integers low … high, on the two neighbours of x, whose mean is x.  `[...]` to `[..., Z]`.
 
-    What lies outside is cut to the range, with a warning.
+    Values outside the range are clipped to it, with a warning.
     """
     x = x if x.is_floating_point() else x.float()
     if ((x < low) | (x > high)).any():
-        warnings.warn(f"values outside the support {low} … {high} are cut to it", stacklevel=2)
+        warnings.warn(f"values outside the support {low} … {high} are clipped to it", stacklevel=2)
     x = x.clamp(low, high)
     lower = x.floor().clamp(max=high - 1)
     upper_share = (x - lower).unsqueeze(-1)
@@ -108,9 +109,9 @@ def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
 
 
 def support_to_scalar(logits: Tensor, low: int, high: int) -> Tensor:
-    """The mean of softmax(logits) on the integers low … high, `[..., Z]` to `[...]`. An inverse transform follows after, never per atom."""
+    """Return the mean of softmax(logits) on the integers low … high, `[..., Z]` to `[...]`; invert a transform after it, not per atom."""
     return (logits.softmax(-1) * torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)).sum(-1)
 
 
-def _library(x: Any) -> Any:
+def _library(x: object) -> ModuleType:
     return torch if isinstance(x, Tensor) else np

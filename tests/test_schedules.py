@@ -12,7 +12,7 @@ def test_linear_is_the_mean_of_both_ends_at_half_way_and_stays_at_its_end(start,
     assert [schedule(x) for x in (0, 0.5, 1, 1.7)] == pytest.approx([start, half, end, end])
 
 
-def test_linear_goes_to_0_unless_told_and_waits_at_its_start():
+def test_linear_goes_to_0_by_default_and_is_flat_before_its_start():
     assert [linear(0.4)(x) for x in (-0.1, 0, 0.25, 1)] == pytest.approx([0.4, 0.4, 0.3, 0])
 
 

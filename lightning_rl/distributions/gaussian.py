@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,49 +16,78 @@ from lightning_rl.errors import SettingError
 from lightning_rl.spaces import short
 from lightning_rl.types import Tree
 
+Array = TypeVar("Array", np.ndarray, Tensor)
+LOG_STD_RANGE = (-20.0, 2.0)
+MAX_TANH = 1 - 1e-6
+"""Actions are clipped to this size before atanh."""
+LOG_PROB_CONSTANT = 0.5 * math.log(2 * math.pi) + 2 * math.log(2)
+
 
 class Continuous(Distribution):
-    """What all distributions over a Box have in common."""
+    """A distribution over a Box."""
 
     @property
     def num_features(self) -> int:
         return self.num_parts
 
-    def unit(self, action: Tensor) -> Tensor:
-        """A sampled action on the scale on which the environment's bounds are -1 and 1."""
-        return action
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Draw the noise `[..., D]` of an action."""
+        raise NotImplementedError
 
-    def features(self, action: Tensor) -> Tensor:
-        return self.unit(action)
+    def draw(self, x: Array, noise: Array) -> Array:
+        """Return the action for x and noise, arrays or tensors alike."""
+        raise NotImplementedError
+
+    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.draw(x, self.noise(x, generator))
+
+    def unit(self, action: Tensor) -> Tensor:
+        """Scale sampled actions so that the environment's bounds are -1 and 1."""
+        raise NotImplementedError
 
     def drawn_error(self, x: Tensor, action: Tensor, generator: Generator | None = None) -> Tensor:
-        """(ã − a)² of a drawn action ã, both as `unit`, `[..., D]`: its expectation is (μ − a)² + σ² where nothing is squashed."""
+        """Return (ã − a)² `[..., D]` of a drawn action ã, both as `unit`: its mean is (μ − a)² + σ² where nothing is squashed."""
         return (self.unit(self.sample(x, (), generator)) - self.unit(action)).square()
 
     def prediction_loss(self, x: Tensor, action: Tensor) -> Tensor:
         return (x - self.features(action)).square().sum(-1)
 
 
-class DiagonalGaussian(Continuous):
-    """Box, one Gaussian per dimension with a free log σ; the environment gets the sample clipped to the bounds, D = dimensions."""
+class Gaussian(Continuous):
+    """One Gaussian per dimension, with its mean from x and a free log σ."""
 
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
         super().__init__()
-        self.shape, self.low_bound, self.high_bound = space.shape, space.low, space.high
-        self.bounded = space.is_bounded()
         self.num_inputs = self.num_parts = math.prod(space.shape)
         self.log_std = nn.Parameter(torch.full((self.num_inputs,), float(log_std_init)))
 
-    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return self.draw(x, self.noise(x, generator))
-
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        """Noise of the shape of x with the policy's σ."""
         return self.log_std.exp() * torch.empty_like(x).normal_(generator=generator)
 
-    def draw(self, x: Any, noise: Any) -> Any:
-        """The action for means and noise, arrays or tensors alike."""
+    def draw(self, x: Array, noise: Array) -> Array:
         return x + noise
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        return x
+
+    def evaluate_gaussian(self, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of a draw and the entropy, `[..., D]` each."""
+        log_std = self.log_std.to(x.dtype)
+        z = (action - x) * (-log_std).exp()
+        log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
+        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
+
+
+class DiagonalGaussian(Gaussian):
+    """A Gaussian whose samples are clipped to the bounds for the environment."""
+
+    def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
+        super().__init__(space, log_std_init)
+        self.shape, self.low_bound, self.high_bound = space.shape, space.low, space.high
+        self.bounded = space.is_bounded()
+
+    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        return self.evaluate_gaussian(x, action)
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         if not self.bounded:
@@ -67,18 +96,8 @@ class DiagonalGaussian(Continuous):
         return low + (high - low) * torch.empty_like(x).uniform_(generator=generator)
 
     def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`[D]` each, of the kind of x."""
         low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device).flatten() for bound in (self.low_bound, self.high_bound))
         return low, high
-
-    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        return x
-
-    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        log_std = self.log_std.to(x.dtype)
-        z = (action - x) * (-log_std).exp()
-        log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
-        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
 
     def unit(self, action: Tensor) -> Tensor:
         low, high = self._bounds(action)
@@ -89,7 +108,7 @@ class DiagonalGaussian(Continuous):
         low, high = self._bounds(action)
         return torch.where((high - low).isfinite(), self.unit(action).clamp(-1, 1), action.clamp(low, high))
 
-    def to_env(self, action: Any) -> Any:
+    def to_env(self, action: Array) -> Array:
         action = cast(action.reshape(-1, *self.shape), self.low_bound.dtype)
         return action.clip(like(action, self.low_bound), like(action, self.high_bound))
 
@@ -97,8 +116,8 @@ class DiagonalGaussian(Continuous):
         return action.reshape(len(action), -1)
 
 
-class TanhGaussian(DiagonalGaussian):
-    """Box, squashed: tanh u in [-1, 1] with u Gaussian, stretched to the bounds. The action kept is u, its density is that of tanh u.
+class TanhGaussian(Gaussian):
+    """A Gaussian u squashed to tanh u in [-1, 1] and stretched to the bounds. The action kept is u, its density is that of tanh u.
 
     log π(a) = log N(u) − 2 (log 2 − u − softplus(−2u)) per dimension (Haarnoja et al. 2018, app. C): counted in [-1, 1], whatever the
     bounds of the Box, so that rescaling an environment's actions changes no entropy.
@@ -115,36 +134,63 @@ class TanhGaussian(DiagonalGaussian):
         self.register_buffer("node_weights", torch.as_tensor(weights / weights.sum(), dtype=torch.float32), persistent=False)
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        log_prob, entropy = super().evaluate(x, action)
+        log_prob, entropy = self.evaluate_gaussian(x, action)
         # H(a) = H(u) + E[log |da/du|]; the expectation by Gauss-Hermite quadrature
         u = x.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.nodes
-        stretch = (log_tanh_derivative(u) * self.node_weights).sum(-1)
-        return log_prob - log_tanh_derivative(action), entropy + stretch
+        stretch = (_log_tanh_derivative(u) * self.node_weights).sum(-1)
+        return log_prob - _log_tanh_derivative(action), entropy + stretch
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return torch.empty_like(x).uniform_(-INSIDE, INSIDE, generator=generator).atanh()
+        return torch.empty_like(x).uniform_(-MAX_TANH, MAX_TANH, generator=generator).atanh()
 
     def unit(self, action: Tensor) -> Tensor:
         return action.tanh()
 
-    def to_env(self, action: Any) -> Any:
-        return self.bounds.scale(np.tanh(action) if isinstance(action, np.ndarray) else action.tanh())
+    features = unit
+
+    def to_env(self, action: Array) -> Array:
+        return self.bounds.scale(_tanh(action))
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
-        return np.arctanh(np.clip(self.bounds.unscale(action), -INSIDE, INSIDE))
+        return np.arctanh(np.clip(self.bounds.unscale(action), -MAX_TANH, MAX_TANH))
 
 
-class SquashedGaussian(Continuous):
-    """Box, squashed as `TanhGaussian`, with mean and log σ both from x, and tanh u kept as the action: what critics judge.
+class UnitActions(Continuous):
+    """A distribution whose actions are kept in [-1, 1], as critics see them, and stretched to the bounds for the environment."""
 
-    log σ is cut to [-20, 2].
-    """
+    def __init__(self, space: Box, needed_by: str) -> None:
+        super().__init__()
+        self.bounds = Bounds(space, needed_by)
+        self.num_inputs = self.num_parts = math.prod(space.shape)
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return x.new_empty(*x.shape[:-1], self.num_parts).uniform_(-1, 1, generator=generator)
+
+    def unit(self, action: Tensor) -> Tensor:
+        return action
+
+    features = unit
+
+    def to_env(self, action: Array) -> Array:
+        return self.bounds.scale(action)
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        return self.bounds.unscale(action)
+
+
+class SquashedGaussian(UnitActions):
+    """A squashed Gaussian as `TanhGaussian`, with mean and log σ both from x; log σ is clipped to [-20, 2]."""
 
     def __init__(self, space: Box) -> None:
-        super().__init__()
-        self.bounds = Bounds(space, "SAC")
-        self.num_parts = math.prod(space.shape)
+        super().__init__(space, "SAC")
         self.num_inputs = 2 * self.num_parts
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        return x.new_empty(*x.shape[:-1], self.num_parts).normal_(generator=generator)
+
+    def draw(self, x: Array, noise: Array) -> Array:
+        mean, log_std = x[..., : self.num_parts], x[..., self.num_parts :].clip(*LOG_STD_RANGE)
+        return _tanh(mean + (np.exp(log_std) if isinstance(log_std, np.ndarray) else log_std.exp()) * noise)
 
     def rsample(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return a reparameterized action in [-1, 1], from standard normal noise, and its log-probability, `[..., D]` each."""
@@ -157,77 +203,40 @@ class SquashedGaussian(Continuous):
         # log N(u) − log (1 − tanh² u), the constants together
         return 2 * (u + functional.softplus(-2 * u)) - 0.5 * noise.square() - log_std - LOG_PROB_CONSTANT
 
-    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return self.rsample(x, self.noise(x, generator))[0]
-
-    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        """Draw standard normal noise `[..., D]`."""
-        return x.new_empty(*x.shape[:-1], self.num_parts).normal_(generator=generator)
-
-    def draw(self, x: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The action for x and noise, as arrays."""
-        mean, log_std = x[..., : self.num_parts], x[..., self.num_parts :]
-        return np.tanh(mean + np.exp(log_std.clip(*LOG_STD_RANGE)) * noise)
-
-    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return x.new_empty(*x.shape[:-1], self.num_parts).uniform_(-1, 1, generator=generator)
-
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return x.chunk(2, -1)[0].tanh()
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        """Log-probability of an action in [-1, 1], taken 1e-6 inside its bounds, and of a new one, as a sample of minus the entropy."""
+        """Return the log-probability of an action in [-1, 1], taken 1e-6 inside its bounds, and minus that of a new one as its entropy."""
         mean, log_std = x.chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
-        u = action.float().clamp(-INSIDE, INSIDE).atanh()  # bfloat16 would round to 1
+        u = action.float().clamp(-MAX_TANH, MAX_TANH).atanh()  # bfloat16 would round to 1
         return self._log_prob((u - mean) * (-log_std).exp(), log_std, u), -self.rsample(x, self.noise(x, None))[1]
 
-    def to_env(self, action: Any) -> Any:
-        return self.bounds.scale(action)
 
-    def from_env(self, action: np.ndarray) -> np.ndarray:
-        return self.bounds.unscale(action)
-
-
-class NoisyAction(Continuous):
-    """Box, x itself in [-1, 1], with Gaussian noise of deviation `sigma` to explore. Its mode is x."""
+class NoisyAction(UnitActions):
+    """The action x in [-1, 1], with Gaussian noise of deviation `sigma` to explore."""
 
     sigma = 0.0
 
     def __init__(self, space: Box) -> None:
-        super().__init__()
-        self.bounds = Bounds(space, "TD3")
-        self.num_inputs = self.num_parts = math.prod(space.shape)
-
-    def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return self.draw(x, self.noise(x, generator))
+        super().__init__(space, "TD3")
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        """Gaussian noise of the shape of x."""
         return torch.empty_like(x).normal_(generator=generator) * self.sigma
 
-    def draw(self, x: Any, noise: Any) -> Any:
-        """The action for x and noise, arrays or tensors alike."""
+    def draw(self, x: Array, noise: Array) -> Array:
         return (x + noise).clip(-1, 1)
-
-    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return torch.empty_like(x).uniform_(-1, 1, generator=generator)
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return x
 
-    def to_env(self, action: Any) -> Any:
-        return self.bounds.scale(action)
-
-    def from_env(self, action: np.ndarray) -> np.ndarray:
-        return self.bounds.unscale(action)
-
 
 class Bounds:
-    """Between [-1, 1] and the bounds of a Box.
+    """The bounds of a Box, to and from [-1, 1].
 
     Raises:
-        SettingError: a Box without bounds, or with a dimension that cannot move; the message says who needs them and what to use instead.
+        SettingError: a Box without bounds, or with a dimension that cannot move; the message names who needs them and what to use instead.
     """
 
     def __init__(self, space: Box, needed_by: str, instead: str = "PPO") -> None:
@@ -237,23 +246,21 @@ class Bounds:
             raise SettingError(f"{needed_by} needs a Box with low < high, got {space.low[*place]:g} for both at {place}")
         self.shape, self.low, self.high = space.shape, space.low, space.high
 
-    def scale(self, unit: Any) -> Any:
-        """Actions `[N, D]` in [-1, 1] as the environment's `[N, *shape]`, arrays or tensors alike."""
+    def scale(self, unit: Array) -> Array:
+        """Stretch actions `[N, D]` in [-1, 1] to the environment's `[N, *shape]`."""
         unit, low, high = (unit.reshape(-1, *self.shape) + 1) / 2, like(unit, self.low), like(unit, self.high)
         return cast((low + unit * (high - low)).clip(low, high), self.low.dtype)  # bounds round
 
     def unscale(self, action: np.ndarray) -> np.ndarray:
-        """The inverse of `scale`."""
+        """Invert `scale`."""
         unit = 2 * (action - self.low) / (self.high - self.low) - 1
         return unit.reshape(len(action), -1).astype(np.float32)
 
 
-LOG_STD_RANGE = (-20.0, 2.0)
-LOG_PROB_CONSTANT = 0.5 * math.log(2 * math.pi) + 2 * math.log(2)
-INSIDE = 1 - 1e-6
-"""The largest tanh that is taken back."""
+def _tanh(x: Array) -> Array:
+    return np.tanh(x) if isinstance(x, np.ndarray) else x.tanh()
 
 
-def log_tanh_derivative(u: Tensor) -> Tensor:
-    """log (1 − tanh² u), stable for all u."""
+def _log_tanh_derivative(u: Tensor) -> Tensor:
+    """Return log (1 − tanh² u), stable for all u."""
     return 2 * (math.log(2) - u - functional.softplus(-2 * u))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -20,75 +19,73 @@ from lightning_rl.types import Tree
 class Joint(Distribution):
     """Dict or Tuple: independent parts; actions are trees of the space's shape, D and M are the sums of theirs."""
 
-    def __init__(self, space: Dict | Tuple, parts: Any) -> None:
+    parts: Sequence[Distribution]
+
+    def __init__(self, space: Dict | Tuple, parts: Sequence[Distribution]) -> None:
         super().__init__()
-        keys = list(space) if isinstance(space, Dict) else None
-        self.parts: Any = nn.ModuleList(parts)
+        self.keys = list(space) if isinstance(space, Dict) else None
+        self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.num_inputs = sum(part.num_inputs for part in parts)
         self.num_parts = sum(part.num_parts for part in parts)
         self.mask_width = sum(part.mask_width for part in parts)
-        self.keys = keys
         self.names = [
             f"{key}.{name}" if name else str(key)
-            for key, part in zip(keys or range(len(parts)), parts, strict=True)
+            for key, part in zip(self.keys or range(len(parts)), parts, strict=True)
             for name in part.names or [""]
         ]
 
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.split([part.num_inputs for part in self.parts], -1)
+    def _inputs(self, x: Tensor, mask: Tree) -> Iterable[tuple[Distribution, Tensor, Tree]]:
+        """Return each part with its share of x and of the mask."""
+        masks = split_mask(mask, [part.mask_width for part in self.parts])
+        return zip(self.parts, x.split([part.num_inputs for part in self.parts], -1), masks, strict=True)
 
-    def _masks(self, mask: Tree) -> Sequence[Tree]:
-        return split_mask(mask, [part.mask_width for part in self.parts])
+    def _children(self, tree: Tree) -> Iterable[tuple[Distribution, Tree]]:
+        """Return each part with its branch of a tree."""
+        return zip(self.parts, tree if self.keys is None else [tree[key] for key in self.keys], strict=True)
 
-    def _children(self, tree: Tree) -> list[Tree]:
-        return list(tree) if self.keys is None else [tree[key] for key in self.keys]
-
-    def _join(self, children: list[Tree]) -> Tree:
+    def _join(self, children: Iterable[Tree]) -> Tree:
         return tuple(children) if self.keys is None else dict(zip(self.keys, children, strict=True))
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        masks = self._masks(mask)
-        return self._join([p.sample(i, m, generator) for p, i, m in zip(self.parts, self._split(x), masks, strict=True)])
+        return self._join(part.sample(each, legal, generator) for part, each, legal in self._inputs(x, mask))
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tree:
-        return self._join([p.mode(i, m) for p, i, m in zip(self.parts, self._split(x), self._masks(mask), strict=True)])
+        return self._join(part.mode(each, legal) for part, each, legal in self._inputs(x, mask))
+
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
+        return self._join(part.random(each, legal, generator) for part, each, legal in self._inputs(x, mask))
 
     def evaluate(self, x: Tensor, action: Tree, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        rows = zip(self.parts, self._split(x), self._children(action), self._masks(mask), strict=True)
-        log_prob, entropy = zip(*(part.evaluate(i, a, m) for part, i, a, m in rows), strict=True)
+        rows = zip(self._inputs(x, mask), self._children(action), strict=True)
+        log_prob, entropy = zip(*(part.evaluate(each, child, legal) for (part, each, legal), (_, child) in rows), strict=True)
         return torch.cat(log_prob, -1), torch.cat(entropy, -1)
 
     def to_env(self, action: Tree) -> Tree:
-        return self._join([part.to_env(child) for part, child in zip(self.parts, self._children(action), strict=True)])
+        return self._join(part.to_env(child) for part, child in self._children(action))
 
     def from_env(self, action: Tree) -> Tree:
-        return self._join([part.from_env(child) for part, child in zip(self.parts, self._children(action), strict=True)])
+        return self._join(part.from_env(child) for part, child in self._children(action))
 
     @property
     def num_features(self) -> int:
         return sum(part.num_features for part in self.parts)
 
     def features(self, action: Tree) -> Tensor:
-        return torch.cat([part.features(child) for part, child in zip(self.parts, self._children(action), strict=True)], -1)
+        return torch.cat([part.features(child) for part, child in self._children(action)], -1)
 
     def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
-        parts = x.split([part.num_features for part in self.parts], -1)
-        rows = zip(self.parts, parts, self._children(action), strict=True)
-        return torch.stack([part.prediction_loss(each, child) for part, each, child in rows]).sum(0)
-
-    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        masks = self._masks(mask)
-        return self._join([p.random(i, m, generator) for p, i, m in zip(self.parts, self._split(x), masks, strict=True)])
+        rows = zip(self._children(action), x.split([part.num_features for part in self.parts], -1), strict=True)
+        return torch.stack([part.prediction_loss(each, child) for (part, child), each in rows]).sum(0)
 
     def flat(self, tree: Tree) -> list[Tree]:
-        return [leaf for part, child in zip(self.parts, self._children(tree), strict=True) for leaf in part.flat(child)]
+        return [leaf for part, child in self._children(tree) for leaf in part.flat(child)]
 
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> list[Distribution]:
         return [leaf for part in self.parts for leaf in part.leaves()]
 
 
 def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std_init: float = 0.0) -> Distribution:
-    """The distribution of an action space.
+    """Return the distribution of an action space.
 
     Args:
         space: Discrete, MultiDiscrete, MultiBinary, Box, or a nested Dict or Tuple of these.
@@ -106,7 +103,7 @@ def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std
     }
     check_choice("action_dist", action_dist, boxes)
     if isinstance(space, Dict | Tuple) and len(space):
-        children = space.values() if isinstance(space, Dict) else space
+        children: Iterable[Space] = space.values() if isinstance(space, Dict) else space
         return Joint(space, [make_distribution(child, action_dist, log_std_init) for child in children])
     if isinstance(space, Discrete):
         return Categorical(space)
@@ -122,7 +119,7 @@ def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std
 
 
 def make_epsilon_greedy(space: Space) -> EpsilonGreedy:
-    """The ε-greedy choice of DQN.
+    """Return the ε-greedy choice of DQN.
 
     Raises:
         SettingError: a space that is not Discrete.

@@ -12,6 +12,9 @@ from lightning_rl.distributions.distribution import Distribution, split_mask
 from lightning_rl.distributions.gaussian import SquashedGaussian
 from lightning_rl.types import Tree
 
+MIN_LOG_PROB = -1e9
+"""Instead of the log-probability of an illegal choice: its product with the probability, 0, must be 0."""
+
 
 class SoftSample(NamedTuple):
     """A policy at B observations.
@@ -19,7 +22,7 @@ class SoftSample(NamedTuple):
     action: `[B, A]`, a reparameterized draw of all continuous dimensions in [-1, 1]; None where there are none.
     probs: `[B, M]`, the probabilities of all choices, branch after branch.
     entropy: `[B, K]`, for each kind of action: −log π of the continuous draw in [-1, 1], the exact entropy of the choices.
-    log_prob: `[B, A]`, of the draw, dimension by dimension; None where there is none.
+    log_prob: `[B, A]`, of the draw, dimension by dimension; None where there are none.
     """
 
     action: Tensor | None
@@ -28,16 +31,16 @@ class SoftSample(NamedTuple):
     log_prob: Tensor | None
 
     def detach(self) -> SoftSample:
-        """The same without its graph."""
+        """Return the sample without its graph."""
         return SoftSample._make(part if part is None else part.detach() for part in self)
 
 
 class SoftActions(nn.Module):
-    """A distribution's continuous dimensions, drawn, beside its discrete branches, all choices at once.
+    """A distribution's continuous dimensions, drawn, and all choices of its discrete branches at once.
 
     A critic takes the A continuous dimensions as input and answers with M values, one for each choice of each branch; Q of an action is the
     mean over branches of the chosen values. A space without choices has one branch with one choice. This is exact for one branch; for
-    several it is the additive approximation of ML-Agents, which spares the product of all branches.
+    several it is the additive approximation of ML-Agents, which avoids the product of all branches.
     """
 
     start: Tensor
@@ -45,35 +48,34 @@ class SoftActions(nn.Module):
     def __init__(self, distribution: Distribution) -> None:
         super().__init__()
         self.distribution = distribution
-        leaves = distribution.leaves()
-        self.inputs = [leaf.num_inputs for leaf in leaves]
-        self.mask_widths = [leaf.mask_width for leaf in leaves]
-        self.boxes = [isinstance(leaf, SquashedGaussian) for leaf in leaves]
-        self.sizes = [size for leaf, box in zip(leaves, self.boxes, strict=True) if not box for size in leaf.sizes]
-        self.num_actions = sum(leaf.num_parts for leaf, box in zip(leaves, self.boxes, strict=True) if box)
-        self.num_branches, self.num_choices = max(1, len(self.sizes)), max(1, sum(self.sizes))
+        self.leaves = distribution.leaves()
+        self.inputs = [leaf.num_inputs for leaf in self.leaves]
+        self.mask_widths = [leaf.mask_width for leaf in self.leaves]
+        self.boxes = [isinstance(leaf, SquashedGaussian) for leaf in self.leaves]
+        self.widths = [leaf.num_parts for leaf, box in zip(self.leaves, self.boxes, strict=True) if box]
+        branches = [leaf.sizes for leaf, box in zip(self.leaves, self.boxes, strict=True) if not box]
+        self.sizes = [size for sizes in branches for size in sizes]
+        self.leaf_choices = [sum(sizes) for sizes in branches] or [1]
+        self.num_actions = sum(self.widths)
+        self.num_branches, self.num_choices = max(1, len(self.sizes)), sum(self.leaf_choices)
         self.kinds = ["continuous"] * any(self.boxes) + ["discrete"] * bool(self.sizes)
         self.register_buffer("start", torch.tensor([0, *self.sizes[:-1]]).cumsum(0), persistent=False)
 
     def noise(self, num: int, generator: Generator) -> Tensor:
         """Draw standard normal noise `[num, A]` for the continuous dimensions."""
-        parts = [torch.empty(num, leaf.num_parts, device=generator.device) for leaf in self.continuous_leaves()]
-        return _join([part.normal_(generator=generator) for part in parts] or [torch.empty(num, 0, device=generator.device)])
-
-    def continuous_leaves(self) -> list[Distribution]:
-        """Return the distributions of the continuous parts, from left to right."""
-        return [leaf for leaf, box in zip(self.distribution.leaves(), self.boxes, strict=True) if box]
+        parts = [torch.empty(num, width, device=generator.device).normal_(generator=generator) for width in self.widths]
+        return _join(parts or [torch.empty(num, 0, device=generator.device)])
 
     def evaluate(self, x: Tensor, noise: Tensor, mask: Tree = ()) -> SoftSample:
         """Return the policy at `x [B, num_inputs]`, its continuous dimensions drawn with `noise [B, A]`."""
         draws, log_probs = [], []
-        noises = iter(noise.split([leaf.num_parts for leaf in self.continuous_leaves()], -1))
-        leaves, masks = self.distribution.leaves(), split_mask(mask, self.mask_widths)
-        for leaf, box, part, legal in zip(leaves, self.boxes, x.split(self.inputs, -1), masks, strict=True):
+        noises = iter(noise.split(self.widths, -1))
+        masks = split_mask(mask, self.mask_widths)
+        for leaf, box, part, legal in zip(self.leaves, self.boxes, x.split(self.inputs, -1), masks, strict=True):
             if box:
                 draws.append(leaf.rsample(part, next(noises)))
             else:
-                log_probs.append(leaf.log_probs(part, legal).clamp(min=LEAST_LOG_PROB))
+                log_probs.append(leaf.log_probs(part, legal).clamp(min=MIN_LOG_PROB))
         action, log_prob, probs, entropy = None, None, torch.ones_like(x[:, :1]), []
         if draws:
             action, log_prob = (_join(list(parts)) for parts in zip(*draws, strict=True))
@@ -86,52 +88,40 @@ class SoftActions(nn.Module):
 
     @torch.no_grad()
     def leaf_entropies(self, sample: SoftSample) -> Tensor:
-        """What each leaf of the action adds to a sample's entropies, `[B, leaves]`."""
-        entropies, dims, choices = [], 0, 0
-        for leaf, box in zip(self.distribution.leaves(), self.boxes, strict=True):
-            if box:
-                assert sample.log_prob is not None
-                entropies.append(-sample.log_prob[:, dims : dims + leaf.num_parts].sum(-1))
-                dims += leaf.num_parts
-            else:
-                probs = sample.probs[:, choices : choices + sum(leaf.sizes)]
-                entropies.append(torch.special.entr(probs).sum(-1))
-                choices += sum(leaf.sizes)
+        """Return what each leaf of the action adds to a sample's entropies, `[B, leaves]`."""
+        draws = iter(() if sample.log_prob is None else sample.log_prob.split(self.widths, -1))
+        choices = iter(sample.probs.split(self.leaf_choices, -1))
+        entropies = [-next(draws).sum(-1) if box else torch.special.entr(next(choices)).sum(-1) for box in self.boxes]
         return torch.stack(entropies, -1)
 
     def continuous(self, action: Tree) -> Tensor | None:
-        """The continuous dimensions `[B, A]` of stored actions; None where there are none."""
-        parts = zip(self.boxes, self.distribution.flat(action), strict=True)
-        actions = [part for box, part in parts if box]
+        """Return the continuous dimensions `[B, A]` of stored actions; None where there are none."""
+        actions = [part for box, part in zip(self.boxes, self.distribution.flat(action), strict=True) if box]
         return _join(actions) if actions else None
 
     def choices(self, action: Tree) -> Tensor:
-        """The places of stored actions' choices among the M, `[B, branches]`."""
-        parts = list(zip(self.distribution.leaves(), self.boxes, self.distribution.flat(action), strict=True))
-        choices = [leaf.choices(part) for leaf, box, part in parts if not box]
-        return torch.cat(choices, -1) + self.start if choices else self.start.expand(len(parts[0][2]), 1)
+        """Return the places of stored actions' choices among the M, `[B, branches]`."""
+        parts = self.distribution.flat(action)
+        choices = [leaf.choices(part) for leaf, box, part in zip(self.leaves, self.boxes, parts, strict=True) if not box]
+        return torch.cat(choices, -1) + self.start if choices else self.start.expand(len(parts[0]), 1)
 
     def target_entropy(self, multiplier: float, scale: float) -> dict[str, float]:
-        """Return for each kind: multiplier · −dim(A) (Haarnoja et al. 2018b), and scale · Σ log n (Christodoulou 2019)."""
+        """Return a target for each kind: multiplier · −dim(A) (Haarnoja et al. 2018b), and scale · Σ log n (Christodoulou 2019)."""
         targets = {"continuous": -multiplier * self.num_actions, "discrete": scale * sum(map(math.log, self.sizes))}
         return {kind: targets[kind] for kind in self.kinds}
 
     def attainable(self, target: Tensor, mask: Tree) -> Tensor:
-        """Target entropies `[K]`; with a mask `[B, K]`, that of choices in proportion to the greatest that is left, Σ log n of the legal.
+        """Return target entropies `[K]`; with a mask `[B, K]`, that of choices scaled to the greatest possible, Σ log n of the legal.
 
-        A temperature that aimed at more than there can be would rise for ever.
+        A temperature that aims at more than is possible would rise forever.
         """
         most = sum(map(math.log, self.sizes))
         if isinstance(mask, tuple) or not most:
             return target
-        parts = zip(self.distribution.leaves(), split_mask(mask, self.mask_widths), strict=True)
+        parts = zip(self.leaves, split_mask(mask, self.mask_widths), strict=True)
         shares = [part.float().mean(-1) for leaf, legal in parts if leaf.mask_width for part in legal.split(leaf.sizes, -1)]
         left = 1 + torch.stack(shares, -1).log().sum(-1, keepdim=True) / most
         return torch.cat([target[:-1].expand(len(left), -1), target[-1:] * left], -1)
-
-
-LEAST_LOG_PROB = -1e9
-"""Instead of the log-probability of an illegal choice: times its probability, 0, it must be 0."""
 
 
 def _join(parts: list[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
-"""Evolution strategies: what returns are worth, and the gradient they estimate (Salimans et al. 2017, sec. 2).
+"""Evolution strategies: shaping of returns, and the gradient they estimate (Salimans et al. 2017, sec. 2).
 
-Returns come `[n, 2]`, of n antithetic pairs: those at θ + σε and those at θ − σε, in float64.
+Returns are float64 `[n, 2]`, of n antithetic pairs: at θ + σε and at θ − σε.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def centred_ranks(returns: Tensor) -> Tensor:
-    """The rank among all 2n returns, from −½ for the worst to ½ for the best; equal returns share the mean of their ranks."""
+    """Rank each among all 2n returns, from −½ for the worst to ½ for the best; equal returns share the mean of their ranks."""
     flat = returns.flatten()
     _, place, count = flat.unique(return_inverse=True, return_counts=True)
     rank = count.cumsum(0) - 0.5 * (count + 1)
@@ -20,14 +20,14 @@ def centred_ranks(returns: Tensor) -> Tensor:
 
 
 def z_scores(returns: Tensor) -> Tensor:
-    """(R − mean) / deviation over all 2n returns; 0 where all are equal."""
+    """Return (R − mean) / deviation over all 2n returns; 0 where all are equal."""
     centred = returns - returns.mean()
     deviation = centred.square().mean().sqrt()
     return centred / deviation if deviation > 1e-12 * returns.abs().max() else torch.zeros_like(returns)
 
 
 def raw(returns: Tensor) -> Tensor:
-    """The returns as they are."""
+    """Return the returns unchanged."""
     return returns
 
 
@@ -38,13 +38,13 @@ SHAPINGS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "signs": ("signs", raw),
     "raw": ("returns", raw),
 }
-"""What an episode is worth, by name: of which of its numbers, the sum of its rewards or that of their signs, and how."""
+"""By name: which sum of an episode counts, of its rewards or of their signs, and how it becomes a worth."""
 
 
 def antithetic_gradient(worth: Tensor, noise: Iterable[Tensor]) -> Tensor:
-    """g = (1/n) Σ_j (u_j⁺ − u_j⁻) ε_j, the direction `[P]` in which the worth grows; not divided by σ, which the step size takes in.
+    """Return g = (1/n) Σ_j (u_j⁺ − u_j⁻) ε_j, the direction `[P]` in which the worth grows; 1/σ is left to the step size.
 
-    With u = R it is 2σ times the estimate of ∇E[R(θ + σε)] (sec. 2, with antithetic sampling).
+    With u = R this is 2σ times the estimate of ∇E[R(θ + σε)] (sec. 2, with antithetic sampling).
 
     Args:
         worth: u, `[n, 2]`.

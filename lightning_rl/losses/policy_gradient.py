@@ -7,33 +7,36 @@ from torch import Tensor
 
 
 def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """−log π(a|s) Â per row (Williams 1992; Mnih et al. 2016, alg. S3).  All `[B]`."""
+    """Return −log π(a|s) Â per row (Williams 1992; Mnih et al. 2016, alg. S3).  All `[B]`."""
     return -log_prob * advantage
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
-    """−min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) per row (Schulman et al. 2017, eq. 7).  All `[B]`, or `[B, D]` with a ratio for each part."""
+    """Return −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â) per row (Schulman et al. 2017, eq. 7).
+
+    All `[B]`, or `[B, D]` with a ratio for each part.
+    """
     return -torch.min(ratio * advantage, ratio.clamp(1 - clip_range, 1 + clip_range) * advantage)
 
 
 def value_loss(value: Tensor, returns: Tensor) -> Tensor:
-    """(V − R)² per row and stream.  All `[B, S]`."""
+    """Return (V − R)² per row and stream.  All `[B, S]`."""
     return (value - returns).square()
 
 
 def clipped_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: float) -> Tensor:
-    """max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, −ε, ε) per row and stream.  All `[B, S]`."""
+    """Return max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, −ε, ε) per row and stream.  All `[B, S]`."""
     clipped = old_value + (value - old_value).clamp(-clip_range, clip_range)
     return torch.max((value - returns).square(), (clipped - returns).square())
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """KL(π_old ‖ π) estimated without bias and with low variance: (ρ − 1) − log ρ (Schulman 2020, joschu.net/blog/kl-approx)."""
+    """Estimate KL(π_old ‖ π) without bias and with low variance: (ρ − 1) − log ρ (Schulman 2020, joschu.net/blog/kl-approx)."""
     return log_ratio.exp() - 1 - log_ratio
 
 
 def mean(x: Tensor, weight: Tensor) -> Tensor:
-    """Weighted mean over the rows of `x [B]` or `[B, D]`, and plain mean over D; `weight [B]` sums to 1."""
+    """Return the weighted mean over the rows of `x [B]` or `[B, D]`, and plain mean over D; `weight [B]` sums to 1."""
     # no matrix product: mixed precision would round it
     if x.dim() == 1:
         return (weight * x).sum()
@@ -42,7 +45,7 @@ def mean(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def scaled(coefficient: float | Tensor, loss: Tensor) -> Tensor | float:
-    """coefficient · loss; where the coefficient is 0 a plain 0, so that nothing is differentiated in vain."""
+    """Return coefficient · loss, a plain 0 for a coefficient of 0, so that nothing is differentiated in vain."""
     if isinstance(coefficient, Tensor):
         return coefficient * loss
     return 0.0 if coefficient == 0 else loss if coefficient == 1 else coefficient * loss

@@ -8,22 +8,22 @@ from torch.nn import functional
 
 
 def chosen(z: Tensor, action: Tensor) -> Tensor:
-    """What belongs to an action: `[B, n, S, Z]` and `[B]` to `[B, S, Z]`."""
+    """Select the entries of an action: `[B, n, S, Z]` and `[B]` to `[B, S, Z]`."""
     return z.gather(1, action.view(-1, 1, 1, 1).expand(-1, 1, *z.shape[2:])).squeeze(1)
 
 
 def huber(value: Tensor, target: Tensor, threshold: float = 1.0) -> Tensor:
-    """½ δ² up to the threshold κ, κ (|δ| − ½ κ) beyond, of δ = value − target (Huber 1964); DQN's clipped error (Mnih et al. 2015)."""
+    """Return ½ δ² up to the threshold κ, κ (|δ| − ½ κ) beyond, δ = value − target (Huber 1964); DQN's clipped error (Mnih et al. 2015)."""
     return functional.huber_loss(value, target, reduction="none", delta=threshold)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """−Σ p log softmax(z) (Bellemare et al. 2017, alg. 1).  `[..., Z]` to `[...]`."""
+    """Return −Σ p log softmax(z) (Bellemare et al. 2017, alg. 1).  `[..., Z]` to `[...]`."""
     return -(target * logits.log_softmax(-1)).sum(-1)
 
 
 def project(values: Tensor, probs: Tensor, support: Tensor) -> Tensor:
-    """The probability that the atoms `values` with `probs`, `[..., Y]` each, lay on an evenly spaced support `[Z]`.
+    """Project atoms `values` with `probs`, `[..., Y]` each, onto an evenly spaced support `[Z]`: their probabilities `[..., Z]`.
 
     p_i = Σ_j [1 − |clip(v_j, v_min, v_max) − z_i| / Δz]⁺ p_j, each atom shared by its two neighbours (Bellemare et al. 2017, eq. 7).
     """
@@ -37,9 +37,9 @@ def project(values: Tensor, probs: Tensor, support: Tensor) -> Tensor:
 
 
 def quantile_huber(quantiles: Tensor, fraction: Tensor, target: Tensor, threshold: float = 1.0) -> Tensor:
-    """Σ_i mean_j |τ_i − 1(δ_ij < 0)| huber(δ_ij) / κ with δ_ij = target_j − quantile_i (Dabney et al. 2018, eq. 10).
+    """Return Σ_i mean_j |τ_i − 1(δ_ij < 0)| huber(δ_ij) / κ with δ_ij = target_j − quantile_i (Dabney et al. 2018, eq. 10).
 
-    quantiles: `[..., Z]` at the fractions τ `[Z]`.  target: `[..., Y]` samples.  Returns `[...]`.
+    quantiles `[..., Z]` at the fractions τ `[Z]`, target samples `[..., Y]`, to `[...]`.
     """
     quantiles, target = torch.broadcast_tensors(quantiles.unsqueeze(-1), target.unsqueeze(-2))
     weight = (fraction.unsqueeze(-1) - (target < quantiles.detach()).to(target.dtype)).abs()

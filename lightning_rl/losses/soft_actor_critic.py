@@ -1,8 +1,7 @@
-"""Soft actor-critic. Entropies come `[B, K]`, a column for each kind of action with its temperature α `[K]`; S reward streams.
+"""Soft actor-critic. Entropies are `[B, K]`, a column for each kind of action with its temperature α `[K]`; S reward streams.
 
-Values of choices come `[..., M, S]`, branch after branch, beside their probabilities `[B, M]`; a policy without choices has one of
-probability 1, so that the same lines serve continuous, discrete and hybrid actions. Sums are no matrix products: mixed precision would
-round those.
+Values of choices are `[..., M, S]`, branch after branch, with probabilities `[B, M]`; a policy without choices has one of probability 1, so
+that the same lines serve continuous, discrete and hybrid actions. Sums are not matrix products, which mixed precision would round.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from torch import Tensor
 
 
 def chosen(q: Tensor, choice: Tensor) -> Tensor:
-    """Q of an action: the mean over branches of the values of its choices.  `[E, B, M, S]` and `[B, branches]` to `[E, B, S]`."""
+    """Return Q of an action: the mean over branches of the values of its choices.  `[E, B, M, S]` and `[B, branches]` to `[E, B, S]`."""
     if q.shape[-2] == 1:
         return q.squeeze(-2)
     index = choice.unsqueeze(-1).expand(len(q), *choice.shape, q.shape[-1])
@@ -19,35 +18,34 @@ def chosen(q: Tensor, choice: Tensor) -> Tensor:
 
 
 def expected(q: Tensor, probs: Tensor, branches: int) -> Tensor:
-    """E_π[Q]: the mean over branches of Σ_a π(a|s) Q(s, a), exact.  `[..., B, M, S]` and `[B, M]` to `[..., B, S]`."""
+    """Return E_π[Q]: the mean over branches of Σ_a π(a|s) Q(s, a), exact.  `[..., B, M, S]` and `[B, M]` to `[..., B, S]`."""
     if q.shape[-2] == 1:
         return q.squeeze(-2)
     return (probs.unsqueeze(-1) * q).sum(-2) / branches
 
 
 def soft_value(expected_q: Tensor, entropy: Tensor, alpha: Tensor) -> Tensor:
-    """V(s) = E_π[Q] + Σ_k α_k H_k (Haarnoja et al. 2018, eq. 3; Christodoulou 2019, eq. 10), the entropy shared evenly by the S streams.
+    """Return V(s) = E_π[Q] + Σ_k α_k H_k (Haarnoja et al. 2018, eq. 3; Christodoulou 2019, eq. 10), the entropy shared by the S streams.
 
-    expected_q `[B, S]`, entropy `[B, K]`, alpha `[K]`.  Returns `[B, S]`.
+    expected_q `[B, S]`, entropy `[B, K]` and alpha `[K]` to `[B, S]`.
     """
     return expected_q + (entropy * alpha).sum(-1, keepdim=True) / expected_q.shape[-1]
 
 
 def critic_loss(q: Tensor, target: Tensor) -> Tensor:
-    """½ Σ_E (Q − y)², the mean over streams (Haarnoja et al. 2018, eq. 5).  `[E, B, S]` and `[B, S]` to `[B]`."""
+    """Return ½ Σ_E (Q − y)², the mean over streams (Haarnoja et al. 2018, eq. 5).  `[E, B, S]` and `[B, S]` to `[B]`."""
     return 0.5 * (q - target).square().sum(0).mean(-1)
 
 
 def actor_loss(expected_q: Tensor, entropy: Tensor, alpha: Tensor) -> Tensor:
-    """−(Σ_S E_π[Q] + Σ_k α_k H_k) (Haarnoja et al. 2018, eq. 7; Christodoulou 2019, eq. 12).  `[B, S]` and `[B, K]` to `[B]`."""
+    """Return −(Σ_S E_π[Q] + Σ_k α_k H_k) (Haarnoja et al. 2018, eq. 7; Christodoulou 2019, eq. 12).  `[B, S]` and `[B, K]` to `[B]`."""
     return -(expected_q.sum(-1) + (entropy * alpha).sum(-1))
 
 
 def temperature_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: Tensor) -> Tensor:
-    """Σ_k log α_k (H_k − H̄_k) (Haarnoja et al. 2018b, eq. 18, with log α for α as in the authors' code).
+    """Return Σ_k log α_k (H_k − H̄_k) (Haarnoja et al. 2018b, eq. 18, with log α for α as in the authors' code).
 
-    log_alpha `[K]`, entropy `[B, K]`, target_entropy `[K]` or `[B, K]`.  Returns `[B]`.
-
-    α rises where the entropy is below its target. The gradient for log α does not shrink with α, so that a small α still moves.
+    log_alpha `[K]`, entropy `[B, K]` and target_entropy `[K]` or `[B, K]` to `[B]`.
+    α rises where the entropy is below its target; the gradient for log α does not shrink with α, so that a small α still moves.
     """
     return ((entropy.detach() - target_entropy) * log_alpha).sum(-1)

@@ -15,80 +15,23 @@ from lightning_rl.networks.mlp import orthogonal
 from lightning_rl.spaces import Leaf, observation_leaves
 from lightning_rl.types import Tree, tree_leaves
 
-SIZE = 128
-"""Width of an entity's embedding."""
-
-HEADS = 4
-
-PADDING = 0.01
-"""An entity whose squares sum to less is padding."""
-
-
-class EntityAttention(nn.Module):
-    """Sets of entities `[..., max_n, features]`, beside what else is observed, as one vector `[..., 128]`.
-
-    e = norm(silu(L(entity ⊕ silu(L(others))))),  z = norm(out(softmax(q kᵀ / √128) v) + e),  and the mean of z over all entities of all
-    sets. Padding is no key and not in the mean; nothing but padding gives zeros. Weights start as N(0, 0.125 / 128) (T-Fixup, Huang et
-    al. 2020), biases at 0.
-
-    Args:
-        sets: the leaves, each with an embedding of its own.
-        num_others: features of all other observations together; 0 if there are none.
-    """
-
-    num_features = SIZE
-
-    def __init__(self, sets: Sequence[Leaf], num_others: int) -> None:
-        super().__init__()
-        self.scales = [leaf.scale for leaf in sets]
-        self.others = _linear(num_others) if num_others else None
-        self.embeddings = nn.ModuleList([_linear(leaf.shape[1] + (SIZE if num_others else 0)) for leaf in sets])
-        self.query, self.value, self.out = (_linear(SIZE) for _ in range(3))
-        self.key = _linear(SIZE, bias=False)  # a bias would fall out of the softmax
-        self.norm = nn.LayerNorm(SIZE, elementwise_affine=False)
-
-    def forward(self, sets: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-        padded = torch.cat([entities.float().square().sum(-1) < PADDING for entities in sets], -1)
-        x = self.norm(self.embed(sets, others))
-        query, key, value = (layer(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3) for layer in (self.query, self.key, self.value))
-        scores = (query @ key.mT).float() / math.sqrt(SIZE)  # [..., heads, n, n]
-        weights = scores.masked_fill(padded[..., None, None, :], -1e6).softmax(-1).to(value.dtype)
-        z = self.norm(self.out((weights @ value).transpose(-2, -3).flatten(-2)) + x)
-        there = ~padded.unsqueeze(-1)
-        return (z * there).sum(-2) / there.sum(-2).clamp(min=1)
-
-    def embed(self, sets: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-        """The entities of all sets, one after the other, `[..., n, 128]`."""
-        own = [silu(self.others(torch.cat(list(others), -1))).unsqueeze(-2)] if self.others else []
-        embedded = []
-        for entities, scale, embedding in zip(sets, self.scales, self.embeddings, strict=True):
-            x = entities if entities.is_floating_point() else entities.float() * scale
-            embedded.append(silu(embedding(torch.cat([x, *(each.expand(*x.shape[:-1], SIZE) for each in own)], -1))))
-        return torch.cat(embedded, -2)
-
-
-def _linear(num_inputs: int, bias: bool = True) -> nn.Linear:
-    layer = nn.Linear(num_inputs, SIZE, bias)
-    nn.init.normal_(layer.weight, std=math.sqrt(0.125 / SIZE))
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
 CONVOLUTIONS = {
     "simple": ((16, 8, 4), (32, 4, 2)),
     "nature_cnn": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "match3": ((35, 3, 1), (144, 3, 1)),
+    "fully_connected": (),
 }
 """Output channels, kernel and stride of each layer."""
-
-MINIMUM_SIDE = {"nature_cnn": 36, "simple": 20, "resnet": 15, "match3": 5, "fully_connected": 1}
-"""Smallest image an encoder can read; `auto` takes the first that fits."""
-
-ENCODERS = ("auto", "mlp", *MINIMUM_SIDE)
-
-IMAGES_AT_ONCE = 64
-"""As many are encoded at a time on a CPU where no gradient is asked for: what a whole rollout becomes on the way would leave its caches."""
+MIN_SIDE = {"nature_cnn": 36, "simple": 20, "resnet": 15, "match3": 5, "fully_connected": 1}
+"""Smallest image of an encoder; `auto` takes the first that fits."""
+ENCODERS = ("auto", "mlp", *MIN_SIDE)
+MAX_IMAGES_AT_ONCE = 64
+"""Without gradients on a CPU, images are encoded in groups of this size: the activations of a whole rollout would leave its caches."""
+ENTITY_SIZE = 128
+"""Width of an entity's embedding."""
+HEADS = 4
+MAX_PADDING = 0.01
+"""An entity whose squares sum to less is padding."""
 
 
 class TreeEncoder(nn.Module):
@@ -99,7 +42,7 @@ class TreeEncoder(nn.Module):
         encoder: for images; `auto` takes the largest that fits, `mlp` flattens them without parameters.
         features: width of an image encoder's dense layer.
         entities: names of leaves that are sets of entities.
-        goals: names of leaves that tell the goal, whose features come last.
+        goals: names of leaves that describe the goal; `goal` is the slice of their features, which come last.
     """
 
     def __init__(
@@ -109,18 +52,16 @@ class TreeEncoder(nn.Module):
         check_choice("encoder", encoder, ENCODERS)
         check_range("encoder_features", features, 1, whole=True)
         leaves = list(observation_leaves(space))
-        self.leaves = nn.ModuleList([nn.Identity() if leaf.name in entities else _leaf_encoder(leaf, encoder, features) for leaf in leaves])
-        self.sets = [i for i, leaf in enumerate(leaves) if leaf.name in entities]
-        others = [i for i, leaf in enumerate(leaves) if leaf.name not in entities]
-        self.order = sorted(others, key=lambda i: leaves[i].name in goals)
-        sizes = [int(self.leaves[i].num_features) for i in self.order]  # type: ignore[arg-type]
-        self.attention = EntityAttention([leaves[i] for i in self.sets], sum(sizes)) if self.sets else None
-        self.num_features = sum(sizes) + (self.attention.num_features if self.attention else 0)
-        self.num_goal_features = sum(size for i, size in zip(self.order, sizes, strict=True) if leaves[i].name in goals)
+        encoders = {i: _leaf_encoder(leaf, encoder, features) for i, leaf in enumerate(leaves) if leaf.name not in entities}
+        self.leaves = nn.ModuleList([encoders[i] if i in encoders else nn.Identity() for i in range(len(leaves))])
+        self.sets = [i for i in range(len(leaves)) if i not in encoders]
+        self.order = sorted(encoders, key=lambda i: leaves[i].name in goals)
+        num_others = sum(each.num_features for each in encoders.values())
+        self.attention = EntityAttention([leaves[i] for i in self.sets], num_others) if self.sets else None
+        self.num_features = num_others + (ENTITY_SIZE if self.sets else 0)
+        self.num_goal_features = sum(each.num_features for i, each in encoders.items() if leaves[i].name in goals)
         self.goal = slice(self.num_features - self.num_goal_features, self.num_features)
-        """Where the features of the goals are."""
-        self.is_vector = [getattr(leaf, "dims", 0) for leaf in self.leaves] == [1] and isinstance(self.leaves[0], VectorEncoder)
-        """Whether observations, if they are floats, are what they encode to."""
+        self.is_vector = [(leaf.kind, len(leaf.shape)) for leaf in leaves] == [("vector", 1)]
 
     def forward(self, obs: Tree) -> Tensor:
         if self.is_vector and isinstance(obs, Tensor) and obs.is_floating_point():
@@ -130,6 +71,12 @@ class TreeEncoder(nn.Module):
         if self.attention is not None:
             features.insert(0, self.attention([encoded[i] for i in self.sets], features))
         return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+
+def _leaf_encoder(leaf: Leaf, encoder: str, features: int) -> OneHotEncoder | VectorEncoder | ImageEncoder:
+    if leaf.kind == "one_hot":
+        return OneHotEncoder(leaf)
+    return VectorEncoder(leaf) if leaf.kind == "vector" or encoder == "mlp" else ImageEncoder(leaf, encoder, features)
 
 
 class VectorEncoder(nn.Module):
@@ -152,8 +99,7 @@ class OneHotEncoder(nn.Module):
     def __init__(self, leaf: Leaf) -> None:
         super().__init__()
         self.dims, self.num_features = len(leaf.shape), sum(leaf.sizes)
-        sizes = torch.tensor(leaf.sizes)
-        first = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]]) - torch.tensor(leaf.starts)
+        first = torch.tensor([0, *leaf.sizes[:-1]]).cumsum(0) - torch.tensor(leaf.starts)
         self.register_buffer("first", first, persistent=False)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -164,8 +110,7 @@ class OneHotEncoder(nn.Module):
 class ImageEncoder(nn.Module):
     """An image leaf, HWC or CHW, or a stack of such: convolutions, then a dense layer with `num_features` outputs.
 
-    Images are laid out with their channels last in memory, which convolutions compute faster, whatever the order of their dimensions;
-    weights stay as they are.
+    Images, but not weights, are laid out in memory with their channels last, which makes convolutions faster.
     """
 
     def __init__(self, leaf: Leaf, encoder: str, num_features: int) -> None:
@@ -175,13 +120,16 @@ class ImageEncoder(nn.Module):
         self.channels_last = shape[2] < shape[0]
         channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
         channels *= leaf.shape[0] if self.dims == 4 else 1
-        side, minimum = min(height, width), MINIMUM_SIDE[encoder]
+        side = min(height, width)
+        if encoder == "auto":
+            encoder = next(name for name, minimum in MIN_SIDE.items() if side >= minimum)
+        minimum = MIN_SIDE[encoder]
         if side < minimum:
             raise SettingError(f"encoder {encoder} reads images from {minimum} x {minimum}, got {height} x {width}; use encoder auto")
-        self.body = nn.Sequential(*_resnet(channels) if encoder == "resnet" else _convolutions(channels, encoder), nn.Flatten())
+        self.body = nn.Sequential(*_convolutions(channels, encoder), nn.Flatten())
         with torch.no_grad():
-            flat = self.body(torch.zeros(1, channels, height, width)).shape[1]
-        self.linear = orthogonal(nn.Linear(flat, num_features))
+            num_inputs = self.body(torch.zeros(1, channels, height, width)).shape[1]
+        self.linear = orthogonal(nn.Linear(num_inputs, num_features))
 
     def forward(self, obs: Tensor) -> Tensor:
         batch = obs.shape[: -self.dims]
@@ -191,21 +139,21 @@ class ImageEncoder(nn.Module):
         if self.dims == 4:
             image = image.flatten(1, 2)
         whole = torch.is_grad_enabled() or image.device.type != "cpu" or torch.compiler.is_compiling()
-        encoded = self.encode(image) if whole else torch.cat([self.encode(part) for part in image.split(IMAGES_AT_ONCE)])
+        encoded = self.encode(image) if whole else torch.cat([self.encode(part) for part in image.split(MAX_IMAGES_AT_ONCE)])
         return encoded.unflatten(0, batch)
 
     def encode(self, image: Tensor) -> Tensor:
-        """Images `[B, C, H, W]` to features `[B, num_features]`."""
-        laid_out = image.movedim(-3, -1).contiguous().movedim(-1, -3)  # channels last, while they are bytes
-        return self.linear(self.body(laid_out.to(torch.float32, copy=True).mul_(self.scale))).relu()
+        """Encode images `[B, C, H, W]` as `[B, num_features]`."""
+        channels_last = image.movedim(-3, -1).contiguous().movedim(-1, -3)  # while they are bytes
+        return self.linear(self.body(channels_last.to(torch.float32, copy=True).mul_(self.scale))).relu()
 
 
 class Residual(nn.Module):
-    """x + conv(relu(conv(relu(x))))."""
+    """x + conv(silu(conv(silu(x))))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        convolutions = (_orthogonal_convolution(channels, channels, 3, 1, padding=1) for _ in range(2))
+        convolutions = (_convolution(channels, channels, 3, padding=1) for _ in range(2))
         self.body = nn.Sequential(*(layer for convolution in convolutions for layer in (nn.SiLU(), convolution)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -214,34 +162,68 @@ class Residual(nn.Module):
 
 def _convolutions(channels: int, encoder: str) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for out, kernel, stride in CONVOLUTIONS.get(encoder, ()):
-        layers += [_orthogonal_convolution(channels, out, kernel, stride), nn.ReLU(inplace=True)]
+    if encoder == "resnet":
+        for out in (16, 32, 32):
+            layers += [_convolution(channels, out, 3, padding=1), nn.MaxPool2d(3, 2), Residual(out), Residual(out)]
+            channels = out
+        return [*layers, nn.SiLU()]
+    for out, kernel, stride in CONVOLUTIONS[encoder]:
+        layers += [_convolution(channels, out, kernel, stride), nn.ReLU(inplace=True)]
         channels = out
     return layers
 
 
-def _resnet(channels: int) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for out in (16, 32, 32):
-        layers += [_orthogonal_convolution(channels, out, 3, 1, padding=1), nn.MaxPool2d(3, 2), Residual(out), Residual(out)]
-        channels = out
-    return [*layers, nn.SiLU()]
-
-
-def _orthogonal_convolution(channels: int, out: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
+def _convolution(channels: int, out: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Conv2d:
     layer = nn.Conv2d(channels, out, kernel, stride, padding)
     nn.init.orthogonal_(layer.weight, math.sqrt(2))
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return layer
 
 
-def _leaf_encoder(leaf: Leaf, encoder: str, features: int) -> nn.Module:
-    if leaf.kind == "one_hot":
-        return OneHotEncoder(leaf)
-    if leaf.kind == "vector" or encoder == "mlp":
-        return VectorEncoder(leaf)
-    if encoder == "auto":
-        shape = leaf.shape[-3:]
-        side = min(shape[:2] if shape[2] < shape[0] else shape[1:])
-        encoder = next(name for name, minimum in MINIMUM_SIDE.items() if side >= minimum)
-    return ImageEncoder(leaf, encoder, features)
+class EntityAttention(nn.Module):
+    """Encodes sets of entities `[..., max_n, features]`, and the features of all other observations, as one vector `[..., 128]`.
+
+    e = norm(silu(L(entity ⊕ silu(L(others))))),  z = norm(out(softmax(q kᵀ / √128) v) + e),  and the mean of z over all entities of all
+    sets. Padding is neither a key nor in the mean; only padding gives zeros. Weights start as N(0, 0.125 / 128) (T-Fixup, Huang et al.
+    2020), biases at 0.
+
+    Args:
+        sets: the leaves, each with its own embedding.
+        num_others: features of all other observations together; 0 if there are none.
+    """
+
+    def __init__(self, sets: Sequence[Leaf], num_others: int) -> None:
+        super().__init__()
+        self.scales = [leaf.scale for leaf in sets]
+        self.others = _linear(num_others) if num_others else None
+        self.embeddings = nn.ModuleList([_linear(leaf.shape[1] + (ENTITY_SIZE if num_others else 0)) for leaf in sets])
+        self.query, self.value, self.out = (_linear(ENTITY_SIZE) for _ in range(3))
+        self.key = _linear(ENTITY_SIZE, bias=False)  # a bias would cancel in the softmax
+        self.norm = nn.LayerNorm(ENTITY_SIZE, elementwise_affine=False)
+
+    def forward(self, sets: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+        padded = torch.cat([entities.float().square().sum(-1) < MAX_PADDING for entities in sets], -1)
+        x = self.norm(self.embed(sets, others))
+        query, key, value = (layer(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3) for layer in (self.query, self.key, self.value))
+        scores = (query @ key.mT).float() / math.sqrt(ENTITY_SIZE)  # [..., heads, n, n]
+        weights = scores.masked_fill(padded[..., None, None, :], -1e6).softmax(-1).to(value.dtype)
+        z = self.norm(self.out((weights @ value).transpose(-2, -3).flatten(-2)) + x)
+        real = ~padded.unsqueeze(-1)
+        return (z * real).sum(-2) / real.sum(-2).clamp(min=1)
+
+    def embed(self, sets: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+        """Embed the entities of all sets, one after the other, as `[..., n, 128]`."""
+        context = [silu(self.others(torch.cat(list(others), -1))).unsqueeze(-2)] if self.others else []
+        embedded = []
+        for entities, scale, embedding in zip(sets, self.scales, self.embeddings, strict=True):
+            x = entities if entities.is_floating_point() else entities.float() * scale
+            embedded.append(silu(embedding(torch.cat([x, *(each.expand(*x.shape[:-1], ENTITY_SIZE) for each in context)], -1))))
+        return torch.cat(embedded, -2)
+
+
+def _linear(num_inputs: int, bias: bool = True) -> nn.Linear:
+    layer = nn.Linear(num_inputs, ENTITY_SIZE, bias)
+    nn.init.normal_(layer.weight, std=math.sqrt(0.125 / ENTITY_SIZE))
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,202 +12,19 @@ from torch import Tensor, nn
 from lightning_rl.errors import SettingError, check_range, nearest
 from lightning_rl.types import Tree
 
-
-class RecurrentMemory(nn.Module):
-    """A recurrent layer that forgets where an episode begins.
-
-    Sequences are cut there into segments, which lie side by side in one call of the fused layer, each with zeros or the given memory
-    before it. Rows behind the end of a segment carry a mark, an input of their own whose fixed weights hold the gates so that nothing
-    changes any more: the state after the call is that after each segment's last row. Features of goals pass beside what is remembered.
-    No gradient flows into the first `burn_in` rows of longer sequences.
-    """
-
-    gates: int
-    leaves = 1
-    """Of a state."""
-    hold: Tensor
-
-    def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
-        super().__init__()
-        self.sequence_length, self.burn_in = sequence_length, burn_in
-        self.num_inputs, self.size, self.num_features = num_inputs, size, size + num_goal_features
-        self.goal = slice(size, self.num_features)
-        self.weight_ih = nn.Parameter(torch.empty(self.gates * size, num_inputs))
-        self.weight_hh = nn.Parameter(torch.empty(self.gates * size, size))
-        self.bias_ih = nn.Parameter(torch.zeros(self.gates * size))
-        self.bias_hh = nn.Parameter(torch.zeros(self.gates * size))
-        for weight in (self.weight_ih, self.weight_hh):
-            for gate in weight.detach().chunk(self.gates):
-                nn.init.xavier_uniform_(gate)
-
-    def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The outputs `[T, N, H]` of inputs `[T, N, F]`, and the state after the last row; `state` has leaves `[N, H]`."""
-        raise NotImplementedError
-
-    def cell(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The state after one row; its first leaf is the output."""
-        raise NotImplementedError
-
-    def numpy_cell(self) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]:
-        """`cell` on arrays, with live views of the weights."""
-        raise NotImplementedError
-
-    def forward(self, features: Tensor, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
-        batch, features = features.shape[:-1], features.float()
-        if episode_start is None:
-            episode_start = torch.zeros(batch, dtype=torch.bool, device=features.device)
-        num = episode_start.shape[-1]
-        with torch.autocast(features.device.type, enabled=False):  # a state is summed over many steps
-            x, start = features.reshape(-1, num, self.num_inputs), episode_start.reshape(-1, num)
-            state = memory if len(memory) else self.initial(num)
-            if len(x) == 1:
-                state = self.cell(x[0], _forgotten(state, start[0]))
-                outputs = state[0]
-            elif 0 < self.burn_in < len(x):
-                with torch.no_grad():
-                    filled, state = self._segments(x[: self.burn_in], state, start[: self.burn_in])
-                outputs, state = self._segments(x[self.burn_in :], state, start[self.burn_in :])
-                outputs = torch.cat([filled, outputs])
-            else:
-                outputs, state = self._segments(x, state, start)
-        outputs = outputs.reshape(*batch, self.size)
-        beside = self.num_features - self.size
-        return (torch.cat([outputs, features[..., -beside:]], -1) if beside else outputs), state
-
-    def after(self, encode: Callable[[], Tensor], memory: Tree, episode_start: Tensor | None) -> Tree:
-        """The memory alone, after what `encode` sees."""
-        return self(encode(), memory, episode_start)[1]
-
-    def initial(self, num: int) -> Tree:
-        """The memory of `num` environments at the start of an episode: zeros."""
-        return tuple(self.weight_hh.new_zeros(num, self.size) for _ in range(self.leaves))
-
-    def _segments(self, x: Tensor, state: tuple[Tensor, ...], start: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        steps, num = start.shape
-        kept = _forgotten(state, start[0])
-        if not start[1:].any():
-            return self.fused(x, kept, self.weight_ih)
-        begins = start.t().contiguous()
-        begins[:, 0] = True
-        first = begins.flatten().nonzero().squeeze(-1)  # sequence after sequence
-        segment = begins.flatten().cumsum(0) - 1
-        row = torch.arange(steps * num, device=x.device) - first[segment]
-        longest = int(row.max()) + 1
-        padded = nn.functional.pad(x.new_zeros(longest, len(first), self.num_inputs), (0, 1), value=1.0)
-        padded[row, segment] = nn.functional.pad(x.transpose(0, 1).flatten(0, 1), (0, 1))
-        before = tuple(leaf.new_zeros(len(first), self.size).index_copy(0, segment[::steps], leaf) for leaf in kept)
-        outputs, after = self.fused(padded, before, torch.cat([self.weight_ih, self.hold.unsqueeze(-1)], 1))
-        outputs = outputs[row, segment].view(num, steps, -1).transpose(0, 1)
-        return outputs, (outputs[-1], *(leaf[segment[steps - 1 :: steps]] for leaf in after[1:]))
-
-
-HELD = 1e4
-"""What holds a gate open, or with a minus closed, whatever else it is told."""
-
-
-class LSTMMemory(RecurrentMemory):
-    """i, f, o = σ(…), g = tanh(…);  c ← f c + i g,  h ← o tanh c."""
-
-    gates, leaves = 4, 2
-
-    def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
-        super().__init__(size, num_inputs, num_goal_features, sequence_length, burn_in)
-        self.register_buffer("hold", torch.tensor([-HELD, HELD, 0.0, 0.0]).repeat_interleave(size), persistent=False)
-
-    def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        weights = [weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
-        outputs, h, c = torch.lstm(x, [leaf.unsqueeze(0) for leaf in state], weights, True, 1, 0.0, True, False, False)
-        return outputs, (h[0], c[0])
-
-    def cell(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return torch.lstm_cell(x, state, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
-
-    def numpy_cell(self) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]:
-        weight_ih, weight_hh, bias_ih, bias_hh = (each.detach().numpy().T for each in self.parameters())
-        size = self.size
-
-        def step(x: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-            h, c = state
-            gates = x @ weight_ih + h @ weight_hh + (bias_ih + bias_hh)
-            g = np.tanh(gates[:, 2 * size : 3 * size])
-            gates = _sigmoid(gates)
-            c = gates[:, size : 2 * size] * c + gates[:, :size] * g
-            return gates[:, 3 * size :] * np.tanh(c), c
-
-        return step
-
-
-class GRUMemory(RecurrentMemory):
-    """r, z = σ(…), n = tanh(W x + b + r (U h + b'));  h ← (1 − z) n + z h."""
-
-    gates = 3
-
-    def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
-        super().__init__(size, num_inputs, num_goal_features, sequence_length, burn_in)
-        self.register_buffer("hold", torch.tensor([0.0, HELD, 0.0]).repeat_interleave(size), persistent=False)
-
-    def fused(self, x: Tensor, state: tuple[Tensor, ...], weight_ih: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        weights = [weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
-        outputs, h = torch.gru(x, state[0].unsqueeze(0), weights, True, 1, 0.0, True, False, False)
-        return outputs, (h[0],)
-
-    def cell(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (torch.gru_cell(x, state[0], self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh),)
-
-    def numpy_cell(self) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]:
-        weight_ih, weight_hh, bias_ih, bias_hh = (each.detach().numpy().T for each in self.parameters())
-        size = self.size
-
-        def step(x: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-            (h,) = state
-            told, kept = x @ weight_ih + bias_ih, h @ weight_hh + bias_hh
-            gates = _sigmoid(told[:, : 2 * size] + kept[:, : 2 * size])
-            new = np.tanh(told[:, 2 * size :] + gates[:, :size] * kept[:, 2 * size :])
-            z = gates[:, size:]
-            return ((1 - z) * new + z * h,)
-
-        return step
-
-
-def _forgotten(state: Tree, start: Tensor) -> tuple[Tensor, ...]:
-    """Zeros where an episode begins, whatever the memory had become."""
-    return tuple(leaf.masked_fill(start.unsqueeze(-1), 0.0) for leaf in state)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(0.5 * x))  # no overflow
-
-
-class NoMemory(nn.Module):
-    """A policy that sees one observation at a time: the features pass, the memory is empty."""
-
-    sequence_length = 1
-    burn_in = 0
-
-    def __init__(self, num_inputs: int = 0, num_goal_features: int = 0) -> None:
-        super().__init__()
-        self.num_features = num_inputs
-        self.goal = slice(num_inputs - num_goal_features, num_inputs)
-
-    def forward(self, features: Tensor, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
-        return features, memory
-
-    def after(self, encode: Callable[[], Tensor], memory: Tree, episode_start: Tensor | None) -> Tree:
-        """The memory alone, after what `encode` would see."""
-        return memory
-
-    def initial(self, num: int) -> Tree:
-        """The memory of `num` environments at the start of an episode."""
-        return ()
+State = tuple[Tensor, ...]
+Arrays = tuple[np.ndarray, ...]
+HOLD = 1e4
+"""The input that keeps a gate open, or with a minus closed, whatever its other inputs."""
 
 
 class Memory(ABC):
-    """How a policy remembers: `LSTM` or `GRU`, with the checks of ML-Agents. One of your own has its arguments as its attributes.
+    """How a policy remembers: `LSTM` or `GRU`, with the checks of ML-Agents. A class of your own stores its arguments as attributes.
 
     Args:
         memory_size: how many numbers are kept from step to step, even. Of an LSTM one half is its output h and the other its cell c.
         sequence_length: steps through which gradients flow; a minibatch holds `batch_size / sequence_length` sequences.
-        burn_in: of replayed sequences, so many steps before these that only fill the memory (Kapturowski et al. 2019, R2D2).
+        burn_in: steps before replayed sequences that only fill the memory (Kapturowski et al. 2019, R2D2).
 
     Raises:
         SettingError: a size that is odd or not positive.
@@ -223,8 +39,8 @@ class Memory(ABC):
         self.memory_size, self.sequence_length, self.burn_in = memory_size, sequence_length, burn_in
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """As plain data, from which `as_memory` makes it again."""
+    def settings(self) -> dict[str, object]:
+        """Return the settings as plain data, from which `as_memory` builds the memory again."""
         return {"class_path": type(self).__name__, "init_args": dict(vars(self))}
 
     def __repr__(self) -> str:
@@ -232,7 +48,7 @@ class Memory(ABC):
 
     @abstractmethod
     def build(self, num_inputs: int, num_goal_features: int = 0) -> RecurrentMemory:
-        """The module for features of this width, the last of them those of goals."""
+        """Build the module for features of this width, the last of them those of goals."""
 
 
 class LSTM(Memory):
@@ -249,8 +65,8 @@ class GRU(Memory):
         return GRUMemory(self.memory_size, num_inputs, num_goal_features, self.sequence_length, self.burn_in)
 
 
-def as_memory(setting: Memory | Mapping[str, Any] | None) -> Memory | None:
-    """The setting `memory`; in a file it is a mapping of class_path and init_args, which names LSTM, GRU or an imported class of one's own.
+def as_memory(setting: Memory | Mapping[str, object] | None) -> Memory | None:
+    """Return the memory of a setting; in a file it is a mapping of class_path and init_args, which names LSTM, GRU or an imported class.
 
     Raises:
         SettingError: anything else.
@@ -259,20 +75,196 @@ def as_memory(setting: Memory | Mapping[str, Any] | None) -> Memory | None:
         return setting
     if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
         raise SettingError(f"memory must be LSTM(…), GRU(…) or none, got {setting!r}")
-    known, name = {cls.__name__: cls for cls in _kinds(Memory)}, str(setting["class_path"]).rpartition(".")[2]
+    known, name = {cls.__name__: cls for cls in _subclasses(Memory)}, str(setting["class_path"]).rpartition(".")[2]
     if name not in known:
         raise SettingError(f"memory.class_path {name!r} is not a memory{nearest(name, known)}")
     try:
-        return known[name](**(setting.get("init_args") or {}))
+        return known[name](**(setting.get("init_args") or {}))  # type: ignore[arg-type]
     except TypeError as error:
         raise SettingError(f"memory: {name} refuses its arguments: {error}") from error
 
 
-def _kinds(base: type) -> list[type]:
+def _subclasses(base: type) -> list[type]:
     children: list[type] = base.__subclasses__()
-    return [cls for child in children for cls in (child, *_kinds(child))]
+    return [cls for child in children for cls in (child, *_subclasses(child))]
 
 
 def make_memory(setting: Memory | None, num_inputs: int, num_goal_features: int = 0) -> NoMemory | RecurrentMemory:
-    """The module for features of this width, the last of them those of goals; `goal` is where these lie in what it gives."""
+    """Build the module for features of this width, the last of them those of goals; `goal` is the slice of these in its output."""
     return NoMemory(num_inputs, num_goal_features) if setting is None else setting.build(num_inputs, num_goal_features)
+
+
+class NoMemory(nn.Module):
+    """A policy that sees one observation at a time: features pass, the memory is empty."""
+
+    sequence_length = 1
+    burn_in = 0
+
+    def __init__(self, num_inputs: int = 0, num_goal_features: int = 0) -> None:
+        super().__init__()
+        self.num_features = num_inputs
+        self.goal = slice(num_inputs - num_goal_features, num_inputs)
+
+    def forward(self, features: Tensor, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
+        return features, memory
+
+    def after(self, encode: Callable[[], Tensor], memory: Tree, episode_start: Tensor | None) -> Tree:
+        """Return the memory, without encoding."""
+        return memory
+
+    def initial(self, num: int) -> Tree:
+        """Return the memory of `num` environments at the start of an episode."""
+        return ()
+
+
+class RecurrentMemory(nn.Module):
+    """A recurrent layer that is reset where an episode begins.
+
+    Sequences are cut there into segments, computed together in one call of the fused layer, each with zeros or the given memory before it.
+    Rows behind the end of a segment have a mark, an additional input whose fixed weights hold the gates so that nothing changes any more:
+    the state after the call is that after each segment's last row. Features of goals bypass the layer. No gradient flows into the first
+    `burn_in` rows of longer sequences.
+    """
+
+    held: tuple[float, ...]
+    """For each gate, 1 to hold it open, -1 to hold it closed, 0 where it does not matter."""
+    leaves = 1
+    """How many parts a state has."""
+    hold: Tensor
+
+    def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
+        super().__init__()
+        self.sequence_length, self.burn_in = sequence_length, burn_in
+        self.num_inputs, self.size, self.num_goal_features = num_inputs, size, num_goal_features
+        self.num_features = size + num_goal_features
+        self.goal = slice(size, self.num_features)
+        self.gates = len(self.held)
+        self.weight_ih = nn.Parameter(torch.empty(self.gates * size, num_inputs))
+        self.weight_hh = nn.Parameter(torch.empty(self.gates * size, size))
+        self.bias_ih = nn.Parameter(torch.zeros(self.gates * size))
+        self.bias_hh = nn.Parameter(torch.zeros(self.gates * size))
+        for weight in (self.weight_ih, self.weight_hh):
+            for gate in weight.detach().chunk(self.gates):
+                nn.init.xavier_uniform_(gate)
+        self.register_buffer("hold", HOLD * torch.tensor(self.held).repeat_interleave(size), persistent=False)
+
+    def fused(self, x: Tensor, state: State, weight_ih: Tensor) -> tuple[Tensor, State]:
+        """Return the outputs `[T, N, H]` of inputs `[T, N, F]`, and the state after the last row; a state has leaves `[N, H]`."""
+        raise NotImplementedError
+
+    def cell(self, x: Tensor, state: State) -> State:
+        """Return the state after one row; its first leaf is the output."""
+        raise NotImplementedError
+
+    def numpy_step(self, x: np.ndarray, state: Arrays, *weights: np.ndarray) -> Arrays:
+        """Do what `cell` does, on arrays, with transposed weights."""
+        raise NotImplementedError
+
+    def numpy_cell(self) -> Callable[[np.ndarray, Arrays], Arrays]:
+        """Return `cell` on arrays, with live views of the weights."""
+        weights = [each.detach().numpy().T for each in self.parameters()]
+        return lambda x, state: self.numpy_step(x, state, *weights)
+
+    def forward(self, features: Tensor, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
+        batch, features = features.shape[:-1], features.float()
+        if episode_start is None:
+            episode_start = torch.zeros(batch, dtype=torch.bool, device=features.device)
+        num = episode_start.shape[-1]
+        with torch.autocast(features.device.type, enabled=False):  # a state is summed over many steps
+            x, start = features.reshape(-1, num, self.num_inputs), episode_start.reshape(-1, num)
+            state = memory if len(memory) else self.initial(num)
+            if len(x) == 1:
+                state = self.cell(x[0], _reset(state, start[0]))
+                outputs = state[0]
+            elif 0 < self.burn_in < len(x):
+                with torch.no_grad():
+                    filled, state = self._segments(x[: self.burn_in], state, start[: self.burn_in])
+                outputs, state = self._segments(x[self.burn_in :], state, start[self.burn_in :])
+                outputs = torch.cat([filled, outputs])
+            else:
+                outputs, state = self._segments(x, state, start)
+        outputs = outputs.reshape(*batch, self.size)
+        if self.num_goal_features:
+            outputs = torch.cat([outputs, features[..., -self.num_goal_features :]], -1)
+        return outputs, state
+
+    def after(self, encode: Callable[[], Tensor], memory: Tree, episode_start: Tensor | None) -> Tree:
+        """Return the memory alone, after the features that `encode` returns."""
+        return self(encode(), memory, episode_start)[1]
+
+    def initial(self, num: int) -> Tree:
+        """Return the memory of `num` environments at the start of an episode: zeros."""
+        return tuple(self.weight_hh.new_zeros(num, self.size) for _ in range(self.leaves))
+
+    def _segments(self, x: Tensor, state: State, start: Tensor) -> tuple[Tensor, State]:
+        steps, num = start.shape
+        kept = _reset(state, start[0])
+        if not start[1:].any():
+            return self.fused(x, kept, self.weight_ih)
+        begins = start.t().contiguous()
+        begins[:, 0] = True
+        first = begins.flatten().nonzero().squeeze(-1)  # sequence after sequence
+        segment = begins.flatten().cumsum(0) - 1
+        row = torch.arange(steps * num, device=x.device) - first[segment]
+        longest = int(row.max()) + 1
+        padded = nn.functional.pad(x.new_zeros(longest, len(first), self.num_inputs), (0, 1), value=1.0)
+        padded[row, segment] = nn.functional.pad(x.transpose(0, 1).flatten(0, 1), (0, 1))
+        before = tuple(leaf.new_zeros(len(first), self.size).index_copy(0, segment[::steps], leaf) for leaf in kept)
+        outputs, after = self.fused(padded, before, torch.cat([self.weight_ih, self.hold.unsqueeze(-1)], 1))
+        outputs = outputs[row, segment].view(num, steps, -1).transpose(0, 1)
+        return outputs, (outputs[-1], *(leaf[segment[steps - 1 :: steps]] for leaf in after[1:]))
+
+
+class LSTMMemory(RecurrentMemory):
+    """i, f, o = σ(…), g = tanh(…);  c ← f c + i g,  h ← o tanh c."""
+
+    held, leaves = (-1.0, 1.0, 0.0, 0.0), 2
+
+    def fused(self, x: Tensor, state: State, weight_ih: Tensor) -> tuple[Tensor, State]:
+        weights = [weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
+        outputs, h, c = torch.lstm(x, [leaf.unsqueeze(0) for leaf in state], weights, True, 1, 0.0, True, False, False)
+        return outputs, (h[0], c[0])
+
+    def cell(self, x: Tensor, state: State) -> State:
+        return torch.lstm_cell(x, state, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+
+    def numpy_step(self, x: np.ndarray, state: Arrays, *weights: np.ndarray) -> Arrays:
+        weight_ih, weight_hh, bias_ih, bias_hh = weights
+        (h, c), size = state, self.size
+        gates = x @ weight_ih + h @ weight_hh + (bias_ih + bias_hh)
+        g = np.tanh(gates[:, 2 * size : 3 * size])
+        gates = _sigmoid(gates)
+        c = gates[:, size : 2 * size] * c + gates[:, :size] * g
+        return gates[:, 3 * size :] * np.tanh(c), c
+
+
+class GRUMemory(RecurrentMemory):
+    """r, z = σ(…), n = tanh(W x + b + r (U h + b'));  h ← (1 − z) n + z h."""
+
+    held = (0.0, 1.0, 0.0)
+
+    def fused(self, x: Tensor, state: State, weight_ih: Tensor) -> tuple[Tensor, State]:
+        weights = [weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
+        outputs, h = torch.gru(x, state[0].unsqueeze(0), weights, True, 1, 0.0, True, False, False)
+        return outputs, (h[0],)
+
+    def cell(self, x: Tensor, state: State) -> State:
+        return (torch.gru_cell(x, state[0], self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh),)
+
+    def numpy_step(self, x: np.ndarray, state: Arrays, *weights: np.ndarray) -> Arrays:
+        weight_ih, weight_hh, bias_ih, bias_hh = weights
+        (h,), size = state, self.size
+        inputs, hidden = x @ weight_ih + bias_ih, h @ weight_hh + bias_hh
+        gates = _sigmoid(inputs[:, : 2 * size] + hidden[:, : 2 * size])
+        new = np.tanh(inputs[:, 2 * size :] + gates[:, :size] * hidden[:, 2 * size :])
+        z = gates[:, size:]
+        return ((1 - z) * new + z * h,)
+
+
+def _reset(state: State, start: Tensor) -> State:
+    """Return a state with zeros where an episode begins, even if it contained NaN."""
+    return tuple(leaf.masked_fill(start.unsqueeze(-1), 0.0) for leaf in state)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * x))  # no overflow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -24,21 +23,21 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def orthogonal(layer: nn.Linear, gain: float = math.sqrt(2)) -> nn.Linear:
-    """Orthogonal weights with a gain, zero bias (Engstrom et al. 2020 measure what it is worth)."""
+    """Give a layer orthogonal weights with a gain and zero bias (Engstrom et al. 2020 measure what it is worth)."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
-    """A linear layer with orthogonal weights of gain √2."""
+    """Build a linear layer with orthogonal weights of gain √2."""
     return orthogonal(nn.Linear(num_inputs, num_outputs))
 
 
 def mlp(
     num_inputs: int, widths: Sequence[int], activation: str = "tanh", layer: Callable[[int, int], nn.Module] = orthogonal_linear
 ) -> nn.Sequential:
-    """Layers of the given widths, each followed by the activation.
+    """Build layers of the given widths, each followed by the activation.
 
     Raises:
         SettingError: invalid widths or activation.
@@ -55,7 +54,7 @@ def mlp(
 
 
 class EnsembleLinear(nn.Module):
-    """E linear layers side by side: `[E, B, in]`, or `[B, in]` shared by all, to `[E, B, out]`. Each is initialized as `nn.Linear`."""
+    """E linear layers in one product: `[E, B, in]`, or `[B, in]` shared by all, to `[E, B, out]`. Each is initialized as `nn.Linear`."""
 
     def __init__(self, ensemble: int, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class EnsembleLinear(nn.Module):
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer whose weights carry learned noise while it trains (Fortunato et al. 2018, eqs. 8-11, factorised Gaussian noise).
+    """A linear layer whose weights have learned noise in training mode (Fortunato et al. 2018, eqs. 8-11, factorised Gaussian noise).
 
     w = μ + σ ⊙ f(ε_out) f(ε_in)ᵀ,  f(x) = sign(x) √|x|.  `resample` draws ε; in evaluation mode w = μ.
     """
@@ -107,11 +106,7 @@ def goal_mlp(
     layer: Callable[[int, int], nn.Module] = orthogonal_linear,
     goal: slice = slice(0),
 ) -> nn.Sequential:
-    """`mlp`, whose last layer gets its weights from a part of the input; nothing else if that is empty.
-
-    Args:
-        num_inputs, widths, activation, layer: as in `mlp`.
-        goal: where in the input the goal's features are.
+    """Build an `mlp` whose last layer gets its weights from the part `goal` of the input; a plain one where that is empty.
 
     Raises:
         SettingError: there is a goal but no hidden layer; and those of `mlp`.
@@ -122,15 +117,15 @@ def goal_mlp(
         return layers
     if not widths:
         raise SettingError("net_arch is empty, but goals need a hidden layer whose weights they generate; use net_arch [64]")
-    layers[-2] = HyperLinear(layers[-2], num_goals, *(num_inputs, *widths)[-2:])
+    layers[-2] = HyperLinear(layers[-2], num_goals, *(num_inputs, *widths)[-2:])  # type: ignore[arg-type]
     return GoalLayers(*layers, goal=goal)
 
 
 class HyperLinear(nn.Module):
-    """A linear layer with weights of their own for each row: `[..., in]` and goals `[..., num_goals]` to `[..., out]`.
+    """A linear layer whose weights differ from row to row: `[..., in]` and goals `[..., num_goals]` to `[..., out]`.
 
     y = x W(g) + b,  W = reshape(L(norm(silu(L(silu(L(g))))))), whose last layer starts at U(±√(1 / (out · in))), without noise. It has
-    out² · in weights, and `[..., in, out]` numbers are computed on the way.
+    out² · in weights, and computes `[..., in, out]` numbers on the way.
 
     Args:
         plain: the layer that it replaces, whose bias it keeps; each member of an ensemble gets a generator.
@@ -138,9 +133,11 @@ class HyperLinear(nn.Module):
         num_inputs, num_outputs: in and out.
     """
 
-    def __init__(self, plain: Any, num_goals: int, num_inputs: int, num_outputs: int) -> None:
+    def __init__(self, plain: nn.Linear | NoisyLinear | EnsembleLinear, num_goals: int, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
-        linear: Any = partial(EnsembleLinear, len(plain.weight)) if isinstance(plain, EnsembleLinear) else nn.Linear
+        linear: Callable[[int, int], nn.Linear | EnsembleLinear] = nn.Linear
+        if isinstance(plain, EnsembleLinear):
+            linear = partial(EnsembleLinear, len(plain.weight))
         last = linear(num_outputs, num_inputs * num_outputs)
         bound = 1 / math.sqrt(num_outputs * num_inputs)
         nn.init.uniform_(last.weight, -bound, bound)
@@ -155,9 +152,9 @@ class HyperLinear(nn.Module):
 
 
 class GoalLayers(nn.Sequential):
-    """Layers of which those that generate their weights are told the part `goal` of the input."""
+    """Layers of which each `HyperLinear` also gets the part `goal` of the input."""
 
-    def __init__(self, *layers: Any, goal: slice = slice(0)) -> None:
+    def __init__(self, *layers: nn.Module, goal: slice = slice(0)) -> None:
         super().__init__(*layers)
         self.goal = goal
 

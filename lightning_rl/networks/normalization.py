@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from gymnasium.spaces import Space
@@ -18,7 +17,7 @@ from lightning_rl.types import Tree, flatten_time, tree_index, tree_leaves, tree
 class RunningMeanStd(nn.Module):
     """Count, mean and variance of a stream, merged batch by batch (Chan et al. 1979); equal on all ranks.
 
-    Starts like Stable-Baselines3's: count 1e-4, mean 0, variance 1. Moments stay float64 whatever the precision of the run.
+    They start as in Stable-Baselines3: count 1e-4, mean 0, variance 1. Moments stay float64 whatever the precision of the run.
     """
 
     count: Tensor
@@ -35,10 +34,9 @@ class RunningMeanStd(nn.Module):
     def update(self, batch: Tensor) -> None:
         """Merge the rows of a batch `[B, *shape]`, and those of all other ranks."""
         batch = batch.to(self.mean) - self.mean  # centred, so that squares do not cancel
-        count = torch.tensor(float(len(batch)), dtype=torch.float64, device=batch.device)
-        total, squares = batch.sum(0), batch.square().sum(0)
-        flat = sum_over_ranks(torch.cat([count.reshape(1), total.flatten(), squares.flatten()]))
-        count, total, squares = flat[0], flat[1 : 1 + total.numel()].view_as(total), flat[1 + total.numel() :].view_as(squares)
+        sums = batch.sum(0).flatten(), batch.square().sum(0).flatten()
+        flat = sum_over_ranks(torch.cat([batch.new_full((1,), len(batch)), *sums]))
+        count, (total, squares) = flat[0], flat[1:].view(2, *self.mean.shape)
         if count > 0:
             shift = total / count
             self.merge(count, self.mean + shift, (squares / count - shift.square()).clamp(min=0))
@@ -51,26 +49,33 @@ class RunningMeanStd(nn.Module):
         self.var.copy_(spread / total)
         self.count.copy_(total)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> RunningMeanStd:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMeanStd:
+        """Follow the network to another device, but not to another precision; torch has no public way to exempt a buffer from a cast."""
         moments = dict(self.named_buffers())
         super()._apply(fn, recurse)
-        for name, moment in moments.items():  # a move to another device counts, a cast does not
+        for name, moment in moments.items():
             setattr(self, name, moment.to(getattr(self, name).device))
         return self
 
 
 class ObservationNormalizer(nn.Module):
-    """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation; images, one-hot leaves and `entities` pass."""
+    """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation; images, one-hot leaves and `entities` pass.
 
-    def __init__(self, space: Space, clip: float = 10.0, epsilon: float = 1e-8, entities: Sequence[str] = ()) -> None:
+    Args:
+        space: the observation space.
+        frozen: keep the statistics of random steps before learning; rollouts do not change them.
+        entities: names of leaves that are sets of entities.
+    """
+
+    clip, epsilon = 10.0, 1e-8
+    statistics: Sequence[nn.Module]
+
+    def __init__(self, space: Space, frozen: bool = False, entities: Sequence[str] = ()) -> None:
         super().__init__()
-        self.clip, self.epsilon = clip, epsilon
-        self.statistics = nn.ModuleList(
-            [
-                RunningMeanStd(leaf.shape) if leaf.kind == "vector" and leaf.scale == 1 and leaf.name not in entities else nn.Identity()
-                for leaf in observation_leaves(space)
-            ]
-        )
+        self.frozen = frozen
+        kinds = [(leaf, leaf.kind == "vector" and leaf.scale == 1 and leaf.name not in entities) for leaf in observation_leaves(space)]
+        modules = [RunningMeanStd(leaf.shape) if is_normalized else nn.Identity() for leaf, is_normalized in kinds]
+        self.statistics = nn.ModuleList(modules)  # type: ignore[assignment]
 
     def forward(self, obs: Tree) -> Tree:
         statistics = iter(self.statistics)
@@ -80,21 +85,22 @@ class ObservationNormalizer(nn.Module):
         if not isinstance(statistics, RunningMeanStd):
             return leaf
         shift, scale = self.shift_and_scale(statistics)
-        leaf = leaf.to(shift) if leaf.dtype == torch.bool else leaf  # which torch subtracts nothing from
+        leaf = leaf.to(shift) if leaf.dtype == torch.bool else leaf  # torch cannot subtract from bools
         return ((leaf - shift) * scale).clamp(-self.clip, self.clip)
 
     def shift_and_scale(self, statistics: RunningMeanStd) -> tuple[Tensor, Tensor]:
-        """The mean and the inverse deviation, in float32."""
+        """Return the mean and the inverse deviation, in float32."""
         return statistics.mean.float(), (statistics.var + self.epsilon).rsqrt().float()
 
     @property
     def is_new(self) -> bool:
-        """Whether no row is counted yet."""
+        """Return whether no row has been counted yet."""
         return all(each.count < 1 for each in self.statistics if isinstance(each, RunningMeanStd))
 
     def gather(self, obs: Tree, valid: Tensor) -> None:
-        """After learning from a rollout `[T, N, ...]`: merge its valid rows, each counted once."""
-        self.update(tree_index(flatten_time(obs), valid.flatten()))
+        """Merge the valid rows of a rollout `[T, N, ...]` after learning from it, unless the statistics are frozen."""
+        if not self.frozen:
+            self.update(tree_index(flatten_time(obs), valid.flatten()))
 
     def update(self, obs: Tree) -> None:
         """Merge the rows of an observation batch `[B, ...]`."""
@@ -103,26 +109,17 @@ class ObservationNormalizer(nn.Module):
                 statistics.update(leaf)
 
 
-class FrozenNormalizer(ObservationNormalizer):
-    """The statistics of random steps before learning; rollouts do not move them."""
-
-    def gather(self, obs: Tree, valid: Tensor) -> None:
-        """Nothing to merge."""
-
-
 class NoNormalizer(nn.Identity):
-    """Observations pass as they are."""
+    """A normalizer that changes nothing."""
 
     def gather(self, obs: Tree, valid: Tensor) -> None:
-        """Nothing to merge."""
+        """Do nothing."""
 
     def update(self, obs: Tree) -> None:
-        """Nothing to merge."""
+        """Do nothing."""
 
 
 def make_normalizer(normalize_obs: str, space: Space, entities: Sequence[str] = ()) -> ObservationNormalizer | NoNormalizer:
-    """The normalizer for a setting: `off`, `running` or `frozen`."""
+    """Return the normalizer for a setting: `off`, `running` or `frozen`."""
     check_choice("normalize_obs", normalize_obs, ("off", "running", "frozen"))
-    if normalize_obs == "off":
-        return NoNormalizer()
-    return FrozenNormalizer(space, entities=entities) if normalize_obs == "frozen" else ObservationNormalizer(space, entities=entities)
+    return NoNormalizer() if normalize_obs == "off" else ObservationNormalizer(space, normalize_obs == "frozen", entities)

@@ -65,7 +65,7 @@ def by_hand(module, near, far, others):
 
 
 @pytest.mark.parametrize("num_others", [0, 6])
-def test_attention_is_what_a_loop_over_heads_and_entities_computes(num_others):
+def test_attention_equals_a_loop_over_heads_and_entities(num_others):
     module, (near, far), others = attention(num_others=num_others), sets(5), rows(5, num_others, seed=7)
     computed = module((near, far), [others[:, :2], others[:, 2:]] if num_others else [])
     expected = [by_hand(module, *(part[b].numpy().astype(np.float64) for part in (near, far, others))) for b in range(5)]
@@ -79,7 +79,7 @@ def test_the_order_of_entities_changes_nothing():
     torch.testing.assert_close(shuffled, module((near, far), [others]), rtol=0, atol=1e-6)
 
 
-def test_padding_changes_nothing_whatever_its_number_and_content():
+def test_the_number_and_content_of_padding_change_nothing():
     module, (near, far), others = attention(), sets(5), rows(5, 6)
     expected = module((near, far), [others])
     small = torch.full_like(near, 0.07)  # 0.07² + 0.07² = 0.0098
@@ -99,7 +99,7 @@ def test_an_entity_counts_from_a_sum_of_squares_of_a_hundredth():
         assert bool((module([near], [others]) - alone).abs().max() > 1e-3) is there
 
 
-def test_nothing_but_padding_is_zeros_with_finite_gradients():
+def test_only_padding_gives_zeros_with_finite_gradients():
     module, others = attention(), rows(2, 6).requires_grad_()
     near, far = sets(2)
     near[1], far[1] = 0, 0
@@ -144,7 +144,7 @@ def test_every_leading_dimension_is_a_batch(batch):
     torch.testing.assert_close(module(parts[:2], parts[2:]), expected[:count].reshape(*batch, 128))
 
 
-def test_a_half_precision_network_leaves_padding_out_too():
+def test_a_half_precision_network_ignores_padding_too():
     module, (near, far), others = attention(), sets(5), rows(5, 6)
     with torch.autocast("cpu", torch.bfloat16):
         rough = module((near, far), [others])

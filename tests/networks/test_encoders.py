@@ -76,7 +76,7 @@ def test_a_stack_of_colour_images_has_a_channel_for_each_colour_of_each_frame():
     assert encoder(torch.zeros(5, 4, 36, 36, 3, dtype=torch.uint8)).shape == (5, 2)
 
 
-def test_bytes_are_scaled_to_1_and_real_images_are_not():
+def test_bytes_are_scaled_to_1_and_float_images_are_not():
     image = torch.randint(0, 256, (4, 3, 20, 20), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     bytes_, reals = TreeEncoder(Box(0, 255, (3, 20, 20), np.uint8), features=8), TreeEncoder(Box(0, 1, (3, 20, 20)), features=8)
     reals.load_state_dict(bytes_.state_dict())
@@ -155,7 +155,7 @@ CROWD = Dict(
 )
 
 
-def test_each_image_and_vector_of_a_nested_space_has_an_encoder_of_its_own():
+def test_each_image_and_vector_of_a_nested_space_has_its_own_encoder():
     encoder, obs = TreeEncoder(CROWD, features=8), crowd(5)
     kinds = [VectorEncoder, VectorEncoder, ImageEncoder, ImageEncoder, VectorEncoder]
     assert [type(leaf) for leaf in encoder.leaves] == kinds
@@ -176,7 +176,7 @@ def test_the_features_of_goals_come_last_in_the_order_of_the_leaves():
     assert (goals.num_features, goals.num_goal_features, goals.goal) == (29, 11, slice(18, 29))
 
 
-def test_sets_of_entities_are_summed_up_beside_the_features_of_everything_else():
+def test_sets_of_entities_are_summarized_given_the_features_of_everything_else():
     encoder, obs = TreeEncoder(CROWD, features=8, entities=["agents"], goals=["body"]), crowd(2, 3)
     others = [encoder.leaves[2](obs["map"]), encoder.leaves[3](obs["sight"]["camera"]), obs["sight"]["compass"], obs["body"]]
     assert encoder.num_features == 128 + 8 + 8 + 2 + 3 and encoder.goal == slice(146, 149)
@@ -187,7 +187,7 @@ def test_sets_of_entities_are_summed_up_beside_the_features_of_everything_else()
     torch.testing.assert_close(shuffled, features, rtol=0, atol=1e-6)
 
 
-def test_several_sets_of_entities_are_told_apart_wherever_they_stand():
+def test_several_sets_of_entities_have_their_own_embeddings_wherever_they_are():
     names = ["sight.compasses", "agents"]
     space = Dict(agents=CROWD["agents"], body=CROWD["body"], sight=Dict(compasses=Box(-9, 9, (5, 3))))
     encoder, compasses = TreeEncoder(space, entities=names), torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1))
@@ -197,7 +197,7 @@ def test_several_sets_of_entities_are_told_apart_wherever_they_stand():
     assert [embedding.in_features for embedding in encoder.attention.embeddings] == [2 + 128, 3 + 128]
 
 
-def test_entities_may_be_all_there_is_to_see():
+def test_entities_may_be_the_whole_observation():
     encoder, entities = TreeEncoder(Box(-9, 9, (4, 2)), entities=["obs"]), crowd(5)["agents"]
     assert not encoder.is_vector and (encoder.num_features, encoder.num_goal_features) == (128, 0)
     assert torch.equal(encoder(entities), encoder.attention([entities], []))
@@ -236,7 +236,7 @@ def test_images_with_their_channels_last_in_memory_give_the_same_features_and_gr
         torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-5 * other.abs().max().item())
 
 
-def test_many_images_are_encoded_some_at_a_time_where_no_gradient_is_asked_for():
+def test_many_images_are_encoded_in_groups_where_no_gradient_is_needed():
     network = TreeEncoder(Box(0, 255, (20, 20, 3), np.uint8), "simple", 8)
     image, seen = torch.randint(0, 256, (2, 70, 20, 20, 3), dtype=torch.uint8), []
     network.leaves[0].body[0].register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
@@ -248,7 +248,7 @@ def test_many_images_are_encoded_some_at_a_time_where_no_gradient_is_asked_for()
     torch.testing.assert_close(parts, whole)
 
 
-def test_real_images_are_read_and_not_written():
+def test_float_images_are_not_changed():
     image = torch.rand(2, 20, 20, 3)
     before = image.clone()
     TreeEncoder(Box(0, 1, (20, 20, 3)), "simple", 4)(image)

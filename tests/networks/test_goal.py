@@ -57,7 +57,7 @@ def test_without_a_goal_it_is_the_same_perceptron(name, goal):
 
 
 @pytest.mark.parametrize("widths", [(5,), (6, 5), (4, 6, 5)])
-def test_each_row_meets_the_matrix_that_its_goal_generates(widths):
+def test_each_row_is_multiplied_by_the_matrix_that_its_goal_generates(widths):
     layers, x = seeded_layers(widths), rows(4, 7)
     assert [type(layer) for layer in layers[:-2:2]] == [nn.Linear] * (len(widths) - 1)
     hyper = layers[-2]
@@ -86,7 +86,7 @@ def test_the_goal_stays_an_input_of_the_layers_too():
     assert x.grad[:, GOAL].all()
 
 
-def test_each_critic_has_a_generator_of_its_own():
+def test_each_critic_has_its_own_generator():
     torch.manual_seed(0)
     critic = Critic(SPACE, 2, 3, ensemble=2, net_arch=(6, 5), activation="tanh", goals=["task"])
     obs, action = {"body": rows(4, 3), "task": rows(4, 2, seed=1)}, rows(4, 2, seed=2)
@@ -113,7 +113,7 @@ def test_the_gradient_reaches_every_weight(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_generated_weights_start_small_and_the_bias_as_that_of_the_layer_replaced(name):
+def test_generated_weights_start_small_and_the_bias_like_that_of_the_layer_replaced(name):
     hyper = seeded_layers(layer=LAYERS[name])[-2]
     last = hyper.generator[-1]
     assert last.weight.abs().max() <= 1 / np.sqrt(5 * 6) and last.weight.std().item() == pytest.approx(1 / np.sqrt(3 * 5 * 6), rel=0.1)
@@ -163,7 +163,7 @@ def test_a_noisy_network_keeps_its_noise_around_the_generated_layer():
 
 
 @pytest.mark.parametrize("kind", [ActorCritic, QNetwork])
-def test_a_network_with_a_goal_is_asked_in_torch(kind):
+def test_a_network_with_a_goal_acts_in_torch(kind):
     network = kind(Spaces(Box(-9, 9, (3,)), Discrete(2)), activation="tanh", goals=["obs"])
     obs = rows(2, 4, 3).numpy()
     actor = make_actor(network, obs, torch.Generator().manual_seed(0))

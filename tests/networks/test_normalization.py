@@ -65,7 +65,7 @@ def update_on_one_of_two_ranks(rank, folder):
 
 
 def test_two_ranks_with_different_rows_end_with_the_statistics_of_all_rows(tmp_path):
-    torch.multiprocessing.spawn(update_on_one_of_two_ranks, (str(tmp_path),), nprocs=2)
+    torch.multiprocessing.start_processes(update_on_one_of_two_ranks, (str(tmp_path),), nprocs=2, start_method="fork")
     states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     assert states[0]["count"].item() == pytest.approx(SB3_COUNT, abs=1e-9)
@@ -97,10 +97,10 @@ def test_moments_follow_the_network_to_another_device():
     assert {buffer.device.type for buffer in statistics.buffers()} == {"meta"}
 
 
-def test_normalized_observations_are_cut_at_10():
+def test_normalized_observations_are_clipped_at_10():
     normalizer = ObservationNormalizer(Box(-np.inf, np.inf, (2,)))
     normalizer.update(torch.tensor([[-1.0, 5.0], [1.0, 5.0]]))
-    # the second entry does not vary: whatever differs is far away
+    # the second entry does not vary: any other value is far away
     assert normalizer(torch.tensor([[100.0, 5.5], [-0.5, -9.0]])).tolist() == [
         [10, pytest.approx(10)],
         [pytest.approx(-0.5, abs=1e-3), -10],
@@ -133,7 +133,7 @@ def test_flags_are_normalized_as_zeros_and_ones():
 
 
 @pytest.mark.parametrize("setting", ["running", "frozen"])
-def test_sets_of_entities_are_left_alone(setting):
+def test_sets_of_entities_are_not_normalized(setting):
     normalizer = make_normalizer(setting, Dict(agents=Box(-9, 9, (2, 3)), table=Box(-9, 9, (2, 3))), ["agents"])
     obs = {name: stream() for name in ("agents", "table")}
     normalizer.update(obs)
@@ -143,7 +143,7 @@ def test_sets_of_entities_are_left_alone(setting):
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_looking_changes_no_statistic(mode):
+def test_forward_changes_no_statistic(mode):
     normalizer = ObservationNormalizer(Box(-20, 20, (3,))).train(mode)
     normalizer.update(stream()[0])
     before = {key: value.clone() for key, value in normalizer.state_dict().items()}
@@ -159,7 +159,7 @@ def test_statistics_are_saved_with_the_network():
     assert loaded.statistics[0].mean.tolist() == pytest.approx(SB3_MEAN, abs=1e-6)
 
 
-def test_no_normalizer_passes_observations_as_they_are():
+def test_without_a_normalizer_observations_pass_unchanged():
     normalizer, obs = NoNormalizer(), {"a": torch.ones(2, 3)}
     normalizer.update(obs)
     assert normalizer(obs) is obs

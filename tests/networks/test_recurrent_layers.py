@@ -1,4 +1,4 @@
-"""What a network remembers: the layer itself, and each network that has one."""
+"""Recurrent memory: the layer itself, and each network that has one."""
 
 import math
 
@@ -41,7 +41,7 @@ def step_by_step(memory, features, state, start):
 
 @KINDS
 @pytest.mark.parametrize("ends", [0.0, 0.2, 1.0])
-def test_a_whole_sequence_gives_what_its_steps_give_one_after_the_other(kind, ends):
+def test_a_whole_sequence_equals_its_single_steps(kind, ends):
     memory, (features, start) = kind(12, 4).build(F), sequences(ends)
     state = before(memory)
     outputs, after = memory(features, state, start)
@@ -62,7 +62,7 @@ def test_the_gradients_of_a_whole_sequence_are_those_of_its_steps(kind):
 
 
 @KINDS
-def test_what_was_seen_before_a_reset_changes_nothing_after_it(kind):
+def test_observations_before_a_reset_change_nothing_after_it(kind):
     memory, (features, _) = kind(12, 4).build(F), sequences()
     start = torch.zeros(T, N, dtype=torch.bool)
     start[7] = True
@@ -79,7 +79,7 @@ def test_what_was_seen_before_a_reset_changes_nothing_after_it(kind):
 
 
 @KINDS
-def test_a_sequence_knows_nothing_of_its_neighbours(kind):
+def test_sequences_of_a_batch_are_independent(kind):
     memory, (features, start) = kind(12, 4).build(F), sequences()
     state = before(memory)
     whole, _ = memory(features, state, start)
@@ -122,7 +122,7 @@ def test_the_numbers_of_a_gru_of_two_cells():
 
 
 @KINDS
-def test_no_gate_of_a_new_layer_begins_open_or_closed(kind):
+def test_gates_of_a_new_layer_have_no_bias(kind):
     memory = kind(8).build(F)
     assert memory.bias_ih.tolist() == memory.bias_hh.tolist() == [0.0] * memory.gates * memory.size
 
@@ -135,7 +135,7 @@ def test_a_new_lstm_keeps_half_of_its_cell_from_one_step_to_the_next():
     torch.testing.assert_close(after / c, torch.full((1, 64), 0.5))
 
 
-def test_a_memory_size_is_what_is_kept_from_step_to_step():
+def test_memory_size_counts_all_numbers_kept_from_step_to_step():
     lstm, gru = LSTM(8).build(F), GRU(8).build(F)
     assert [leaf.shape for leaf in lstm.initial(2)] == [(2, 4)] * 2 and lstm.num_features == 4
     assert [leaf.shape for leaf in gru.initial(2)] == [(2, 8)] and gru.num_features == 8
@@ -143,7 +143,7 @@ def test_a_memory_size_is_what_is_kept_from_step_to_step():
 
 @KINDS
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"memory_size": 7}, "memory.memory_size must be even, got 7; use 6 or 8"),
         ({"memory_size": 0}, "memory.memory_size must be >= 2, got 0"),
@@ -151,8 +151,8 @@ def test_a_memory_size_is_what_is_kept_from_step_to_step():
         ({"burn_in": -1}, "memory.burn_in must be >= 0"),
     ],
 )
-def test_a_memory_that_cannot_be_is_refused(kind, settings, said):
-    with pytest.raises(SettingError, match=said):
+def test_invalid_sizes_are_refused(kind, settings, message):
+    with pytest.raises(SettingError, match=message):
         kind(**settings)
 
 
@@ -173,7 +173,7 @@ def test_a_burn_in_is_refused_where_nothing_is_replayed():
 
 
 @KINDS
-def test_an_episode_begins_with_zeros_whatever_the_memory_had_become(kind):
+def test_an_episode_begins_with_zeros_even_after_nan(kind):
     memory, (features, start) = kind(12, 4).build(F), sequences()
     spoilt = tree_map(lambda leaf: torch.full_like(leaf, math.nan), memory.initial(N))
     start[0] = True
@@ -184,7 +184,7 @@ def test_an_episode_begins_with_zeros_whatever_the_memory_had_become(kind):
         assert np.isnan(leaf[1]).all() and (leaf[[0, 2, 3, 4]] == 0).all() and leaf.dtype == np.float32
 
 
-def test_a_memory_comes_back_from_its_settings():
+def test_a_memory_is_rebuilt_from_its_settings():
     again = as_memory(GRU(6, 5, 4).settings)
     assert type(again) is GRU and again.settings == GRU(6, 5, 4).settings
     assert as_memory(None) is None
@@ -199,7 +199,7 @@ class Deep(LSTM):
         self.depth = depth
 
 
-def test_a_memory_of_one_s_own_comes_back_with_all_its_settings():
+def test_a_users_memory_is_rebuilt_with_all_its_settings():
     again = as_memory(Deep(2, memory_size=6).settings)
     assert type(again) is Deep and (again.depth, again.memory_size) == (2, 6)
 
@@ -244,7 +244,7 @@ def test_numpy_remembers_as_torch_does(kind, make):
 
 @KINDS
 @pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
-def test_who_does_not_act_can_remember_too(kind, make):
+def test_actors_update_the_memory_without_acting_too(kind, make):
     network, fast, plain, start = actors(make, kind(8))
     memory = network.initial_memory(N)
     for actor in (fast, plain):
@@ -254,7 +254,7 @@ def test_who_does_not_act_can_remember_too(kind, make):
             np.testing.assert_array_equal(acted, remembered)
 
 
-def test_noisy_layers_draw_from_the_run_s_generator_while_another_acts():
+def test_noisy_layers_draw_from_the_runs_generator_while_another_actor_acts():
     network = QNetwork(SPACES, net_arch=[8], noisy=True, memory=GRU(8))
     generator = torch.Generator().manual_seed(0)
     plain = TorchActor(network, np.zeros((T, N, F), np.float32), generator)
@@ -265,7 +265,7 @@ def test_noisy_layers_draw_from_the_run_s_generator_while_another_acts():
 
 @KINDS
 @pytest.mark.parametrize("share_encoder", [True, False])
-def test_an_actor_critic_judges_a_sequence_as_it_acted_through_it(kind, share_encoder):
+def test_an_actor_critic_evaluates_a_sequence_as_it_acted(kind, share_encoder):
     torch.manual_seed(0)
     network = ActorCritic(SPACES, net_arch=[8], memory=kind(8), share_encoder=share_encoder)
     obs, start = sequences()
@@ -282,7 +282,7 @@ def test_an_actor_critic_judges_a_sequence_as_it_acted_through_it(kind, share_en
     torch.testing.assert_close(network.log_prob(obs, action, first, start), log_prob)
 
 
-def test_policy_and_value_have_a_memory_each_unless_told_to_share_one():
+def test_policy_and_value_have_separate_memories_by_default():
     apart = ActorCritic(SPACES, memory=LSTM(8))
     assert apart.critic_memory is not apart.memory and apart.critic_encoder is not apart.actor_encoder
     shared = ActorCritic(SPACES, memory=LSTM(8), share_encoder=True)
@@ -301,7 +301,7 @@ def test_separate_memories_of_policy_and_value_share_nothing():
 
 
 @KINDS
-def test_features_of_goals_pass_beside_what_is_remembered(kind):
+def test_features_of_goals_bypass_the_memory(kind):
     memory, (features, start) = kind(8).build(F, 2), sequences()
     plain = kind(8).build(F)
     plain.load_state_dict(memory.state_dict())
