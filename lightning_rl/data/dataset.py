@@ -276,7 +276,7 @@ class ReplayDataset(ExperienceDataset):
         n = self.settings.n_steps
         counts = np.arange(n) < length[:, None]
         weight = window.weight[:, None] * counts / length[:, None]
-        arrays = row.seen.obs, row.action, next_seen.obs, row.reward, row.terminated
+        arrays = row.observation.obs, row.action, next_seen.obs, row.reward, row.terminated
         steps = tree_map(lambda leaf: leaf.reshape(-1, n, *leaf.shape[1:]), arrays)
         experience = Experience(*tree_to_torch((*steps, weight.astype(np.float32)), self.device))
         over = (window.steps == 0)[:, None] & ~self.ignore_done
