@@ -224,20 +224,21 @@ class ReplayDataset(ExperienceDataset):
         window = self.buffer.sample(self.settings.batch_size, self.progress)
         self.rows = window.rows
         arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
-        slots = (window.action_mask, window.next_action_mask, window.episode_start, window.memory, window.successor)
-        (obs, action, reward, discount, next_obs, weight), slots = tree_to_torch((arrays, slots), self.device)
+        masks, sequences = (window.action_mask, window.next_action_mask), (window.episode_start, window.memory, window.successor)
+        (obs, action, reward, discount, next_obs, weight), masks, sequences = tree_to_torch((arrays, masks, sequences), self.device)
         if self.needs_steps:
             experience, discount = self._steps(window)
             streams = [signal(experience) * (experience.weight > 0) for signal in self.signals.values()]
             counted = (experience.weight > 0).sum()
             self.mean_rewards = {name: stream.sum() / counted for name, stream in zip(self.signals, streams, strict=True)}
-            steps = tree_map(lambda leaf: leaf.flatten(0, 1), experience)
         else:
-            streams, steps = [signal(Experience((), (), (), reward)) for signal in self.signals.values()], ()
+            streams = [signal(Experience((), (), (), reward)) for signal in self.signals.values()]
         if self.settings.n_steps > 1:
             streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
         reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
-        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *slots, steps)
+        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *masks, *sequences)
+        if self.needs_steps:
+            self.batch = self.batch._replace(experience=tree_map(lambda leaf: leaf.flatten(0, 1), experience))
         return self.batch
 
     def _steps(self, window: Window) -> tuple[Experience, Tensor]:
