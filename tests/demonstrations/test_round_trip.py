@@ -155,7 +155,8 @@ def test_steps_fill_a_replay_buffer_episode_by_episode(datasets):
     buffer.extend(steps, lambda action: action)
     assert len(buffer) == 9
     rows = buffer.layout.row
-    assert rows.observation.obs["where"]["t"][:9].tolist() == [0, 1, 2] * 3 and rows.terminated[:9].tolist() == [s["terminated"] for s in steps]
+    assert rows.observation.obs["where"]["t"][:9].tolist() == [0, 1, 2] * 3
+    assert rows.terminated[:9].tolist() == [s["terminated"] for s in steps]
     assert rows.reward[:9].tolist() == np.float32([step["reward"] for step in steps]).tolist()
     assert rows.action[:9].tolist() == [step["action"] for step in steps]
 
