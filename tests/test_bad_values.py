@@ -274,9 +274,7 @@ def test_a_run_that_is_bad_for_ever_ends_with_the_line(on_nan):
             fit(model)
         assert often in str(raised.value) or "100 updates" in str(raised.value)
     model = build(A2C, two("reward", math.nan, 3, length=10**6), on_nan=on_nan, max_env_steps=5_000)
-    with pytest.raises(
-        NotFiniteError, match=r"^reward of environment 1 is nan at environment step 204, for 100 steps in a row"
-    ):
+    with pytest.raises(NotFiniteError, match=r"^reward of environment 1 is nan at environment step 204, for 100 steps in a row"):
         fit(model)
 
 

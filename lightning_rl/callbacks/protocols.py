@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from torch import nn
 
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.dataset import ExperienceDataset
+from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.spaces import Spaces
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
 from lightning_rl.data.rollout import ExperienceDataset
-from lightning_rl.errors import SettingError, check_choice, check_range
+from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
 from lightning_rl.types import Experience, Transition, tree_map, tree_to_torch
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """When to act and when to learn; see the algorithms that have these settings."""
+    """When to act and when to learn; `training.settings.ReplayFields` describes and checks each field."""
 
     buffer_size: int
     batch_size: int
@@ -37,13 +37,8 @@ class ReplaySettings:
     memory: Memory | None = None
 
     def __post_init__(self) -> None:
-        for name in ("buffer_size", "batch_size", "train_freq", "steps_per_iteration", "n_steps"):
-            check_range(name, getattr(self, name), 1, whole=True)
-        check_range("learning_starts", self.learning_starts, 0, whole=True)
-        check_range("gradient_steps", self.gradient_steps, -1, whole=True)
         if self.gradient_steps == 0:
             raise SettingError("gradient_steps 0 would never learn; use a number of updates, or -1 for as many as environment steps")
-        check_choice("warmup", self.warmup, ("random", "policy"))
         length = 1 if self.memory is None else self.memory.sequence_length
         if length > self.batch_size:
             raise SettingError(f"memory.sequence_length {length} is longer than batch_size {self.batch_size}; lower it")
@@ -52,29 +47,41 @@ class ReplaySettings:
             raise SettingError(f"batch_size {self.batch_size} is no multiple of memory.sequence_length {length}; use {sizes}")
 
 
+class RewardStream(Protocol):
+    """What a replay dataset asks of a reward signal, see `rewards/signal.py`."""
+
+    gamma: float
+    ignore_done: bool
+    sees: bool
+
+    def __call__(self, experience: Experience) -> Tensor: ...
+
+    def gather(self, rollout: Rollout) -> None: ...
+
+
 class ReplayDataset(ExperienceDataset):
-    """Endless iterations; each is an iterator over batches that steps the environments on its way.
+    """Endless iterations; each is an iterator over batches that also steps the environments.
 
     After every `train_freq` environment steps, counted over all environments of this rank, come `gradient_steps` batches (-1: as many as
-    steps), from the moment that `learning_starts` steps were made. Learning is never made up for: a run that is continued with an empty
-    buffer fills it again with `learning_starts` steps of its policy.
+    steps), once `learning_starts` steps were made. Learning is never caught up on: a run that is continued with an empty buffer fills it
+    again with `learning_starts` steps of its policy.
 
     Args:
         collector: of this rank, with the steps of one iteration.
         buffer: where its experience is kept.
-        signals: the reward signals, S in number, by name.
+        signals: the S reward signals, by name.
         settings: when to act and when to learn.
         device: where batches go.
         iterations: the planned number of iterations.
         ranks: how many ranks share the environment steps.
-        resumed: whether a run goes on: its policy is no beginner, and acts from the first step.
+        resumed: whether the run continues another: its policy acts from the first step, instead of a random warm-up.
     """
 
     def __init__(
         self,
         collector: Collector,
         buffer: ReplayBuffer,
-        signals: Mapping[str, Any],
+        signals: Mapping[str, RewardStream],
         settings: ReplaySettings,
         device: torch.device,
         iterations: int,
@@ -82,20 +89,22 @@ class ReplayDataset(ExperienceDataset):
         resumed: bool = False,
     ) -> None:
         super().__init__(collector, iterations)
-        self.buffer, self.names, self.signals, self.device = buffer, list(signals), list(signals.values()), device
-        self.settings, self.ranks, self.resumed = settings, ranks, resumed
+        self.buffer, self.signals, self.settings, self.device = buffer, dict(signals), settings, device
+        self.ranks, self.resumed = ranks, resumed
         powers = np.arange(settings.n_steps)[:, None]
-        gamma = np.array([signal.gamma for signal in self.signals])
-        self.powers: list[Tensor] = list(torch.tensor(gamma**powers, dtype=torch.float32, device=device).unbind(1))
-        self.ignore_done = np.array([signal.ignore_done for signal in self.signals])
-        self.sees = any(signal.sees or signal.ignore_done for signal in self.signals)
+        gamma = np.array([signal.gamma for signal in signals.values()])
+        self.powers: tuple[Tensor, ...] = torch.tensor(gamma**powers, dtype=torch.float32, device=device).unbind(1)
+        """γ⁰ … γⁿ⁻¹ of each signal."""
         self.discounts = np.concatenate([np.zeros((1, len(gamma))), gamma ** (powers + 1)]).astype(np.float32)
+        """Of each signal after k steps, `[n + 1, S]`; 0 after 0 steps, which stands for a termination."""
+        self.ignore_done = np.array([signal.ignore_done for signal in signals.values()])
+        self.needs_steps = any(signal.sees or signal.ignore_done for signal in signals.values())
         self.progress, self.steps = 0.0, 0.0
         self.learning_starts: float | None = None
         self.random_until, self.phases = 0.0, 0
         self.rows = np.zeros(0, dtype=np.int64)
-        self.paid: list[Tensor] = []
-        """What each signal pays for the steps of the newest batch, where there is more than the environment's reward."""
+        self.mean_rewards: dict[str, Tensor] = {}
+        """What each signal pays per step of the newest batch, where there is more than the environment's reward."""
         self.store: SegmentStore | None = None
         """Where the buffer is saved; None if it is not."""
         self._manifests: list[dict[str, Any]] = []
@@ -106,7 +115,6 @@ class ReplayDataset(ExperienceDataset):
             yield self._iteration()
 
     def begin_iteration(self, count: int, progress: float) -> None:
-        """Before an iteration: how far the run is, all ranks together."""
         self.steps, self.progress = count / self.ranks, progress
         if self.learning_starts is None:
             wanted = self.settings.learning_starts / self.ranks
@@ -115,9 +123,69 @@ class ReplayDataset(ExperienceDataset):
             self.random_until = begin + wanted if self.settings.warmup == "random" and not self.resumed else 0.0
             self.phases = max(0, self._phases())
 
-    def get_state(self) -> dict[str, Any]:
-        begun = {name: getattr(self, name) for name in ("learning_starts", "random_until", "phases", "rows")}
-        return {**super().get_state(), **begun, "replay": self._saving}
+    def _iteration(self) -> Iterator[Transition]:
+        collector, settings = self.collector, self.settings
+        updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
+        for step in collector.transitions(math.ceil((self.random_until - self.steps) / collector.num_envs)):
+            self.buffer.add(*step)
+            self.steps += collector.num_envs
+            due = self._phases() - self.phases
+            if due > 0:
+                self.phases += due
+                for _ in range(due * updates):
+                    yield self.sample()
+
+    def _phases(self) -> int:
+        """Return how many times `train_freq` steps were made since learning could start; equal on all ranks."""
+        assert self.learning_starts is not None
+        return int((self.steps - self.learning_starts) // self.settings.train_freq)
+
+    def sample(self) -> Transition:
+        """Draw a batch of transitions, with the rewards that the signals pay for them now."""
+        window = self.buffer.sample(self.settings.batch_size, self.progress)
+        self.rows = window.rows
+        arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
+        masks, sequences = (window.action_mask, window.next_action_mask), (window.episode_start, window.memory, window.successor)
+        (obs, action, reward, discount, next_obs, weight), masks, sequences = tree_to_torch((arrays, masks, sequences), self.device)
+        if self.needs_steps:
+            experience, discount = self._steps(window)
+            streams = [signal(experience) * (experience.weight > 0) for signal in self.signals.values()]
+            counted = (experience.weight > 0).sum()
+            self.mean_rewards = {name: stream.sum() / counted for name, stream in zip(self.signals, streams, strict=True)}
+        else:
+            streams = [signal(Experience((), (), (), reward)) for signal in self.signals.values()]
+        if self.settings.n_steps > 1:
+            streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
+        reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
+        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *masks, *sequences)
+        if self.needs_steps:
+            self.batch = self.batch._replace(experience=tree_map(lambda leaf: leaf.flatten(0, 1), experience))
+        return self.batch
+
+    def _steps(self, window: Window) -> tuple[Experience, Tensor]:
+        """Return the steps of all windows, `[B, n]`, and the discount of each stream after them, `[B, S]`."""
+        row, following, length = self.buffer.steps(window.source if len(window.source) else window.rows)
+        n = self.settings.n_steps
+        weight = window.weight[:, None] * (np.arange(n) < length[:, None]) / length[:, None]
+        weight = weight.astype(np.float32).reshape(-1)
+        steps = Experience(row.observation.obs, row.action, following.obs, row.reward, row.terminated, weight)
+        steps = tree_map(lambda leaf: leaf.reshape(-1, n, *leaf.shape[1:]), steps)
+        terminated = (window.steps == 0)[:, None] & ~self.ignore_done
+        discount = np.where(terminated, 0, self.discounts[length]).astype(np.float32)
+        return tree_to_torch((steps, discount), self.device)
+
+    def end_iteration(self) -> None:
+        """Show the signals what the environments paid."""
+        rollout = self.collector.rollout()
+        for signal in self.signals.values():
+            signal.gather(tree_map(lambda leaf: leaf.to(self.device), rollout) if signal.sees else rollout)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row);
+        and `rewards/<signal>` where there is more than the environment's reward."""
+        paid = {f"rewards/{name}": float(mean) for name, mean in self.mean_rewards.items()}
+        age = {"replay/age_mean": float(self.buffer.age(self.rows).mean())} if len(self.rows) else {}
+        return {**paid, **self.buffer.statistics(), **age}
 
     def begin_save(self) -> None:
         self._saving = None if self.store is None else self.store.save(self.buffer)
@@ -129,10 +197,14 @@ class ReplayDataset(ExperienceDataset):
         self._saving = None
 
     def load_buffer(self, manifest: dict[str, Any], folder: Path) -> None:
-        """What a checkpoint saved beside it, in a folder."""
+        """Restore the rows that a checkpoint saved in a folder next to it."""
         store = self.store if self.store is not None and self.store.folder == folder else SegmentStore(folder)
         store.load(manifest, self.buffer)
         self._manifests = [manifest]
+
+    def get_state(self) -> dict[str, Any]:
+        begun = {name: getattr(self, name) for name in ("learning_starts", "random_until", "phases", "rows")}
+        return {**super().get_state(), **begun, "replay": self._saving}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         new_episodes = super().set_state(state)
@@ -143,70 +215,3 @@ class ReplayDataset(ExperienceDataset):
         if new_episodes is not None:
             self.buffer.cut()
         return new_episodes
-
-    def end_iteration(self) -> None:
-        """After an iteration: the signals see what the environments paid."""
-        rollout = self.collector.rollout()
-        for signal in self.signals:
-            signal.gather(tree_map(lambda leaf: leaf.to(self.device), rollout) if signal.sees else rollout)
-
-    def _phases(self) -> int:
-        """How many times `train_freq` steps were made since learning could start; equal on all ranks."""
-        assert self.learning_starts is not None
-        return int((self.steps - self.learning_starts) // self.settings.train_freq)
-
-    def _iteration(self) -> Iterator[Transition]:
-        collector, settings = self.collector, self.settings
-        updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
-        for stepped in collector.transitions(math.ceil((self.random_until - self.steps) / collector.num_envs)):
-            self.buffer.add(*stepped)
-            self.steps += collector.num_envs
-            due = self._phases() - self.phases
-            if due > 0:
-                self.phases += due
-                for _ in range(due * updates):
-                    yield self.sample()
-
-    def sample(self) -> Transition:
-        """A batch of transitions, with what the reward signals make of them now."""
-        window = self.buffer.sample(self.settings.batch_size, self.progress)
-        self.rows = window.rows
-        sequences, masks = (window.episode_start, window.memory, window.successor), (window.action_mask, window.next_action_mask)
-        arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
-        tensors, masks, sequences = tree_to_torch((arrays, masks, sequences), self.device)
-        obs, action, reward, discount, next_obs, weight = tensors
-        if self.sees:
-            experience, discount = self._steps(window)
-            streams = [signal(experience) * (experience.weight > 0) for signal in self.signals]
-            counted = (experience.weight > 0).sum()
-            self.paid = [stream.sum() / counted for stream in streams]
-        else:
-            experience = Experience((), (), (), reward)
-            streams = [signal(experience) for signal in self.signals]
-        if self.settings.n_steps > 1:
-            streams = [(stream * power).sum(-1, keepdim=True) for stream, power in zip(streams, self.powers, strict=True)]
-        reward = streams[0] if len(streams) == 1 else torch.cat(streams, -1)
-        self.batch = Transition(obs, action, reward, discount, next_obs, weight, window.rows, *masks, *sequences)
-        if self.sees:
-            self.batch = self.batch._replace(experience=tree_map(lambda leaf: leaf.flatten(0, 1), experience))
-        return self.batch
-
-    def _steps(self, window: Window) -> tuple[Experience, Tensor]:
-        """The steps of all windows, `[B, n]`, and the discount of each stream behind them, `[B, S]`."""
-        row, next_seen, length = self.buffer.steps(window.source if len(window.source) else window.rows)
-        n = self.settings.n_steps
-        counts = np.arange(n) < length[:, None]
-        weight = window.weight[:, None] * counts / length[:, None]
-        arrays = row.seen.obs, row.action, next_seen.obs, row.reward, row.terminated
-        steps = tree_map(lambda leaf: leaf.reshape(-1, n, *leaf.shape[1:]), arrays)
-        experience = Experience(*tree_to_torch((*steps, weight.astype(np.float32)), self.device))
-        over = (window.steps == 0)[:, None] & ~self.ignore_done
-        discount = np.where(over, 0, self.discounts[length]).astype(np.float32)
-        return experience, torch.from_numpy(discount).to(self.device)
-
-    def metrics(self) -> dict[str, float]:
-        """`replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row); and
-        `rewards/<signal>` where there is more than the environment's reward."""
-        paid = {f"rewards/{name}": float(mean) for name, mean in zip(self.names, self.paid, strict=bool(self.paid))}
-        age = {"replay/age_mean": float(self.buffer.age(self.rows).mean())} if len(self.rows) else {}
-        return {**paid, **self.buffer.statistics(), **age}

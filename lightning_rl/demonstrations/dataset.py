@@ -1,7 +1,7 @@
 """Demonstrations from Minari datasets (minari.farama.org), every number as it was recorded.
 
-Files are read here and not by Minari, which builds the environment that a dataset names where it does not say its spaces, makes spaces and
-arrays as large as the file says, and follows links to other files. Nothing in a dataset is run, and no package is imported for it.
+Files are read here and not by Minari, which builds the environment that a dataset names where its spaces are missing, makes spaces and
+arrays as large as the file declares, and follows links to other files. Nothing in a dataset is run, and no package is imported for it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector.utils import create_empty_array
 
 from lightning_rl.checkpoints.files import shown
-from lightning_rl.demonstrations.files import ArrayFile, DamagedError, check_keys, data_folder, read_metadata
+from lightning_rl.demonstrations.files import ArrayFile, DamagedError, data_folder, read_metadata
 from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces, limits, to_plain
 from lightning_rl.types import MAX_FLOAT32, Tree, tree_index, tree_map
 
-BROKEN = (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
-"""What libraries raise somewhere inside of a damaged file."""
+if TYPE_CHECKING:
+    from h5py import Group
+
+LIBRARY_ERRORS = (OSError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, MemoryError)
+"""What libraries raise for a damaged file."""
 
 
 class Demonstration(NamedTuple):
@@ -43,7 +46,7 @@ class Demonstration(NamedTuple):
 
 
 def load_demonstrations(dataset: str, spaces: Spaces) -> list[Demonstration]:
-    """The episodes of a Minari dataset. One that neither terminated nor was truncated counts as truncated after its last step.
+    """Load the episodes of a Minari dataset. One that neither terminated nor was truncated counts as truncated after its last step.
 
     Args:
         dataset: its id, such as `cartpole/expert-v0`, or the path of its folder.
@@ -53,39 +56,34 @@ def load_demonstrations(dataset: str, spaces: Spaces) -> list[Demonstration]:
         SettingError: there is none, it is damaged or empty, or it has other spaces.
     """
     folder = data_folder(dataset)
-    forms = tuple(form_of(space) for space in (spaces.observation, spaces.action))
+    forms = empty_arrays(spaces.observation), empty_arrays(spaces.action)
     try:
-        metadata = read_metadata(folder, spaces)
+        episodes, images = read_metadata(folder, spaces)
         with closing(ArrayFile(folder / "main_data.hdf5")) as file:
-            return [read_episode(file, number, spaces, forms, metadata.images) for number in range(metadata.episodes)]
+            return [read_episode(file, number, spaces, forms, images) for number in range(episodes)]
     except (DamagedError, SettingError) as error:
         raise SettingError(f"dataset {shown(dataset)}: {error}") from error
-    except BROKEN as error:
+    except LIBRARY_ERRORS as error:
         reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
         raise SettingError(f"dataset {shown(dataset)} cannot be read ({reason}); it is damaged or no dataset of Minari") from error
 
 
 def summarize(demonstrations: Iterable[Demonstration]) -> str:
-    """One line: episodes, steps, return and length."""
+    """Describe episodes in one line: number, steps, return and length."""
     rewards = [demonstration.reward for demonstration in demonstrations]
     returns, lengths = [reward.sum() for reward in rewards], [len(reward) for reward in rewards]
-    said = f"{len(rewards):,} episodes, {sum(lengths):,} steps"
-    return f"{said}, return {np.mean(returns):.2f} ± {np.std(returns):.2f}, mean length {np.mean(lengths):.1f}" if rewards else said
+    numbers = f"{len(rewards):,} episodes, {sum(lengths):,} steps"
+    return f"{numbers}, return {np.mean(returns):.2f} ± {np.std(returns):.2f}, mean length {np.mean(lengths):.1f}" if rewards else numbers
 
 
 def steps_of(demonstrations: Iterable[Demonstration], from_env: Callable[[Tree], Tree]) -> tuple[Tree, Tree, np.ndarray]:
-    """What was seen, done, as a policy samples it, and whether it terminated the episode, of all steps together, `[M, ...]`."""
+    """Return observations, actions as a policy samples them, and whether they terminated the episode, of all steps together, `[M, ...]`."""
     rows = [(tree_index(each.obs, slice(None, -1)), from_env(each.action), each.terminated) for each in demonstrations]
     return tree_map(lambda *leaves: np.concatenate(leaves), *rows)
 
 
 def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Any]]:
-    """All steps, in the form that `ReplayBuffer.extend` takes; the last one of each truncates it unless it terminated."""
-    return [step for demonstration in demonstrations for step in _steps(demonstration)]
-
-
-def _steps(demonstration: Demonstration) -> list[dict[str, Any]]:
-    obs, action, reward, terminated, truncated, mask = demonstration
+    """Return all steps, in the form that `ReplayBuffer.extend` takes; the last one of each truncates it unless it terminated."""
     return [
         {
             "obs": tree_index(obs, t),
@@ -96,12 +94,13 @@ def _steps(demonstration: Demonstration) -> list[dict[str, Any]]:
             "truncated": bool(truncated[t] or (t == len(reward) - 1 and not terminated[t])),
             **({MASK: mask[t], f"next_{MASK}": mask[t + 1]} if len(mask) else {}),
         }
+        for obs, action, reward, terminated, truncated, mask in demonstrations
         for t in range(len(reward))
     ]
 
 
-def form_of(space: Space) -> Tree:
-    """Arrays `[0, ...]` of the shapes and types of a space's members.
+def empty_arrays(space: Space) -> Tree:
+    """Return arrays `[0, ...]` of the shapes and types of a space's members.
 
     Raises:
         SettingError: a space that is not supported, or a key that cannot be a name in a file.
@@ -112,11 +111,19 @@ def form_of(space: Space) -> Tree:
     return form
 
 
-def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree, ...], images: bool) -> Demonstration:
-    """One episode.
+def check_keys(tree: Tree) -> None:
+    """Raise `SettingError` for keys of Dict spaces that an HDF5 file would take for something else."""
+    for key, child in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else ():
+        if isinstance(tree, dict) and (not isinstance(key, str) or "/" in key or key in ("", ".")):
+            raise SettingError(f"the key {key!r} of a Dict space cannot be a name in a dataset; use letters")
+        check_keys(child)
+
+
+def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree, Tree], images: bool) -> Demonstration:
+    """Read one episode.
 
     Raises:
-        DamagedError: it is not there as its dataset says, or not in the spaces.
+        DamagedError: it is not as its dataset describes it, or not in the spaces.
         SettingError: its masks cannot be used.
     """
     name = f"episode_{number}"
@@ -140,23 +147,24 @@ def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree
     return Demonstration(obs, action, reward, terminated, truncated, mask)
 
 
-def read_masks(file: ArrayFile, group: Any, spaces: Spaces, terminated: np.ndarray) -> np.ndarray:
-    """The masks of an episode, from its infos or its observations.
+def read_masks(file: ArrayFile, group: Group, spaces: Spaces, terminated: np.ndarray) -> np.ndarray:
+    """Read the masks of an episode, from its infos or its observations.
 
     Raises:
         DamagedError: there are none.
         SettingError: one does not fit, or allows nothing.
     """
+    name = group.name[1:]
     place = next((place for place in ("infos", "observations") if f"{place}/{MASK}" in group), None)
     if place is None:
-        raise DamagedError(f"{group.name[1:]} has no action masks, and the algorithm's environment has")
-    said = file.array(file.group(group, place), MASK, len(terminated) + 1)
-    masks = Masks(spaces.action, f"step {{}} of {group.name[1:]}", len(said))
-    return masks.split((), {MASK: said}, over=np.append(np.zeros(len(terminated), dtype=bool), terminated[-1]))[1]
+        raise DamagedError(f"{name} has no action masks, and the algorithm's environment has")
+    array = file.array(file.group(group, place), MASK, len(terminated) + 1)
+    masks = Masks(spaces.action, f"step {{}} of {name}", len(array))
+    return masks.split((), {MASK: array}, over=np.append(np.zeros(len(terminated), dtype=bool), terminated[-1]))[1]
 
 
 def check_values(tree: Tree, bounds: Tree, name: str, floats: bool) -> None:
-    """Raise `DamagedError` for what is no number, and for integers outside of their bounds `[2, ...]`; for such floats too if `floats`."""
+    """Raise `DamagedError` for non-finite values, for integers out of bounds `[2, ...]`, and with `floats` for such floats too."""
     if isinstance(tree, dict | tuple):
         for key in tree if isinstance(tree, dict) else range(len(tree)):
             check_values(tree[key], bounds[key], f"{name}.{key}", floats)
@@ -167,4 +175,4 @@ def check_values(tree: Tree, bounds: Tree, name: str, floats: bool) -> None:
     if bad.any():
         place = tuple(np.argwhere(bad)[0])
         low, high = (np.broadcast_to(bound, tree.shape)[place] for bound in bounds)
-        raise DamagedError(f"{name} is {tree[place]} at step {place[0]}, no number from {low:g} to {high:g}")
+        raise DamagedError(f"{name} is {tree[place]} at step {place[0]}, not a number from {low:g} to {high:g}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,14 +13,12 @@ import gymnasium as gym
 import numpy as np
 
 from lightning_rl.checkpoints.atomic import SaveFailed
-from lightning_rl.demonstrations.dataset import Demonstration, form_of
+from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays
 from lightning_rl.demonstrations.files import dataset_id, datasets_folder, new_folder, require_minari
 from lightning_rl.envs.masks import masks_of, with_mask_info
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import MASK, as_spaces, short
 from lightning_rl.types import Tree, tree_map, tree_stack
-
-PLACE = "MINARI_DATASETS_PATH"
 
 
 def save_demonstrations(
@@ -33,7 +29,7 @@ def save_demonstrations(
     Args:
         dataset: its id, such as `cartpole/expert-v0`.
         demonstrations: the episodes.
-        env: what they were played in; the dataset holds its spaces, and how it was made where that can be said.
+        env: what they were played in; the dataset holds its spaces, and how it was made where that can be written down.
         algorithm: who played.
         force: replace a dataset of that id.
 
@@ -41,94 +37,86 @@ def save_demonstrations(
         Its folder.
 
     Raises:
-        SettingError: no id, one that is taken, or no episodes.
+        SettingError: the id is not valid or is taken, or there are no episodes.
         SaveFailed: the disk is full, the folder cannot be written to, …; nothing is changed.
     """
-    minari, name = require_minari(), dataset_id(dataset)
-    folder, spaces = new_folder(name, force), as_spaces(env.observation_space, env.action_space)
+    name = dataset_id(dataset)
+    folder = new_folder(name, force)
     if not demonstrations:
         raise SettingError(f"there are no episodes to save as dataset {name!r}")
-    try:
-        with elsewhere(datasets_folder()) as place, warnings.catch_warnings(action="ignore"):  # authors, links, … that are not given
-            minari.create_dataset_from_buffers(
-                name,
-                [_buffer(minari, each) for each in demonstrations],
-                env=env if _can_be_written(env) else None,
-                observation_space=spaces.observation,
-                action_space=spaces.action,
-                algorithm_name=algorithm,
-                description=f"Recorded by lightning_rl in {type(env.unwrapped).__name__ if env.spec is None else env.spec.id}.",
-                data_format="hdf5",
-                jpeg_encoding=False,  # which loses
-            )
-            _move(place, name, folder)
-    except (OSError, RuntimeError) as error:  # h5py says so of a full disk
+    try:  # in a hidden folder first, so that nobody sees a dataset that is not complete
+        with TemporaryDirectory(prefix=".new-", dir=datasets_folder(), ignore_cleanup_errors=True) as place:
+            _write(Path(place) / "new", name, demonstrations, env, algorithm)
+            _move(Path(place), name, folder)
+    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for a full disk
         reason = getattr(error, "strerror", None) or str(error)
         raise SaveFailed(f"dataset {name!r} could not be saved in {folder} ({reason})", reason) from error
     return folder
 
 
-@contextmanager
-def elsewhere(root: Path) -> Iterator[Path]:
-    """A hidden folder in Minari's, which Minari takes for its own in here: what is made in it is seen by nobody before it is whole."""
-    before = os.environ.get(PLACE)
-    with TemporaryDirectory(prefix=".new-", dir=root, ignore_cleanup_errors=True) as place:
-        os.environ[PLACE] = place
-        try:
-            yield Path(place)
-        finally:
-            os.environ.pop(PLACE)
-            os.environ.update({} if before is None else {PLACE: before})
-
-
-def _move(place: Path, name: str, folder: Path) -> None:
-    """Give a dataset its own name, and its namespace what Minari writes there."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for file in place.rglob("namespace_metadata.json"):
-        target = place.parent / file.relative_to(place)
-        if not target.exists():
-            os.replace(file, target)
-    replaced = place / "replaced"
-    if folder.exists():
-        os.replace(folder, replaced)
-    try:
-        os.replace(place / name, folder)
-    except OSError:
-        if replaced.exists():
-            os.replace(replaced, folder)
-        raise
-
-
-def _buffer(minari: Any, demonstration: Demonstration) -> Any:
-    """An episode as Minari takes it."""
-    obs, action, reward, terminated, truncated, mask = demonstration
-    return minari.data_collector.EpisodeBuffer(
-        observations=obs,
-        actions=action,
-        rewards=reward,
-        terminations=terminated,
-        truncations=truncated,
-        infos={MASK: mask} if len(mask) else None,
+def _write(folder: Path, name: str, demonstrations: Sequence[Demonstration], env: gym.Env, algorithm: str | None) -> None:
+    """Write a dataset into a new folder, with the classes below `minari.create_dataset_from_buffers`, which takes no folder."""
+    minari, spaces = require_minari(), as_spaces(env.observation_space, env.action_space)
+    folder.mkdir()
+    storage = minari.dataset.minari_storage.MinariStorage.new(
+        folder / "data",
+        spaces.observation,
+        spaces.action,
+        env.spec if _can_be_written(env) else None,
+        "hdf5",
+        jpeg_encoding=False,  # which loses
+    )
+    description = f"Recorded by lightning_rl in {type(env.unwrapped).__name__ if env.spec is None else env.spec.id}."
+    metadata = {"dataset_id": name, "minari_version": minari.__version__, "description": description}
+    storage.update_metadata(metadata | ({} if algorithm is None else {"algorithm_name": algorithm}))
+    storage.update_episodes(
+        minari.data_collector.EpisodeBuffer(
+            observations=obs,
+            actions=action,
+            rewards=reward,
+            terminations=terminated,
+            truncations=truncated,
+            infos={MASK: mask} if len(mask) else None,
+        )
+        for obs, action, reward, terminated, truncated, mask in demonstrations
     )
 
 
 def _can_be_written(env: gym.Env) -> bool:
-    """Whether gymnasium can write down how an environment was made."""
+    """Return whether gymnasium can write down how an environment was made."""
     try:
         return env.spec is not None and bool(env.spec.to_json())
     except (TypeError, ValueError):  # functions and objects among its arguments
         return False
 
 
+def _move(place: Path, name: str, folder: Path) -> None:
+    """Move a new dataset to its folder, and make its namespace."""
+    minari = require_minari()
+    namespace = minari.dataset.minari_dataset.parse_dataset_id(name)[0]
+    if namespace is not None and namespace not in minari.namespace.list_local_namespaces():
+        minari.namespace.create_namespace(namespace)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    replaced = place / "replaced"
+    if folder.exists():
+        os.replace(folder, replaced)
+    try:
+        os.replace(place / "new", folder)
+    except OSError:
+        if replaced.exists():
+            os.replace(replaced, folder)
+        raise
+
+
 class RecordEpisodes(gym.Wrapper):
-    """Keeps what is played, episode by episode, to save it as a Minari dataset: of a script, of a person, of a policy.
+    """Keeps what is played, episode by episode, to save it as a Minari dataset: by a script, a person or a policy.
 
     An episode that a reset cuts off is kept as truncated there. Actions are made members of the action space before the environment gets
     them (a list becomes an array, float64 float32), so that what it gets is what is recorded; observations are kept in the types of their
     space.
 
     Args:
-        env: one environment; a method `action_masks` is heard (see `envs/masks.py`).
+        env: one environment; a method `action_masks` is used (see `envs/masks.py`).
 
     Raises:
         SettingError: its spaces cannot be recorded.
@@ -137,73 +125,72 @@ class RecordEpisodes(gym.Wrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(with_mask_info(env))
         self.spaces = as_spaces(env.observation_space, env.action_space)
-        self.forms = form_of(self.spaces.observation), form_of(self.spaces.action)
+        self.forms = empty_arrays(self.spaces.observation), empty_arrays(self.spaces.action)
         self.name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
         self.demonstrations: list[Demonstration] = []
-        """The episodes so far, without the one under way."""
-        self.seen: list[tuple[Tree, Tree]] = []
-        self.done: list[tuple[Tree, float, bool, bool]] = []
+        """The episodes so far, without the current one."""
+        self.observed: list[tuple[Tree, Tree]] = []
+        self.steps: list[tuple[Tree, float, bool, bool]] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.cut()
         obs, info = self.env.reset(seed=seed, options=options)
         self.masks = masks_of(self.env, info, f"environment {{}} of {self.name}")
-        self.seen = [self._seen(obs, info)]
+        self.observed = [self._read_observation(obs, info)]
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step and record.
 
         Raises:
-            SettingError: the action is not in the action space, or what is observed not in its space.
+            SettingError: the action or the observation is not in its space.
             ResetNeeded: the episode is over.
         """
-        if not self.seen:
+        if not self.observed:
             raise gym.error.ResetNeeded("call reset before the first step of an episode")
-        taken = self._taken(action)
+        taken = self._read_action(action)
         obs, reward, terminated, truncated, info = self.env.step(taken)
-        self.seen.append(self._seen(obs, info, bool(terminated or truncated)))
-        self.done.append((taken, float(reward), bool(terminated), bool(truncated)))
+        self.observed.append(self._read_observation(obs, info, bool(terminated or truncated)))
+        self.steps.append((taken, float(reward), bool(terminated), bool(truncated)))
         if terminated or truncated:
             self._keep()
         return obs, reward, terminated, truncated, info
 
     def cut(self) -> None:
-        """Keep the episode under way as truncated; there is none, or it has no step yet: nothing happens."""
-        if self.done:
-            self.done[-1] = (*self.done[-1][:3], True)
+        """Keep the current episode as truncated, if there is one and it has a step."""
+        if self.steps:
+            self.steps[-1] = (*self.steps[-1][:3], True)
             self._keep()
 
     def save(self, dataset: str, force: bool = False) -> Path:
-        """Save all episodes, also the one under way, as a Minari dataset, and say where it lies.
+        """Save all episodes, also the current one, as a Minari dataset, and return its folder.
 
         Args:
             dataset: its id, such as `cartpole/expert-v0`.
             force: replace one of that id.
 
         Raises:
-            SettingError: no id, one that is taken, or no episodes.
+            SettingError: the id is not valid or is taken, or there are no episodes.
             SaveFailed: the disk is full, the folder cannot be written to, …; nothing is changed.
         """
         self.cut()
         return save_demonstrations(dataset, self.demonstrations, self.env, force=force)
 
     def _keep(self) -> None:
-        obs, mask = tree_stack(self.seen)
-        action, reward, terminated, truncated = zip(*self.done, strict=True)
-        self.demonstrations.append(
-            Demonstration(obs, tree_stack(action), np.array(reward), np.array(terminated), np.array(truncated), mask)
-        )
-        self.seen, self.done = [], []
+        obs, mask = tree_stack(self.observed)
+        action, *numbers = zip(*self.steps, strict=True)
+        reward, terminated, truncated = map(np.array, numbers)
+        self.demonstrations.append(Demonstration(obs, tree_stack(action), reward, terminated, truncated, mask))
+        self.observed, self.steps = [], []
 
-    def _seen(self, obs: Tree, info: dict[str, Any], over: bool = False) -> tuple[Tree, Tree]:
+    def _read_observation(self, obs: Tree, info: dict[str, Any], over: bool = False) -> tuple[Tree, Tree]:
         obs, mask = self.masks.one(obs, info, over=over)
         try:
             return tree_map(as_member, self.forms[0], obs), mask
         except (ValueError, TypeError) as error:
             raise SettingError(f"{self.name} observes what is not in its space {short(self.spaces.observation)}: {error}") from error
 
-    def _taken(self, action: Tree) -> Tree:
+    def _read_action(self, action: Tree) -> Tree:
         try:
             taken = tree_map(as_member, self.forms[1], action)
             fits = self.action_space.contains(taken)
@@ -214,8 +201,8 @@ class RecordEpisodes(gym.Wrapper):
         return taken
 
 
-def as_member(form: np.ndarray, value: Any) -> Any:
-    """A copy of a value in the type of arrays `[0, ...]`; a choice is a number, which environments look up in their tables.
+def as_member(form: np.ndarray, value: Any) -> np.ndarray | np.generic:
+    """Return a copy of a value in the type of arrays `[0, ...]`; a choice is a number, which environments look up in their tables.
 
     Raises:
         ValueError: it has another shape, or would not be the same integer.
@@ -230,7 +217,7 @@ def as_member(form: np.ndarray, value: Any) -> Any:
 
 
 def in_order(recorders: Iterable[RecordEpisodes]) -> list[Demonstration]:
-    """The episodes of environments that play in turn: the first of each, the second of each, …"""
+    """Return the episodes of environments that play in turn: the first of each, the second of each, …"""
     rows = zip_longest(*(recorder.demonstrations for recorder in recorders))
     return [each for each in chain.from_iterable(rows) if each is not None]
 
@@ -258,6 +245,6 @@ def record_1d(n_demos: int = 100, seed: int = 0, **settings: Any) -> RecordEpiso
 
 
 def best_action(env: RecordEpisodes) -> Tree:
-    """As far to the goal as an action can say: the goal itself in every dimension, and its side in every branch."""
+    """Go as far to the goal as an action can: to the goal itself in every dimension, to its side in every branch."""
     goal = env.get_wrapper_attr("goal")
     return tree_map(lambda form: np.full(form.shape[1:], goal if form.dtype.kind == "f" else goal > 0, form.dtype), env.forms[1])

@@ -57,7 +57,7 @@ def test_all_steps_are_learned_from_once_and_a_run_has_its_length(algorithm):
 
 def test_sac_keeps_in_turn_what_the_thread_stepped():
     model, kept = tiny(SAC, threaded=True, env={"num_envs": 1}), []
-    model.on_train_end = lambda: kept.append(model.dataset.buffer.layout.row.seen.obs[:96].copy())
+    model.on_train_end = lambda: kept.append(model.dataset.buffer.layout.row.observation.obs[:96].copy())
     fit(model)
     steps = np.arange(96)
     np.testing.assert_array_equal(kept[0], np.stack([steps // 3, steps % 3], 1))  # the episode and the step that each row was

@@ -61,7 +61,7 @@ def rows_of(model: Any) -> tuple[np.ndarray, ...]:
     buffer, dataset = model.dataset.buffer, model.dataset
     rows = buffer.locate(np.arange(buffer.ready))
     row, following = buffer.layout.read(rows, rows)
-    return row.seen.obs, row.action, row.reward, following.obs, dataset.discounts[np.where(row.terminated, 0, 1), 0]
+    return row.observation.obs, row.action, row.reward, following.obs, dataset.discounts[np.where(row.terminated, 0, 1), 0]
 
 
 # ---------------------------------------------------------------- eight faults of soft actor-critic elsewhere

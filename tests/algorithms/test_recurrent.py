@@ -161,7 +161,7 @@ def test_the_stored_memory_is_that_of_the_policy(algorithm, warmup):
             for stored, expected in zip(tree_leaves(row.memory), tree_leaves(memory), strict=True):
                 np.testing.assert_allclose(stored[i], expected[0].numpy(), atol=1e-6)
             with torch.no_grad():
-                _, memory = network.policy(torch.from_numpy(row.seen.obs[i : i + 1].copy()), memory, torch.tensor([begins]))
+                _, memory = network.policy(torch.from_numpy(row.observation.obs[i : i + 1].copy()), memory, torch.tensor([begins]))
             begins = bool(row.ended[i])
     assert np.abs(row.memory[0]).max() > 0.01
 

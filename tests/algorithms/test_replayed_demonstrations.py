@@ -158,7 +158,9 @@ def test_a_run_that_goes_on_takes_what_filled_its_buffer_from_there(tmp_path, ca
     assert sizes == [64 + 18] and "demonstrations" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("share", "said"), [(None, "learning continues with the demonstrations"), (0.25, "learning continues after 16 steps")])
+@pytest.mark.parametrize(
+    ("share", "said"), [(None, "learning continues with the demonstrations"), (0.25, "learning continues after 16 steps")]
+)
 def test_a_run_that_goes_on_without_its_buffer_is_shown_again(share, said, tmp_path, capsys):
     replay = {"demonstrations": shown(), "demonstration_share": share}
     for steps in (32, 64):

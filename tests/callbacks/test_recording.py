@@ -88,7 +88,7 @@ def test_a_run_that_continues_keeps_a_better_one_from_before(datasets, paying, t
 
 def test_a_dataset_of_another_run_is_replaced_only_by_force(datasets, paying):
     paying(9, 9)
-    with pytest.raises(SettingError, match="dataset 'paid-v0' is there already"):
+    with pytest.raises(SettingError, match="dataset 'paid-v0' already exists"):
         paying(1, 1)
     assert Paid.paid == 0
     assert paying(1, 1, force=True)[1] == [[(0, 1), (1, 1)]]
@@ -129,7 +129,7 @@ def test_a_disk_that_refuses_does_not_end_the_run(datasets, paying, monkeypatch,
     def refuse(*arguments, **settings):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("minari.create_dataset_from_buffers", refuse)
+    monkeypatch.setattr("minari.dataset.minari_storage.MinariStorage.new", refuse)
     monkeypatch.setattr(Look, "on_evaluation_end", lambda *_: None)
     trainer, _ = paying(1, 1, 2, 2)
     assert trainer.lightning_module.env_steps == 32
@@ -141,6 +141,6 @@ def test_the_command_line_records(datasets, folder, capfd):
     status, _, err = run(f"fit --model.env.id CartPole-v1 {TINY} {recording} cli/mine-v0", capfd)
     assert (status, err) == (0, "")
     assert len(load_demonstrations("cli/mine-v0", tiny(PPO, "CartPole-v1").spaces)) == 2
-    for name, message in {"cli/mine-v0": "is there already", "mine": "is no name that Minari takes"}.items():
+    for name, message in {"cli/mine-v0": "already exists", "mine": "is not a valid name for Minari"}.items():
         status, _, err = run(f"fit --model.env.id CartPole-v1 {TINY} {recording} {name}", capfd)
         assert status == 2 and err.count("\n") == 1 and message in err

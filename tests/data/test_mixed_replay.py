@@ -142,7 +142,7 @@ def test_sequences_stand_side_by_side(n_steps, prioritized):
             np.testing.assert_array_equal(batch.episode_start[:, first + k], window.episode_start[:, k])
             np.testing.assert_array_equal(batch.obs[batch.successor[there]], window.obs[window.successor[here]])
     row, _, _ = mixed.steps(batch.source)
-    assert (row.seen.obs[:: mixed.n_steps] >= 100)[:, 0].reshape(total, 5).tolist() == [[False] * 3 + [True] * 2] * total
+    assert (row.observation.obs[:: mixed.n_steps] >= 100)[:, 0].reshape(total, 5).tolist() == [[False] * 3 + [True] * 2] * total
     mixed.update(batch.rows, lambda: torch.ones(5))
 
 

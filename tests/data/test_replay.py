@@ -16,8 +16,8 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.replay import storage
-from lightning_rl.data.replay.buffer import ReplayBuffer, row_template
-from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext
+from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext, row_template
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.types import EnvStep, tree_leaves
@@ -146,9 +146,9 @@ def test_a_ring_of_three_holds_the_newest_three():
     buffer = line_buffer(3)
     walk(buffer, range(5))
     assert len(buffer) == buffer.ready == 3
-    assert buffer.layout.row.seen.obs[:, 0].tolist() == [3, 4, 2]
+    assert buffer.layout.row.observation.obs[:, 0].tolist() == [3, 4, 2]
     assert buffer.layout.row.reward.tolist() == [3, 4, 2]
-    assert buffer.layout.next_seen.obs[:, 0].tolist() == [4, 5, 3]
+    assert buffer.layout.next_observation.obs[:, 0].tolist() == [4, 5, 3]
 
 
 def test_a_ring_of_three_holds_the_newest_three_and_what_followed_them_where_observations_are_kept_once():
@@ -621,8 +621,9 @@ def test_frames_that_do_not_begin_with_the_first_one_are_refused():
     buffer = ReplayBuffer(space, np.zeros((), np.int64), 8, config=ReplayConfig(optimize_memory_usage=True), frames=4)
     obs = np.arange(4, dtype=np.uint8).reshape(1, 4, 1, 1, 1) * np.ones((1, 1, 6, 6, 3), np.uint8)
     flags = np.zeros(1, dtype=bool)
+    row = storage.Row(storage.Observation(obs), np.zeros(1, np.int64), np.zeros(1), flags, flags)
     with pytest.raises(SettingError, match=r"replay\.optimize_memory_usage"):
-        buffer.write(np.array([0]), storage.Row(storage.Seen(obs), np.zeros(1, np.int64), np.zeros(1), flags, flags), storage.Seen(obs))
+        buffer.write(np.array([0]), row, storage.Observation(obs))
 
 
 # ---------------------------------------------------------------- lost rows

@@ -9,6 +9,7 @@ import sys
 import minari
 import numpy as np
 import pytest
+from minari.dataset.minari_storage import MinariStorage
 
 from lightning_rl import GRU, PPO, SAC, load_demonstrations, load_policy
 from lightning_rl.callbacks import evaluation
@@ -121,10 +122,10 @@ def test_an_episode_without_end_is_cut_at_the_limit(datasets, capfd, checkpoint,
         ("--ckpt_path nowhere.ckpt --dataset x-v0", "ckpt_path 'nowhere.ckpt' is not a file"),
         (
             "--ckpt_path a.ckpt --dataset x",
-            "dataset 'x' is no name that Minari takes: letters, digits, - and _ (two or more before a /), such as cartpole-v0",
+            "dataset 'x' is not a valid name for Minari: letters, digits, - and _ (two or more before a /), such as cartpole-v0",
         ),
-        ("--ckpt_path a.ckpt --dataset ../x-v0", "dataset '../x-v0' is no name that Minari takes"),
-        ("--ckpt_path a.ckpt --dataset there-v0", "dataset 'there-v0' is there already, in"),
+        ("--ckpt_path a.ckpt --dataset ../x-v0", "dataset '../x-v0' is not a valid name for Minari"),
+        ("--ckpt_path a.ckpt --dataset there-v0", "dataset 'there-v0' already exists, in"),
         ("--ckpt_path a.ckpt --dataset x-v0 --episodes 0", "--episodes must be >= 1, got 0"),
         ("--ckpt_path a.ckpt --dataset x-v0 --episodes many", "argument --episodes: invalid int value: 'many'"),
         ("--ckpt_path a.ckpt --dataset x-v0 --seed -1", "--seed must be >= 0, got -1"),
@@ -148,7 +149,7 @@ def test_a_missing_package_and_a_full_disk_end_in_one_line(datasets, capfd, chec
     def refuse(*arguments, **settings):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(minari, "create_dataset_from_buffers", refuse)
+    monkeypatch.setattr(MinariStorage, "new", refuse)
     status, _, err = run(f"collect --ckpt_path {path} --dataset x-v0 --episodes 1", capfd)
     assert status == 2 and err.count("\n") == 1 and "dataset 'x-v0' could not be saved in" in err and "No space left" in err
     monkeypatch.setitem(sys.modules, "minari", None)

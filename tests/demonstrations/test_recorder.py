@@ -139,7 +139,7 @@ def test_masks_that_allow_nothing_are_told():
     "name", ["cartpole", "", "a/b-v0", "../ab-v0", "/tmp/ab-v0", "ab-v0/", "a b-v0", "ab-v", "ab-v0\n", "x.y-v0", "ab-v9x"]
 )
 def test_a_name_that_is_none_is_refused_with_an_example(datasets, name):
-    with pytest.raises(SettingError, match=r"is no name that Minari takes: .* such as cartpole-v0 or cartpole/expert-v0"):
+    with pytest.raises(SettingError, match=r"is not a valid name for Minari: .* such as cartpole-v0 or cartpole/expert-v0"):
         recorded(Scripted(), 1)[0].save(name)
     assert not datasets.exists() or list(datasets.iterdir()) == []
 
@@ -147,7 +147,7 @@ def test_a_name_that_is_none_is_refused_with_an_example(datasets, name):
 def test_a_name_that_is_taken_is_refused_unless_forced(datasets):
     recorder, beside = recorded(Scripted(), 2)
     recorder.save("taken/one-v0")
-    with pytest.raises(SettingError, match=r"dataset 'taken/one-v0' is there already, in .*replace it with force"):
+    with pytest.raises(SettingError, match=r"dataset 'taken/one-v0' already exists, in .*replace it with force"):
         recorded(Scripted(), 1)[0].save("taken/one-v0")
     assert differences(load_demonstrations("taken/one-v0", spaces_of(recorder)), beside) == []
     other, beside = recorded(ScriptedBox(), 1)

@@ -155,7 +155,8 @@ def test_steps_fill_a_replay_buffer_episode_by_episode(datasets):
     buffer.extend(steps, lambda action: action)
     assert len(buffer) == 9
     rows = buffer.layout.row
-    assert rows.seen.obs["where"]["t"][:9].tolist() == [0, 1, 2] * 3 and rows.terminated[:9].tolist() == [s["terminated"] for s in steps]
+    assert rows.observation.obs["where"]["t"][:9].tolist() == [0, 1, 2] * 3
+    assert rows.terminated[:9].tolist() == [s["terminated"] for s in steps]
     assert rows.reward[:9].tolist() == np.float32([step["reward"] for step in steps]).tolist()
     assert rows.action[:9].tolist() == [step["action"] for step in steps]
 
@@ -168,7 +169,7 @@ def test_masked_steps_fill_a_replay_buffer(datasets):
         recorder.step(legal_sample(env.action_space, legal([0, t], [4])))
     buffer = ReplayBuffer(env.observation_space, np.zeros((), np.int64), 10, action_mask=np.ones(4, dtype=bool))
     buffer.extend(transitions(recorder.demonstrations), lambda action: action, Masks(env.action_space, "step {}"))
-    assert buffer.layout.row.seen.mask[:3].tolist() == [legal([0, t], [4]).tolist() for t in range(3)]
+    assert buffer.layout.row.observation.mask[:3].tolist() == [legal([0, t], [4]).tolist() for t in range(3)]
 
 
 def test_a_summary_tells_episodes_steps_return_and_length():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -13,20 +14,20 @@ from gymnasium.spaces import Space
 from torch import Tensor
 
 from lightning_rl.data.replay.sampling import Prioritized, Sequences, Uniform, Window
-from lightning_rl.data.replay.storage import ReplayConfig, Row, Seen, check_counts
+from lightning_rl.data.replay.storage import Observation, ReplayConfig, Row, check_counts, row_template
 from lightning_rl.envs.masks import Masks, NoMasks
 from lightning_rl.errors import SettingError
-from lightning_rl.spaces import MASK, Spaces, allocate
+from lightning_rl.spaces import MASK, Spaces
 from lightning_rl.types import EnvStep, Tree, tree_index, tree_leaves, tree_map
 
 NO_MASKS = NoMasks("demonstration {}")
 
 
 class ReplayBuffer:
-    """The newest transitions of N environments, those of each in a ring of its own.
+    """The newest transitions of N environments, a ring of rows for each of them.
 
     A row is the start of a window of up to `n_steps` steps that an episode's end cuts short; it can be drawn once its window is complete.
-    For a network that remembers it is the start of a sequence, which may hold the end of an episode and go on with the next one.
+    For a network with a memory it is the start of a sequence, which may hold the end of an episode and go on with the next one.
 
     Args:
         space: observation space.
@@ -69,7 +70,7 @@ class ReplayBuffer:
         self.layout = config.layout(self.template, num_envs, length, directory, frames)
         self.length, self.slots, self.n_steps = length, length + self.layout.spare, n_steps
         rows = num_envs * self.slots
-        self.sampler = Prioritized(rows, config.alpha, config.beta) if config.prioritized else Uniform(rows, config.replace)
+        self.sampler = Prioritized(rows, config.alpha, config.beta) if config.prioritized else Uniform(config.replace)
         self.rng = np.random.default_rng(seed)
         self.envs = np.arange(num_envs)
         self.first = self.envs * self.slots
@@ -77,90 +78,91 @@ class ReplayBuffer:
         """The slot of each ring that is written next."""
         self.count = np.zeros(num_envs, dtype=np.int64)
         self.open = np.zeros(num_envs, dtype=np.int64)
-        """How many of each ring's newest rows have no complete window."""
+        """How many of each ring's newest rows have no complete window or sequence."""
         self.written = np.zeros(num_envs, dtype=np.int64)
-        """How many rows each ring has had; row number w lies in slot w modulo the number of slots."""
+        """How many rows each ring has had; row number w is in slot w modulo the number of slots."""
         self.drawn = 0
 
     def __len__(self) -> int:
         return int(self.count.sum())
 
     @property
+    def ready(self) -> int:
+        """Return how many rows can be drawn."""
+        return int((self.count - self.open).sum())
+
+    @property
+    def open_rows(self) -> int:
+        """Return how many rows there may be before one can be drawn; of sequences, resets that are no rows may take every other step."""
+        return max(self.n_steps - 1, 2 * self.lag) * len(self.envs)
+
+    @property
     def added(self) -> int:
-        """How many rows were ever kept."""
+        """Return how many rows were ever written."""
         return int(self.written.sum())
 
     @property
     def nbytes(self) -> int:
-        """What it takes, full or empty."""
+        """Return the bytes it takes, full or empty."""
         return self.layout.nbytes + self.sampler.nbytes
 
-    @property
-    def ready(self) -> int:
-        """How many rows can be drawn."""
-        return int(self._drawable().sum())
-
-    def _drawable(self) -> np.ndarray:
-        """Of each ring."""
-        return np.maximum(self.count - self.lag, 0) if self.lag else self.count - self.open
-
     def add(self, obs: Tree, action: Tree, step: EnvStep, memory: Tree = (), action_mask: Tree = ()) -> None:
-        """Keep one step of all environments, and the policy's memory and the masks before it, without rows that are no experience.
+        """Keep one step of all environments, with the policy's memory and the masks before it, except rows that are no experience.
 
         Such a row in the middle of an episode means that steps were lost: what comes next does not follow the row before.
         """
-        next_seen = Seen(step.obs, step.mask)
+        next_observation = Observation(step.obs, step.mask)
         if len(step.ended):
-            next_seen = tree_map(np.array, next_seen)
-            tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), next_seen, Seen(step.final_obs, step.final_mask))
-        row = Row(Seen(obs, action_mask), action, step.reward, step.terminated, step.terminated | step.truncated, memory)
+            final = Observation(step.final_obs, step.final_mask)
+            next_observation = tree_map(np.array, next_observation)
+            tree_map(lambda leaf, end: leaf.__setitem__(step.ended, end), next_observation, final)
+        row = Row(Observation(obs, action_mask), action, step.reward, step.terminated, step.terminated | step.truncated, memory)
         if step.valid.all():
-            self.write(self.envs, row, next_seen)
+            self.write(self.envs, row, next_observation)
         else:
             envs = np.flatnonzero(step.valid)
-            self.write(envs, *tree_index((row, next_seen), envs))
+            self.write(envs, *tree_index((row, next_observation), envs))
             self.cut(np.flatnonzero(~step.valid))
 
-    def write(self, envs: np.ndarray, row: Row, next_seen: Seen) -> None:
-        """Keep one transition in each of some rings."""
+    def write(self, envs: np.ndarray, row: Row, next_observation: Observation) -> None:
+        """Write one transition into each of some rings."""
         first, head = self.first[envs], self.head[envs]
         rows = first + head
-        self.layout.write(rows, row, next_seen)
-        self.sampler.remove(first + (head + self.layout.spare) % self.slots if self.layout.spare else rows)
+        self.layout.write(rows, row, next_observation)
+        overwritten = first + (head + self.layout.spare) % self.slots
         self.head[envs] = (head + 1) % self.slots
         self.count[envs] = np.minimum(self.count[envs] + 1, self.length)
         self.written[envs] += 1
         if self.lag:
-            begins = self.count[envs] > self.lag
-            self.sampler.complete((first + (head - self.lag) % self.slots)[begins])
-            return
-        if self.n_steps == 1:
-            self.sampler.complete(rows)
-            return
-        self.open[envs] += 1
-        self._complete(envs, row.ended)
+            self.open[envs] = np.minimum(self.count[envs], self.lag)
+            rows = (first + (head - self.lag) % self.slots)[self.count[envs] > self.lag]
+        elif self.n_steps > 1:
+            self.open[envs] += 1
+            rows = self._close_windows(envs, row.ended)
+        self.sampler.admit(rows, overwritten)
 
-    def _complete(self, envs: np.ndarray, ended: np.ndarray) -> None:
-        """Windows of n steps, and all where an episode ended, can be drawn from now on."""
+    def _close_windows(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Close the windows of n steps, and all where an episode ended; return their rows."""
         still_open = np.where(ended, 0, np.minimum(self.open[envs], self.n_steps - 1))
         age = np.arange(self.n_steps)
         ring, age = ((still_open[:, None] <= age) & (age < self.open[envs][:, None])).nonzero()
-        self.sampler.complete(self.first[envs[ring]] + (self.head[envs[ring]] - 1 - age) % self.slots)
         self.open[envs] = still_open
+        return self.first[envs[ring]] + (self.head[envs[ring]] - 1 - age) % self.slots
 
     def cut(self, envs: np.ndarray | None = None) -> None:
-        """End the episodes under way, in some rings or all, as a truncation would: what comes next does not follow them."""
+        """End the current episodes, in some rings or all, as a truncation would: what comes next does not follow them."""
         envs = self.envs if envs is None else envs
         envs = envs[self.count[envs] > 0]
         newest = self.first[envs] + (self.head[envs] - 1) % self.slots
-        under_way = ~self.layout.row.ended[newest]
-        self.layout.cut(newest[under_way])
-        self._complete(envs[under_way], np.ones(np.count_nonzero(under_way), dtype=bool))
+        running = ~self.layout.row.ended[newest]
+        self.layout.cut(newest[running])
+        if not self.lag:
+            self.sampler.admit(self._close_windows(envs[running], np.array(True)))
 
     def extend(self, transitions: Iterable[Mapping[str, Any]], from_env: Callable[[Tree], Tree], masks: Masks | NoMasks = NO_MASKS) -> None:
         """Keep demonstrations: mappings with obs, action, reward, next_obs, terminated and truncated, in the order of their episodes.
 
-        Each episode goes to the ring with the fewest rows; one that the list cuts off is truncated there, and so are episodes under way.
+        Each episode goes to the ring with the fewest rows; one that the list cuts off is truncated there, and so are current episodes.
 
         Args:
             transitions: of one environment, actions in its own form.
@@ -170,22 +172,19 @@ class ReplayBuffer:
         self.cut()
         rows = list(transitions)
         env = int(self.count.argmin())
+        memory = tree_map(lambda leaf: leaf[None], self.template.memory)  # none is known
         for i, (t, following) in enumerate(zip_longest(rows, rows[1:])):
-            goes_on = following is not None and _equal(t["next_obs"], following["obs"])
-            ended = bool(t["terminated"] or t["truncated"] or not goes_on)
+            leaves = () if following is None else zip(tree_leaves(t["next_obs"]), tree_leaves(following["obs"]), strict=True)
+            goes_on = following is not None and all(np.array_equal(a, b) for a, b in leaves)
+            terminated = bool(t["terminated"])
+            ended = terminated or bool(t["truncated"]) or not goes_on
             next_info = {MASK: t[f"next_{MASK}"]} if f"next_{MASK}" in t else {}
-            seen, next_seen = masks.one(t["obs"], t, i), masks.one(t["next_obs"], next_info, i, over=bool(t["terminated"]))
-            seen, next_seen, action = tree_map(lambda leaf: np.asarray(leaf)[None], (Seen(*seen), Seen(*next_seen), t["action"]))
-            flags = np.array([bool(t["terminated"])]), np.array([ended])
-            memory = tree_map(lambda leaf: leaf[None], self.template.memory)  # none is known
-            self.write(np.array([env]), Row(seen, from_env(action), np.array([t["reward"]]), *flags, memory), next_seen)
+            seen = Observation(*masks.one(t["obs"], t, i)), Observation(*masks.one(t["next_obs"], next_info, i, over=terminated))
+            (observation, next_observation), action = tree_map(lambda leaf: np.asarray(leaf)[None], (seen, t["action"]))
+            row = Row(observation, from_env(action), np.array([t["reward"]]), np.array([terminated]), np.array([ended]), memory)
+            self.write(np.array([env]), row, next_observation)
             if ended:
                 env = int(self.count.argmin())
-
-    @property
-    def open_rows(self) -> int:
-        """How many rows there may be before one can be drawn; of sequences, resets that are no rows may take every other step."""
-        return max(self.n_steps - 1, 2 * self.lag) * len(self.envs)
 
     def sample(self, batch_size: int, progress: float = 0.0) -> Window:
         """Draw rows, or sequences of `batch_size` rows in all; `progress` of the run anneals the importance weights.
@@ -196,33 +195,62 @@ class ReplayBuffer:
         if not self.ready:
             raise SettingError(f"there is nothing to learn from yet with n_steps {self.n_steps}: raise learning_starts")
         if self.sequences is not None:
-            return self.sequences.draw(self, batch_size, progress)
+            return self._sample_sequences(self.sequences, batch_size, progress)
         rows, weight = self.sampler.draw(self, batch_size, progress)
         self.drawn += batch_size
         if self.n_steps == 1:
-            row, next_seen = self.layout.read(rows, rows)
+            row, following = self.layout.read(rows, rows)
             reward, steps = row.reward[:, None], np.where(row.terminated, 0, 1)
         else:
             reward, steps, _, last = self.windows(rows)
-            row, next_seen = self.layout.read(rows, last)
-        seen = row.seen
+            row, following = self.layout.read(rows, last)
+        (obs, mask), (next_obs, next_mask) = row.observation, following
+        return Window(obs, row.action, reward, steps, next_obs, weight, rows, action_mask=mask, next_action_mask=next_mask)
+
+    def _sample_sequences(self, sequences: Sequences, batch_size: int, progress: float) -> Window:
+        """Draw N = `batch_size` / `length` sequences, in time-major order, B = T · N."""
+        starts, weight = self.sampler.draw(self, batch_size // sequences.length, progress)
+        num, steps = len(starts), sequences.slots(self.n_steps)
+        self.drawn += num * sequences.length
+        window = self.ahead(starts, steps).T
+        rows, final = sequences.arrange(window, self.layout.row.ended[window])
+        flat = rows.reshape(-1)
+        row, following = self.layout.read(flat, flat)
+        at = np.flatnonzero(final)
+        tree_map(lambda leaf, last: leaf.__setitem__(at, last[at]), row.observation, following)
+        reward, ahead, length, _ = self.windows(flat)
+        slot = np.arange(steps)[:, None]
+        learned = ~final & (slot >= sequences.burn_in) & (slot < sequences.burn_in + sequences.length)
+        (obs, mask), successor = row.observation, np.minimum(slot + length.reshape(steps, num), steps - 1) * num + np.arange(num)
         return Window(
-            seen.obs, row.action, reward, steps, next_seen.obs, weight, rows, action_mask=seen.mask, next_action_mask=next_seen.mask
+            obs=obs,
+            action=row.action,
+            reward=reward,
+            steps=ahead,
+            next_obs=obs,
+            weight=(weight * learned * (num / max(1, learned.sum()))).astype(np.float32).reshape(-1),
+            rows=starts,
+            episode_start=np.concatenate([np.zeros((1, num), dtype=bool), final[:-1]]),
+            memory=tree_index(row.memory, slice(num)),
+            successor=successor.reshape(-1),
+            action_mask=mask,
+            next_action_mask=mask,
+            source=flat,
         )
 
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
-        """What the errors of drawn rows were when they were learned from, `[B]`, which is asked only where they matter."""
+        """Set priorities from the errors `[B]` of drawn rows when they were learned from; they are computed only where they matter."""
         self.sampler.update(rows, errors)
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
-        """The rows of a window of so many steps from each row of its ring, `[B, steps]`."""
+        """Return the rows of a window of so many steps from each row of its ring, `[B, steps]`."""
         slot = rows % self.slots
         return (rows - slot)[:, None] + (slot[:, None] + np.arange(steps)) % self.slots
 
     def windows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Up to n steps from each row, to the end of its episode.
+        """Follow up to n steps from each row, to the end of its episode.
 
-        Rewards `[B, n]`; how many steps the next observation lies ahead, 0 if terminated; how many there are; and the last row.
+        Returns rewards `[B, n]`; how many steps ahead the next observation is, 0 if terminated; how many steps there are; and the last row.
         """
         window = self.ahead(rows, self.n_steps)
         ended = self.layout.row.ended[window]
@@ -231,64 +259,52 @@ class ReplayBuffer:
         reward = self.layout.row.reward[window] * (np.arange(self.n_steps) < length[:, None])
         return reward.astype(np.float32), np.where(self.layout.row.terminated[last], 0, length), length, last
 
-    def steps(self, rows: np.ndarray) -> tuple[Row, Tree, np.ndarray]:
-        """All steps of the windows that begin with rows, one by one `[B · n]`: what is stored, what was seen next, and how many count."""
+    def steps(self, rows: np.ndarray) -> tuple[Row, Observation, np.ndarray]:
+        """Return all steps of the windows that begin with rows, one by one `[B · n]`: rows, what followed each, and how many count."""
         window = self.ahead(rows, self.n_steps).reshape(-1)
-        row, next_seen = self.layout.read(window, window)
-        return row, next_seen, self.windows(rows)[2]
+        row, following = self.layout.read(window, window)
+        return row, following, self.windows(rows)[2]
 
     def locate(self, number: np.ndarray) -> np.ndarray:
-        """The rows of numbers 0 … ready − 1, which count the rows that can be drawn, oldest first, environment by environment."""
+        """Return the rows of numbers 0 … ready − 1, which count the rows that can be drawn, oldest first, environment by environment."""
         if len(self.head) == 1 and self.count[0] < self.length:  # nothing is overwritten yet
             return number
-        ready = self._drawable()
+        ready = self.count - self.open
         ends = ready.cumsum()
         env = ends.searchsorted(number, side="right")
         place = number - (ends - ready)[env]
         return self.first[env] + (self.head[env] - self.count[env] + place) % self.slots
 
     def age(self, rows: np.ndarray) -> np.ndarray:
-        """How many transitions of its own environment are newer than each row."""
+        """Return how many transitions of the same environment are newer than each row."""
         return (self.head[rows // self.slots] - 1 - rows) % self.slots
 
     def statistics(self) -> dict[str, float]:
-        """The number of rows, and how often a row that was added has been drawn, on average."""
+        """Return the number of rows, and how often a row that was added has been drawn, on average."""
         return {"replay/size": float(len(self)), "replay/mean_picks": self.drawn / max(1, self.added)}
 
     def position(self) -> dict[str, Any]:
-        """Where it stands, without its rows: counts, windows that are open, and what the next draws depend on."""
-        own = {name: getattr(self, name) for name in ("written", "open", "drawn")}
-        return {**own, "rng": self.rng.bit_generator.state, "layout": self.layout.position(), "sampler": self.sampler.position()}
-
-    def draw_anew(self, seed: int) -> None:
-        """Draw from now on as a buffer that is made with this seed."""
-        self.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        """Return its state without its rows: counts, windows that are open, and what the next draws depend on."""
+        opened = np.zeros_like(self.open) if self.lag else self.open  # of sequences it follows from the counts
+        own = {"written": self.written, "open": opened, "drawn": self.drawn, "rng": self.rng.bit_generator.state}
+        return {**own, "layout": self.layout.position(), "sampler": self.sampler.position()}
 
     def continue_from(self, position: Mapping[str, Any]) -> None:
-        """The inverse, for a buffer made with the same arguments.
-
-        Raises:
-            ValueError: no buffer like this one can stand there.
-        """
+        """Restore what `position` returned of a buffer made with the same arguments; raise `ValueError` where it cannot be."""
         written, opened = (check_counts(position[name], self.envs.shape) for name in ("written", "open"))
         count = np.minimum(written, self.length)
         if (opened > np.minimum(count, self.n_steps - 1)).any():
             raise ValueError(f"{opened.max()} open windows of {self.n_steps} steps")
         self.drawn = int(check_counts(position["drawn"], ()))
         self.rng.bit_generator.state = position["rng"]
-        self.written[:], self.open[:], self.count[:], self.head[:] = written, opened, count, written % self.slots
+        self.written[:], self.count[:], self.head[:] = written, count, written % self.slots
+        self.open[:] = np.minimum(count, self.lag) if self.lag else opened
         self.layout.continue_from(position["layout"])
         self.sampler.continue_from(position["sampler"])
 
-
-def row_template(space: Space, action: Tree, memory: Tree = (), action_mask: Tree = ()) -> Row:
-    """One row, as arrays of the right shapes and types."""
-    flag = np.zeros((), dtype=bool)
-    return Row(Seen(allocate(space), action_mask), tree_map(np.asarray, action), np.zeros((), dtype=np.float32), flag, flag, memory)
-
-
-def _equal(a: Tree, b: Tree) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
+    def draw_anew(self, seed: int) -> None:
+        """Draw from now on like a buffer that is made with this seed."""
+        self.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -297,7 +313,7 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 def memory_in_words(
     spaces: Spaces, action: Tree, buffer_size: int, config: ReplayConfig, ranks: int, frames: int = 1, memory: Tree = ()
 ) -> str:
-    """One line that says what the replay buffers of all ranks take.
+    """Describe in one line what the replay buffers of all ranks take.
 
     Raises:
         SettingError: more than 90 % of the machine's memory, or more than its disk has free.
@@ -306,7 +322,8 @@ def memory_in_words(
     size = buffer_size * ranks * config.layout.bytes_per_row(template, frames)
     words = f"replay buffer: {buffer_size:,} transitions" + f" on each of {ranks} ranks" * (ranks > 1) + f", {in_words(size)}"
     if config.directory is not None:
-        free = _free_disk(Path(config.directory))
+        folder = Path(config.directory).absolute()
+        free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free
         if size > free:
             raise SettingError(f"{words}, but the disk of replay.directory {config.directory} has {in_words(free)}; lower buffer_size")
         return f"{words} in {config.directory}"
@@ -318,20 +335,11 @@ def memory_in_words(
 
 
 def physical_memory() -> int:
-    """Bytes this process may use: the machine's, or its container's if that is less."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in CGROUP_LIMITS:
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            limits.append(int(text))
-    return min(limits)
+    """Return the bytes that this process may use: the machine's, or its container's if that is less."""
+    texts = [path.read_text().strip() for path in CGROUP_LIMITS if path.is_file()]
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(int(text) for text in texts if text.isdigit())])
 
 
 def in_words(size: int) -> str:
-    """Bytes as people write them."""
+    """Return bytes as people write them."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
-
-
-def _free_disk(folder: Path) -> int:
-    folder = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize

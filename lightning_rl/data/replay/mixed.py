@@ -10,19 +10,18 @@ from torch import Tensor
 
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
-from lightning_rl.data.replay.storage import Row
+from lightning_rl.data.replay.storage import Observation, Row
 from lightning_rl.errors import SettingError
-from lightning_rl.types import Tree, tree_map
+from lightning_rl.types import tree_map
 
 
 class MixedReplay(ReplayBuffer):
-    """A replay buffer beside another one, which is only read: rows of both come in each batch, its own first.
+    """A replay buffer with a second one that is only read: rows of both come in each batch, its own first.
 
-    All that is asked of a replay buffer is true of the rows of its own, which alone may have priorities; places behind its own are those of
-    the other one.
+    What a replay buffer reports is about its own rows, which alone may have priorities; places after its own are those of the second one.
 
     Args:
-        shown: the other one, full of demonstrations, with the same rows.
+        shown: the second buffer, full of demonstrations, with the same rows.
         share: of each batch that comes from there, in whole rows, or in whole sequences; at least one is of each kind.
         own: arguments of `ReplayBuffer`.
     """
@@ -31,40 +30,41 @@ class MixedReplay(ReplayBuffer):
         super().__init__(*own, **settings)
         self.shown, self.share = shown, share
         self.behind = len(self.envs) * self.slots
+        """The first place of the second buffer."""
 
     def shown_rows(self, batch_size: int) -> int:
-        """How many rows of a batch are demonstrations.
-
-        Raises:
-            SettingError: none or all of them.
-        """
+        """Return how many rows of a batch are demonstrations; raise `SettingError` if none or all of them are."""
         length = 1 if self.sequences is None else self.sequences.length
         drawn = round(self.share * (batch_size // length))
         if not 0 < drawn < batch_size // length:
             kind = "rows" if self.sequences is None else f"sequences of {length} rows"
-            said = f"replay.demonstration_share {self.share:g} of {batch_size // length} {kind} is {drawn}"
-            raise SettingError(f"{said}; a batch must hold both demonstrations and the run's own")
+            share = f"replay.demonstration_share {self.share:g} of {batch_size // length} {kind} is {drawn}"
+            raise SettingError(f"{share}; a batch must hold both demonstrations and the run's own")
         return drawn * length
 
     def sample(self, batch_size: int, progress: float = 0.0) -> Window:
         shown = self.shown_rows(batch_size)
         own = super().sample(batch_size - shown, progress)
-        return side_by_side(own, self.shown.sample(shown), self.behind)
+        return concatenate(own, self.shown.sample(shown), self.behind)
 
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
-        own = self._own(rows)
+        own = rows[rows < self.behind]
         super().update(own, lambda: errors()[: len(own)])
 
-    def steps(self, rows: np.ndarray) -> tuple[Row, Tree, np.ndarray]:
+    def steps(self, rows: np.ndarray) -> tuple[Row, Observation, np.ndarray]:
         own = rows < self.behind
         parts = super().steps(rows[own]), self.shown.steps(rows[~own] - self.behind)
-        return tree_map(lambda mine, other: _merged(own, mine, other), *parts)
+
+        def merge(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+            places = own.repeat((len(mine) + len(other)) // len(own))
+            both = np.empty((len(places), *mine.shape[1:]), mine.dtype)
+            both[places], both[~places] = mine, other
+            return both
+
+        return tree_map(merge, *parts)
 
     def age(self, rows: np.ndarray) -> np.ndarray:
-        return super().age(self._own(rows))
-
-    def _own(self, rows: np.ndarray) -> np.ndarray:
-        return rows[rows < self.behind]
+        return super().age(rows[rows < self.behind])
 
     def draw_anew(self, seed: int) -> None:
         super().draw_anew(seed)
@@ -79,32 +79,21 @@ class MixedReplay(ReplayBuffer):
             self.shown.rng.bit_generator.state = position["shown"]
 
 
-def side_by_side(own: Window, shown: Window, behind: int) -> Window:
-    """One batch of two, row beside row or sequence beside sequence; places of the second count on from `behind`."""
+def concatenate(own: Window, shown: Window, behind: int) -> Window:
+    """Return one batch of two, row next to row or sequence next to sequence; places of the second count on from `behind`."""
     n, m = len(own.rows), len(shown.rows)
     shown = shown._replace(rows=shown.rows + behind, source=tree_map(lambda rows: rows + behind, shown.source))
-    first, second = _widened(own, n, 0, n + m), _widened(shown, m, n, n + m)
 
-    def joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def widen(window: Window, lanes: int, first: int) -> Window:
+        return window._replace(
+            weight=window.weight * (lanes / (n + m)),
+            episode_start=tree_map(np.ravel, window.episode_start),
+            successor=tree_map(lambda place: place // lanes * (n + m) + place % lanes + first, window.successor),
+        )
+
+    def join(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a, b = a.reshape(-1, n, *a.shape[1:]), b.reshape(-1, m, *b.shape[1:])
         return np.concatenate([a, b], 1).reshape(-1, *a.shape[2:])
 
-    batch = tree_map(joined, first, second)
+    batch = tree_map(join, widen(own, n, 0), widen(shown, m, n))
     return batch._replace(episode_start=tree_map(lambda start: start.reshape(-1, n + m), batch.episode_start))
-
-
-def _widened(window: Window, lanes: int, first: int, total: int) -> Window:
-    """A window whose lanes are some of a batch's, from the first on; flags flat like all else."""
-    return window._replace(
-        weight=window.weight * (lanes / total),
-        episode_start=tree_map(np.ravel, window.episode_start),
-        successor=tree_map(lambda place: place // lanes * total + place % lanes + first, window.successor),
-    )
-
-
-def _merged(first: np.ndarray, mine: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Arrays of some rows and of the others, `[k · B, ...]` in all, in the order that `first [B]` tells."""
-    places = first.repeat((len(mine) + len(other)) // len(first))
-    both = np.empty((len(places), *mine.shape[1:]), mine.dtype)
-    both[places], both[~places] = mine, other
-    return both
