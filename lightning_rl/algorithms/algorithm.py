@@ -356,9 +356,8 @@ class Algorithm(Run):
             learner.begin(self)
         self.own_optimizers = self.all_optimizers()[: self.num_optimizers]
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        if unused := check_optimizers(
-            self.own_optimizers, schedulers, self.min_optimizers, type(self).__name__, self.hparams.learning_rate
-        ):
+        name, rate = type(self).__name__, self.hparams["learning_rate"]
+        if unused := check_optimizers(self.own_optimizers, schedulers, self.min_optimizers, name, rate):
             self.say(unused)
         self.scaler = getattr(trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         folder = trainer.strategy.broadcast(getattr(trainer, "run_folder", None))

@@ -12,6 +12,7 @@ import torch
 from torch import Generator
 
 from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import Stepper
 from lightning_rl.errors import Interrupted
 from lightning_rl.nan_policy import Guard
@@ -295,7 +296,7 @@ class Collector:
         """Return whether the environments can be saved in the middle of their episodes."""
         return self.stepper.can_be_saved
 
-    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
         """Set what environments draw their parameters from at their next resets, see `envs/parameters.py`."""
         self.stepper.set_lessons(lessons)
 

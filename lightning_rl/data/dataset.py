@@ -19,7 +19,7 @@ from lightning_rl.data.replay.sampling import Window
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
-from lightning_rl.types import Experience, Transition, tree_map, tree_to_torch
+from lightning_rl.types import Experience, Rollout, Transition, tree_map, tree_to_torch
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
@@ -50,7 +51,7 @@ class Stepper:
         """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks."""
         return self.masks.split(*self.envs.reset(seed=seed))
 
-    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
         """Set what environments with `EnvParameters` draw from at their next resets.
 
         Raises:
