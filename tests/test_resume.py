@@ -277,6 +277,7 @@ OTHERWISE = {
     "contracts",  # the same spaces
     *("processes", "parent_pipes", "error_queue", "shared_memory", "_state"),  # of workers
     "compiled",  # made of the losses
+    "own_optimizers",  # compared by their state_dict
 }
 """Names of what differs between processes by right."""
 

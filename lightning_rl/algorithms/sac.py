@@ -18,7 +18,6 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SoftActions, SoftSample
 from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import soft_actor_critic as losses
-from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.off_policy import Actor, Critic, Temperature
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
@@ -126,7 +125,7 @@ class SAC(ReplayFields, Algorithm):
             target = batch.reward + batch.discount * batch.follow(self.next_value(batch, noise))
         q = self.critic(obs, self.actions.continuous(batch.action), batch.episode_start)
         q = losses.chosen(q, self.actions.choices(batch.action))
-        loss, taken = mean(losses.critic_loss(q, target), batch.weight), q.detach()
+        loss, taken = (batch.weight * losses.critic_loss(q, target)).sum(), q.detach()
         metrics = {"critic_loss": loss, "q_value": batch.mean(taken.mean(0))}
         if self.value is not None:
             metrics["value_loss"] = self.value_loss(batch, obs, policy)
@@ -148,7 +147,7 @@ class SAC(ReplayFields, Algorithm):
         with torch.no_grad():
             q = self.expected(self.critic(obs, policy.action, batch.episode_start), policy).amin(0)
             target = losses.soft_value(q, policy.entropy, self.temperature())
-        return mean(losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target), batch.weight)
+        return (batch.weight * losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target)).sum()
 
     def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> tuple[Tensor, dict[str, Tensor]]:
         """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12), and what is logged of it.
@@ -157,7 +156,7 @@ class SAC(ReplayFields, Algorithm):
         """
         q = self.critic(obs, policy.action, batch.episode_start)
         q = q.amin(0) if self.value is None else q[0]
-        loss = mean(losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature()), batch.weight)
+        loss = (batch.weight * losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature())).sum()
         metrics = {"actor_loss": loss}
         for k, kind in enumerate(self.kind_names):
             metrics |= {f"entropy{kind}": batch.mean(policy.entropy[:, k].detach()), f"ent_coef{kind}": self.temperature()[k]}
@@ -169,7 +168,7 @@ class SAC(ReplayFields, Algorithm):
     def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
         """J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α for α as in the authors' code)."""
         target = self.actions.attainable(self.temperature.target, batch.action_mask)
-        return mean(losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target), batch.weight)
+        return (batch.weight * losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target)).sum()
 
     def expected(self, q: Tensor, policy: SoftSample) -> Tensor:
         """E_π[Q], exact over the choices."""

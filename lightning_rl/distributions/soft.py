@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions.distribution import Distribution, split_mask
 from lightning_rl.distributions.gaussian import SquashedGaussian
-from lightning_rl.types import Tree
+from lightning_rl.types import Tree, tree_leaves
 
 MIN_LOG_PROB = -1e9
 """Instead of the log-probability of an illegal choice: its product with the probability, 0, must be 0."""
@@ -70,7 +70,7 @@ class SoftActions(nn.Module):
         """Return the policy at `x [B, num_inputs]`, its continuous dimensions drawn with `noise [B, A]`."""
         draws, log_probs = [], []
         noises = iter(noise.split(self.widths, -1))
-        masks = split_mask(mask, self.mask_widths)
+        masks = split_mask(mask, self.mask_widths) if len(mask) else [()] * len(self.leaves)
         for leaf, box, part, legal in zip(self.leaves, self.boxes, x.split(self.inputs, -1), masks, strict=True):
             if box:
                 draws.append(leaf.rsample(part, next(noises)))
@@ -96,14 +96,18 @@ class SoftActions(nn.Module):
 
     def continuous(self, action: Tree) -> Tensor | None:
         """Return the continuous dimensions `[B, A]` of stored actions; None where there are none."""
+        if self.boxes == [True]:
+            return action
         actions = [part for box, part in zip(self.boxes, self.distribution.flat(action), strict=True) if box]
         return _join(actions) if actions else None
 
     def choices(self, action: Tree) -> Tensor:
         """Return the places of stored actions' choices among the M, `[B, branches]`."""
+        if not self.sizes:
+            return self.start.expand(len(tree_leaves(action)[0]), 1)
         parts = self.distribution.flat(action)
         choices = [leaf.choices(part) for leaf, box, part in zip(self.leaves, self.boxes, parts, strict=True) if not box]
-        return torch.cat(choices, -1) + self.start if choices else self.start.expand(len(parts[0]), 1)
+        return torch.cat(choices, -1) + self.start
 
     def target_entropy(self, multiplier: float, scale: float) -> dict[str, float]:
         """Return a target for each kind: multiplier · −dim(A) (Haarnoja et al. 2018b), and scale · Σ log n (Christodoulou 2019)."""

@@ -189,7 +189,8 @@ class NumpyActor:
             x = x @ weight
             x += bias
             activate(x)
-        action = self.distribution.draw(masked(x, action_mask), self.noise[t])
+        x = masked(x, action_mask) if len(action_mask) else x
+        action = self.distribution.draw(x, self.noise[t])
         self.taken.append(action)
         return self.distribution.to_env(action), memory
 
