@@ -1,48 +1,48 @@
-"""Small environments: some whose best return is known, after the test environments of ML-Agents, and Connect Four."""
+"""Small environments: two with a known best return, modelled on ML-Agents' test environments, and Connect Four."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from pettingzoo.classic.connect_four.connect_four import raw_env
 
+from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.types import Tree
 
-ENTITIES = (10, 5)
-"""Entities of a set, and numbers of an entity."""
-SHOWN_STEPS = 2
+ENTITIES_SHAPE = (10, 5)
+"""Entities in a set, and numbers of an entity."""
+LAST_SHOWN_STEP = 2
 
 
 class Simple1D(gym.Env):
     """Walk to the goal: one of two sides, -1 or 1, is drawn for each episode, and every observation is filled with it.
 
-    Each dimension or branch of an action moves a position of its own, which begins at 0: a continuous one by its value, at most
-    `step_size`, a binary one by `step_size` to the left (0) or right (1). Positions stay in [-1, 1]; an episode terminates when all of them
-    are at an end. A step before costs `time_penalty`, the last one pays (1 + min_steps · time_penalty) · mean(position · goal). The best
-    return is 1.02, in 5 steps; with ML-Agents' first figures (`step_size` 0.1, `time_penalty` 0.001, `min_steps` 11) it is 1.001, in 11
-    steps, as ten times 0.1 is a little less than 1.
+    Each dimension or branch of an action moves one position, which starts at 0: a continuous one by its value, at most `step_size`, a
+    binary one by `step_size` to the left (0) or right (1). Positions stay in [-1, 1]; an episode terminates when all of them are at an end.
+    The last step pays (1 + min_steps · time_penalty) · mean(position · goal), every other one costs `time_penalty`. The best return is
+    1.02, in 5 steps; with the first defaults of ML-Agents (`step_size` 0.1, `time_penalty` 0.001, `min_steps` 11) it is 1.001, in 11 steps,
+    because ten times 0.1 is a little less than 1.
 
-    A lone observation is a Box, several are a Dict with the keys `vector_0`, `visual_0`, `entities_0`, … An action is a Box, a Discrete, a
-    MultiDiscrete, or, with both kinds, a Dict with the keys `continuous` and `discrete`.
+    A single observation is a Box, several are a Dict with the keys `vector_0`, `visual_0`, `entities_0`, … An action is a Box, a Discrete,
+    a MultiDiscrete, or, with both kinds, a Dict with the keys `continuous` and `discrete`.
 
     Args:
-        num_vector: how many vectors to observe.
-        num_visual: how many images.
-        num_var_len: how many sets of 10 entities with 5 numbers each.
+        num_vector: number of vectors to observe.
+        num_visual: number of images.
+        num_var_len: number of sets of 10 entities with 5 numbers each.
         vis_size: height, width and channels of an image.
         vec_size: length of a vector.
-        action: how many continuous dimensions and how many binary branches.
-        step_size: how far a step goes.
-        time_penalty: what a step costs.
-        min_steps: how many steps' cost the last one makes up for.
+        action: number of continuous dimensions and of binary branches.
+        step_size: the largest move in one step.
+        time_penalty: the cost of a step.
+        min_steps: the number of steps whose cost the last one pays back.
 
     Raises:
-        SettingError: nothing to observe, nothing to do, or sizes that are none.
+        SettingError: nothing to observe, nothing to do, or an invalid size.
     """
 
     def __init__(
@@ -58,26 +58,26 @@ class Simple1D(gym.Env):
         min_steps: int = 6,
     ) -> None:
         check_range("step_size", step_size, 0, open_low=True)
-        shapes = {"vector": (num_vector, (vec_size,)), "visual": (num_visual, tuple(vis_size)), "entities": (num_var_len, ENTITIES)}
+        shapes = {"vector": (num_vector, (vec_size,)), "visual": (num_visual, tuple(vis_size)), "entities": (num_var_len, ENTITIES_SHAPE)}
         self.shapes = {f"{kind}_{i}": shape for kind, (number, shape) in shapes.items() for i in range(number)}
         if not self.shapes:
             raise SettingError("there is nothing to observe; raise num_vector, num_visual or num_var_len")
         boxes: dict[str, gym.Space] = {name: Box(-1.0, 1.0, shape, np.float32) for name, shape in self.shapes.items()}
         self.observation_space = Dict(boxes) if len(boxes) > 1 else next(iter(boxes.values()))
-        self.action_space = action_space(*action)
+        self.action_space = make_action_space(*action)
         self.kind = "continuous" if action[0] else "discrete"
         self.position = np.zeros(sum(action))
         self.step_size, self.time_penalty = step_size, time_penalty
         self.success = 1 + min_steps * time_penalty
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         super().reset(seed=seed)
         self.goal = 2 * int(self.np_random.integers(2)) - 1
         self.position[:] = 0
         self.steps = 0
         return self.observe(), {}
 
-    def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Tree) -> StepResult:
         self.position += np.clip(self.directions(action), -self.step_size, self.step_size)
         self.position.clip(-1, 1, out=self.position)
         self.steps += 1
@@ -86,29 +86,30 @@ class Simple1D(gym.Env):
         return self.observe(), reward, terminated, False, {}
 
     def directions(self, action: Tree) -> np.ndarray:
-        """Where an action wants to go, position after position: as far as it says, or 1 to a side."""
+        """Return the move that an action asks for, for each position: a continuous value, or -1 or 1."""
         parts = action if isinstance(action, dict) else {self.kind: action}
         return np.concatenate([np.ravel(parts.get("continuous", ())), 2.0 * np.ravel(parts.get("discrete", ())) - 1])
 
     def observe(self) -> Tree:
-        """All observations, filled with what is shown."""
-        obs = {name: np.full(shape, self.shown(), np.float32) for name, shape in self.shapes.items()}
+        """Return all observations, each filled with one number."""
+        obs = {name: np.full(shape, self.shown_number(), np.float32) for name, shape in self.shapes.items()}
         return obs if len(obs) > 1 else obs.popitem()[1]
 
-    def shown(self) -> float:
-        """The goal."""
+    def shown_number(self) -> float:
+        """Return the number that fills the observations: the goal."""
         return self.goal
 
 
 class Memory1D(Simple1D):
-    """`Simple1D` that shows the goal in the first observation and the two after it, and zeros from then on. Arguments are the same."""
+    """`Simple1D` that shows the goal in the first three observations of an episode, and zeros afterwards. Arguments are the same."""
 
-    def shown(self) -> float:
-        return self.goal if self.steps <= SHOWN_STEPS else 0.0
+    def shown_number(self) -> float:
+        """Return the goal in the first steps, and 0 afterwards."""
+        return self.goal if self.steps <= LAST_SHOWN_STEP else 0.0
 
 
-def action_space(continuous: int, branches: int) -> gym.Space:
-    """The space of so many continuous dimensions and binary branches."""
+def make_action_space(continuous: int, branches: int) -> gym.Space:
+    """Make the space of so many continuous dimensions and binary branches."""
     parts: dict[str, gym.Space] = {}
     if continuous:
         parts["continuous"] = Box(-1.0, 1.0, (continuous,), np.float32)
@@ -120,10 +121,10 @@ def action_space(continuous: int, branches: int) -> gym.Space:
 
 
 class ConnectFour(gym.Env):
-    """PettingZoo's `connect_four_v3` for one player; which of the two begins is drawn for each episode.
+    """PettingZoo's `connect_four_v3` for one player against a random one; who begins is drawn for each episode.
 
-    Observes a Dict: `observation [6, 7, 2]`, where one's own pieces and the other's lie, and `action_mask [7]`, the columns that are not
-    full. Four in a row end the episode and pay 1, the opponent's -1, a draw 0. A piece in a full column loses at once.
+    Observes a Dict: `observation [6, 7, 2]`, the player's pieces and the opponent's, and `action_mask [7]`, the columns that are not full.
+    Four in a row end the episode and pay 1, the opponent's -1, a draw 0. A piece in a full column loses at once.
     """
 
     metadata = raw_env.metadata
@@ -135,29 +136,29 @@ class ConnectFour(gym.Env):
         self.observation_space = self.game.observation_space(self.player)
         self.action_space = self.game.action_space(self.player)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         super().reset(seed=seed)
         self.game.reset()
         order = self.game.possible_agents
         self.player, self.opponent = order if self.np_random.integers(2) else order[::-1]
-        self.answer()
+        self.play_opponent()
         return self.game.observe(self.player), {}
 
-    def step(self, action: Any) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Tree) -> StepResult:
         before = self.game.observe(self.player)
         if not before["action_mask"][action]:
             return before, -1.0, True, False, {}
         self.game.step(action)
-        self.answer()
+        self.play_opponent()
         return self.game.observe(self.player), float(self.game.rewards[self.player]), self.game.terminations[self.player], False, {}
 
-    def answer(self) -> None:
-        """The opponent's move, where it has one."""
+    def play_opponent(self) -> None:
+        """Make a random move if it is the opponent's turn."""
         if self.game.agent_selection == self.opponent and not self.game.terminations[self.opponent]:
             legal = np.flatnonzero(self.game.observe(self.opponent)["action_mask"])
             self.game.step(self.np_random.choice(legal))
 
-    def render(self) -> Any:
+    def render(self) -> Tree:
         return self.game.render()
 
     def close(self) -> None:

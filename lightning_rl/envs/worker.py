@@ -1,4 +1,4 @@
-"""The process of one environment: answers what `WorkerVectorEnv` asks."""
+"""The worker process of one environment: it answers the requests of `WorkerVectorEnv`."""
 
 from __future__ import annotations
 
@@ -11,34 +11,29 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 
+from lightning_rl.envs import Info, Options
 from lightning_rl.envs.snapshot.state import get_state, record, set_state
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError
 from lightning_rl.startup import live_and_die_with_the_parent
+from lightning_rl.types import Tree
 
 DONE = b""
-ERROR = b"!"
-"""Begins the answer of a worker whose environment raised. No pickle begins so."""
-REFUSED = b"?"
-"""Begins that of a worker whose environment cannot be used, however often it is started anew. No pickle begins so."""
+FAILED = b"!"
+"""Begins the reply of a worker whose environment raised. No pickle begins like this."""
+UNUSABLE = b"?"
+"""Begins the reply of a worker whose environment cannot be used, however often it is restarted. No pickle begins like this."""
 
 
 def work(
-    index: int,
-    build: CloudpickleWrapper,
-    pipe: Connection,
-    parent_end: Connection,
-    observations: Any,
-    outcome: Any,
-    mode: str,
-    way: str | None,
+    index: int, build: CloudpickleWrapper, pipe: Connection, parent_end: Connection, obs: Tree, outcome: Tree, mode: str, way: str | None
 ) -> None:
-    """Build an environment and answer, until told to close or until the parent is gone."""
+    """Build an environment and answer requests, until one of them is to close or the parent has ended."""
     parent_end.close()  # so that reading ends when the parent does
     live_and_die_with_the_parent()
     worker = None
     try:
-        worker = Worker(build(), index, observations, outcome, mode, way)
+        worker = Worker(build(), index, obs, outcome, mode, way)
         pipe.send_bytes(DONE)
         while True:
             command, arguments = pickle.loads(pipe.recv_bytes())
@@ -48,19 +43,19 @@ def work(
     except (EOFError, ConnectionError):
         pass
     except SettingError as error:
-        pipe.send_bytes(REFUSED + str(error).encode(errors="replace"))
-    except Exception as error:  # an environment of others may raise anything
+        pipe.send_bytes(UNUSABLE + str(error).encode(errors="replace"))
+    except Exception as error:  # user code may raise anything
         line = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
-        pipe.send_bytes(ERROR + line.encode(errors="replace"))
+        pipe.send_bytes(FAILED + line.encode(errors="replace"))
     finally:
         if worker is not None:
             worker.env.close()
 
 
 class Worker:
-    """One environment. Each method answers a request with bytes: nothing, or a pickle."""
+    """One environment. Each method answers a request with bytes: none, or a pickle."""
 
-    def __init__(self, env: gym.Env, index: int, observations: Any, outcome: Any, mode: str, way: str | None) -> None:
+    def __init__(self, env: gym.Env, index: int, observations: Tree, outcome: Tree, mode: str, way: str | None) -> None:
         self.index, self.observations, self.mode = index, observations, mode
         self.space = env.observation_space
         self.reward = np.frombuffer(outcome[0], np.float64)
@@ -69,14 +64,14 @@ class Worker:
         self.contract = Contract(env, index)
         self.env, self.way = record(env, way), way
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> bytes:
+    def reset(self, seed: int | None, options: Options) -> bytes:
         """Start an episode."""
         obs, info = self.env.reset(seed=seed, options=options)
         self.ended = False
-        return self.tell(obs, info)
+        return self._reply(obs, info)
 
-    def step(self, action: Any) -> bytes:
-        """A step, or the reset that its mode puts in its place or behind it."""
+    def step(self, action: Tree) -> bytes:
+        """Step; reset instead (NEXT_STEP) or afterwards (SAME_STEP) if the episode has ended."""
         if self.ended and self.mode == "NEXT_STEP":
             self.reward[self.index], self.terminated[self.index], self.truncated[self.index] = 0.0, False, False
             return self.reset(None, None)
@@ -89,35 +84,35 @@ class Worker:
             final = {"final_obs": obs, "final_info": info}
             obs, info = self.env.reset()
             info = final | info
-        return self.tell(obs, info)
+        return self._reply(obs, info)
 
-    def tell(self, obs: Any, info: dict[str, Any]) -> bytes:
-        """The observation by shared memory, the rest as bytes."""
-        self.contract.check_obs(obs)
-        write_to_shared_memory(self.space, self.index, obs, self.observations)
-        return _bytes(info) if info else DONE
-
-    def call(self, name: str, arguments: tuple[Any, ...]) -> bytes:
-        """An attribute, or what a method returns."""
+    def call(self, name: str, arguments: tuple[object, ...]) -> bytes:
+        """Return an attribute, or the result of a method."""
         value = self.env.get_wrapper_attr(name)
-        return _bytes(value(*arguments) if callable(value) else value)
+        return to_bytes(value(*arguments) if callable(value) else value)
 
     def record(self, way: str | None) -> bytes:
-        """Keep what this way needs."""
-        self.env = record(self.env, way)
-        self.way = way
+        """Record what this way of saving needs."""
+        self.env, self.way = record(self.env, way), way
         return DONE
 
     def get_state(self) -> bytes:
-        """The environment's state, and whether it awaits its reset."""
+        """Return the environment's state, and whether its reset is due."""
         assert self.way is not None
-        return _bytes({"env": get_state(self.env, self.way), "ended": self.ended})
+        return to_bytes({"env": get_state(self.env, self.way), "ended": self.ended})
 
     def set_state(self, state: dict[str, Any]) -> bytes:
-        """The inverse; whether it worked."""
+        """Restore a state; return whether that succeeded."""
         self.ended = state["ended"]
-        return _bytes(set_state(self.env, self.way, state["env"]))
+        return to_bytes(set_state(self.env, self.way, state["env"]))
+
+    def _reply(self, obs: Tree, info: Info) -> bytes:
+        """Write an observation to shared memory, and return the info."""
+        self.contract.check_obs(obs)
+        write_to_shared_memory(self.space, self.index, obs, self.observations)
+        return to_bytes(info) if info else DONE
 
 
-def _bytes(value: Any) -> bytes:
+def to_bytes(value: object) -> bytes:
+    """Pickle a value for a pipe."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)

@@ -1,23 +1,25 @@
-"""Environments in processes of their own, that outlive the failures of one another.
+"""Environments in worker processes, which survive the failures of one another.
 
-Observations, rewards and flags lie in shared memory, requests and what else there is to say go through pipes. A worker that dies, freezes
-or raises is replaced: the row it was asked for is lost, and a new episode begins there.
+Observations, rewards and flags are in shared memory; requests and all other replies go through pipes. A worker that dies, freezes or raises
+is replaced: the row that it was asked for is lost, and a new episode begins there.
 """
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
-import multiprocessing.util
+import multiprocessing.util  # before `_close_all` is registered, which must run before multiprocessing waits for its children
 import os
 import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from textwrap import shorten
 from typing import Any
 from weakref import WeakSet
@@ -34,16 +36,17 @@ from gymnasium.vector.utils import (
     read_from_shared_memory,
 )
 
-from lightning_rl.envs.worker import ERROR, REFUSED, work
+from lightning_rl.envs import Info, Options
+from lightning_rl.envs.worker import FAILED, UNUSABLE, to_bytes, work
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK
-from lightning_rl.types import tree_index, tree_leaves
+from lightning_rl.types import Tree, tree_index, tree_leaves
 
 STEP_TIMEOUT = 60.0
 MAX_RESTARTS = 10
 HOUR = 3600.0
 BUILD_TIMEOUT = 300.0
-"""Seconds for a process to start and to build its environment, with many others at once."""
+"""Seconds for a process to start and to build its environment, at the same time as many others."""
 CLOSE_TIMEOUT = 5.0
 
 _open: WeakSet[WorkerVectorEnv] = WeakSet()
@@ -51,22 +54,70 @@ _open: WeakSet[WorkerVectorEnv] = WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Before multiprocessing, which came first, waits for workers that do not hear its SIGTERM."""
     for envs in list(_open):
         envs.close()
 
 
+class WorkerFailedError(Exception):
+    """A worker died, froze or raised; the message is one line."""
+
+
+class WorkerProcess:
+    """A worker as its parent sees it; `arguments` are those of `work` besides the pipes."""
+
+    def __init__(self, context: BaseContext, index: int, build: Callable[[], gym.Env], *arguments: Any) -> None:
+        self.pipe, theirs = context.Pipe()
+        args = (index, CloudpickleWrapper(build), theirs, self.pipe, *arguments)
+        self.process: BaseProcess = context.Process(target=work, args=args, name=f"environment-{index}", daemon=True)  # type: ignore[attr-defined]
+        with clear_mpi_env_vars():
+            self.process.start()
+        theirs.close()
+        self.wait = make_wait(self.pipe)
+
+    def send(self, request: bytes) -> None:
+        """Send a request. A dead worker is noticed when its reply is read."""
+        with suppress(OSError):
+            self.pipe.send_bytes(request)
+
+    def receive(self, timeout: float, deadline: float | None = None) -> bytes:
+        """Read a reply, until the deadline (default: `timeout` seconds from now).
+
+        Raises:
+            WorkerFailedError: there is none, or the environment raised.
+            SettingError: the environment cannot be used.
+        """
+        try:
+            if not self.wait(timeout if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise WorkerFailedError(f"TimeoutError: no answer in {timeout:g} s")
+            reply = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            self.process.join(1.0)
+            raise WorkerFailedError(f"it died with exit code {self.process.exitcode}") from None
+        if reply.startswith(UNUSABLE):
+            raise SettingError(reply[1:].decode())
+        if reply.startswith(FAILED):
+            raise WorkerFailedError(reply[1:].decode())
+        return reply
+
+    def end(self) -> None:
+        """Kill the process: a frozen one reacts to nothing else."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+
+
 class WorkerVectorEnv(VectorEnv):
-    """Environments in a process each.
+    """Environments in a worker process each.
 
     Args:
         build: makes one environment.
         num_envs: how many.
         autoreset_mode: who resets, and when.
         name: of the environment, for messages.
-        step_timeout: seconds after which a worker that does not answer is taken for frozen.
+        step_timeout: seconds after which a worker that does not answer is replaced.
         max_restarts: how often each worker may be replaced in an hour.
-        first: the index of the first one, where `build` takes an index.
+        first: the index of the first environment, if `build` takes an index.
     """
 
     def __init__(
@@ -79,23 +130,23 @@ class WorkerVectorEnv(VectorEnv):
         max_restarts: int | None = None,
         first: int | None = None,
     ) -> None:
-        self.build, self.num_envs, self.autoreset_mode, self.name = build, num_envs, autoreset_mode, name
+        self.build, self.num_envs, self.autoreset_mode, self.name, self.first = build, num_envs, autoreset_mode, name, first
         self.step_timeout = STEP_TIMEOUT if step_timeout is None else step_timeout
+        self.build_timeout = max(self.step_timeout, BUILD_TIMEOUT)
         self.max_restarts = MAX_RESTARTS if max_restarts is None else max_restarts
-        self.first = first
-        self.lessons: Mapping[str, dict[str, Any]] = {}
-        single = self._builder(0)()  # a mistake shows here, not in a worker
+        self.lessons: Mapping[str, Any] = {}
+        single = self._builder(0)()  # a mistake raises here, not in a worker
         self.metadata = {**single.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = single.render_mode
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
         single.close()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.context: Any = multiprocessing.get_context()  # gymnasium's default, too
-        observations: Any = create_shared_memory(self.single_observation_space, num_envs, self.context)  # type: ignore[arg-type]
+        self.context = multiprocessing.get_context()  # gymnasium's default, too
+        shared_obs = create_shared_memory(self.single_observation_space, num_envs, self.context)  # type: ignore[arg-type]
         outcome = self.context.RawArray("d", num_envs), self.context.RawArray("b", num_envs), self.context.RawArray("b", num_envs)
-        self.shared = observations, outcome
-        self.observations = read_from_shared_memory(self.single_observation_space, observations, num_envs)
+        self.shared = shared_obs, outcome
+        self.observations: Tree = read_from_shared_memory(self.single_observation_space, shared_obs, num_envs)
         self.reward = np.frombuffer(outcome[0], np.float64)
         self.terminated, self.truncated = (np.frombuffer(flags, bool) for flags in outcome[1:])
         self.way: str | None = None
@@ -103,15 +154,13 @@ class WorkerVectorEnv(VectorEnv):
         self.restarts = np.zeros(num_envs, np.int64)
         self.notices: list[str] = []
         self.lost = np.zeros(num_envs, bool)
-        """Whose last row is no experience: its worker was replaced."""
+        """Whose last row is not experience, because its worker was replaced."""
         self._replaced = np.zeros(num_envs, bool)
         self._first: list[bytes | None] = [None] * num_envs
-        """What each worker that was started anew said of its first reset."""
+        """The info of each replaced worker's first reset."""
         self._failures: list[deque[float]] = [deque() for _ in range(num_envs)]
         self._owner = os.getpid()
-        self._pipes: list[Connection] = [None] * num_envs  # type: ignore[list-item]
-        self._polls: list[Callable[[float], Any]] = [None] * num_envs  # type: ignore[list-item]
-        self.processes: list[Any] = [None] * num_envs
+        self._workers: dict[int, WorkerProcess] = {}
         _open.add(self)
         try:
             self._start_all()
@@ -119,7 +168,12 @@ class WorkerVectorEnv(VectorEnv):
             self.close()
             raise
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """Return the processes of the workers."""
+        return [self._workers[i].process for i in sorted(self._workers)]
+
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Tree, Info]:
         """Reset all environments, or those of `options["reset_mask"]`."""
         options = dict(options) if options is not None else None
         mask = np.ones(self.num_envs, bool) if options is None else options.pop("reset_mask", np.ones(self.num_envs, bool))
@@ -129,8 +183,8 @@ class WorkerVectorEnv(VectorEnv):
         self._replaced &= ~mask  # a new worker begins with a reset
         return self.observations, self._infos([self._first[i] if mask[i] and each is None else each for i, each in enumerate(replies)])
 
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step all environments. Rows of workers that had to be replaced are `lost`, with the first observation of a new episode."""
+    def step(self, actions: Tree) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info]:
+        """Step all environments. Rows of replaced workers are `lost`, and have the first observation of a new episode."""
         requests: list[bytes | None] = [_request("step", action) for action in iterate(self.action_space, actions)]
         if self._replaced.any():
             requests = [None if replaced else request for request, replaced in zip(requests, self._replaced, strict=True)]
@@ -142,36 +196,36 @@ class WorkerVectorEnv(VectorEnv):
             replies = [self._first[i] if lost else reply for i, (lost, reply) in enumerate(zip(self.lost, replies, strict=True))]
         return self.observations, self.reward.copy(), self.terminated.copy(), self.truncated.copy(), self._infos(replies)
 
-    def call(self, name: str, *args: Any) -> list[Any]:
-        """An attribute of each environment, or what a method of it returns."""
+    def call(self, name: str, *args: object) -> list[Any]:
+        """Return an attribute of each environment, or the results of a method."""
         return [None if reply is None else pickle.loads(reply) for reply in self._ask([_request("call", name, args)] * self.num_envs)]
 
-    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
-        """As that of `EnvParameters`, for all environments and those that replace them."""
+    def set_lessons(self, lessons: Mapping[str, Any]) -> None:
+        """Set the lessons of `EnvParameters` in all environments and in those that will replace them."""
         self.lessons = lessons
         self.call("set_lessons", lessons)
 
     def record(self, way: str | None) -> bool:
-        """Keep what this way to save states needs; whether there is a way. Before the first reset."""
+        """Record what this way of saving needs, starting with the first reset; return whether there is a way."""
         self.way = way
         self._ask([_request("record", way)] * self.num_envs)
         return way is not None
 
     def get_states(self) -> dict[str, Any]:
-        """The states of all environments, and what replacing a worker depends on."""
+        """Return the states of all environments, and what replacing a worker depends on."""
         states: list[Any] = [None] * self.num_envs
-        while None in states:  # one that fails is asked again when it was replaced
+        while None in states:  # a worker that fails is asked again after it was replaced
             replies = self._ask([_request("get_state") if state is None else None for state in states])
             states = [pickle.loads(reply) if reply else state for state, reply in zip(states, replies, strict=True)]
         replaced = self._replaced.copy()
-        first = tree_index(self.observations, replaced)  # which the next step gives; indexing by an array copies
+        first = tree_index(self.observations, replaced)  # the observations of the next step; indexing by an array copies
         masks = [pickle.loads(info).get(MASK) if info and lost else None for info, lost in zip(self._first, replaced, strict=True)]
         counts = {"seeds": list(self.seeds), "restarts": self.restarts.copy()}
         return {"envs": states, "replaced": replaced, "first": first, "first_masks": masks, **counts}
 
     def set_states(self, states: dict[str, Any]) -> bool:
-        """The inverse; whether it worked. If not, the workers are new ones."""
-        replies = self._ask([_request("set_state", state) for state in states["envs"]], timeout=BUILD_TIMEOUT)
+        """Restore the states of `get_states`; return whether that succeeded. If not, all workers are new."""
+        replies = self._ask([_request("set_state", state) for state in states["envs"]], BUILD_TIMEOUT)
         if not all(reply and pickle.loads(reply) for reply in replies):
             self._start_all()
             return False
@@ -179,146 +233,114 @@ class WorkerVectorEnv(VectorEnv):
         if self._replaced.any():
             for row, first in zip(tree_leaves(self.observations), tree_leaves(states["first"]), strict=True):
                 row[self._replaced] = first
-            masks = zip(self._first, states.get("first_masks", [None] * self.num_envs), strict=True)
-            self._first = [None if mask is None else pickle.dumps({MASK: mask}) for _, mask in masks]
+            masks = states.get("first_masks", [None] * self.num_envs)
+            self._first = [None if mask is None else to_bytes({MASK: mask}) for mask in masks]
         self.seeds, self.restarts = list(states["seeds"]), states["restarts"].copy()
         return True
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """End all processes, in whatever state they are."""
+    def close_extras(self, **kwargs: object) -> None:
+        """End all processes, whatever state they are in."""
         _open.discard(self)
-        if os.getpid() != self._owner:  # a copy in a worker, which inherits what its parent had in memory
+        if os.getpid() != self._owner:  # a copy in a forked process
             return
-        for i, process in enumerate(self.processes):
-            if process is not None:
-                self._send(i, _request("close"))
+        for worker in self._workers.values():
+            worker.send(_request("close"))
         deadline = time.monotonic() + CLOSE_TIMEOUT
-        for process in self.processes:
-            if process is not None:
-                process.join(max(0.0, deadline - time.monotonic()))
+        for worker in self._workers.values():
+            worker.process.join(max(0.0, deadline - time.monotonic()))
         for i in range(self.num_envs):
             self._end(i)
 
     def _builder(self, i: int) -> Callable[[], gym.Env]:
         return self.build if self.first is None else partial(self.build, self.first + i)
 
-    def _start_all(self) -> None:
-        for i in range(self.num_envs):
-            self._end(i)
-            self._start(i)
-        deadline = time.monotonic() + max(self.step_timeout, BUILD_TIMEOUT)
-        for i in range(self.num_envs):
-            _, failure = self._receive(i, deadline)
-            if failure is not None:
-                self._replace(i, failure)
-        self._replaced[:] = False
-
-    def _start(self, i: int) -> None:
-        ours, theirs = self.context.Pipe()
-        arguments = (i, CloudpickleWrapper(self._builder(i)), theirs, ours, *self.shared, self.autoreset_mode.name, self.way)
-        process = self.context.Process(target=work, args=arguments, name=f"environment-{i}", daemon=True)
-        with clear_mpi_env_vars():
-            process.start()
-        theirs.close()
-        self.processes[i], self._pipes[i], self._polls[i] = process, ours, _poll(ours)
+    def _start(self, i: int) -> WorkerProcess:
+        """Start a worker; it sends an empty reply when its environment is built."""
+        self._end(i)
+        mode = self.autoreset_mode.name
+        self._workers[i] = worker = WorkerProcess(self.context, i, self._builder(i), *self.shared, mode, self.way)
+        return worker
 
     def _end(self, i: int) -> None:
-        """End a worker at once. A frozen one hears nothing but this."""
-        process = self.processes[i]
-        if process is not None:
-            self.processes[i] = None
-            self._pipes[i].close()
-            process.kill()
-            process.join()
-            process.close()
+        if i in self._workers:
+            self._workers.pop(i).end()
+
+    def _start_all(self) -> None:
+        for i in range(self.num_envs):
+            self._start(i)
+        self._receive(range(self.num_envs), self.build_timeout)
+        self._replaced[:] = False
 
     def _ask(self, requests: Sequence[bytes | None], timeout: float | None = None) -> list[bytes | None]:
-        """Send requests, and give the answers: None where nothing was asked, or where the worker had to be replaced."""
-        for i, request in enumerate(requests):
-            if request is not None:
-                self._send(i, request)
-        deadline = time.monotonic() + (self.step_timeout if timeout is None else timeout)
+        """Send requests and return the replies: None where nothing was asked, or where the worker was replaced."""
+        asked = [i for i, request in enumerate(requests) if request is not None]
+        for i in asked:
+            self._workers[i].send(requests[i])  # type: ignore[arg-type]
+        return self._receive(asked, self.step_timeout if timeout is None else timeout)
+
+    def _receive(self, asked: Iterable[int], timeout: float) -> list[bytes | None]:
+        deadline = time.monotonic() + timeout
         replies: list[bytes | None] = [None] * self.num_envs
         failures = {}
-        for i, request in enumerate(requests):
-            if request is not None:
-                replies[i], failure = self._receive(i, deadline)
-                if failure is not None:
-                    failures[i] = failure
+        for i in asked:
+            try:
+                replies[i] = self._workers[i].receive(timeout, deadline)
+            except WorkerFailedError as error:
+                failures[i] = str(error)
         for i, failure in failures.items():
             self._replace(i, failure)
         return replies
 
-    def _send(self, i: int, request: bytes) -> None:
-        with suppress(OSError):  # a worker that is dead is found to be when its answer is awaited
-            self._pipes[i].send_bytes(request)
-
-    def _receive(self, i: int, deadline: float) -> tuple[bytes | None, str | None]:
-        """The answer of a worker, or why there is none.
-
-        Raises:
-            SettingError: its environment cannot be used.
-        """
-        try:
-            if not self._polls[i](max(0.0, deadline - time.monotonic())):
-                return None, f"TimeoutError: no answer in {self.step_timeout:g} s"
-            reply = self._pipes[i].recv_bytes()
-        except (EOFError, OSError):
-            self.processes[i].join(1.0)
-            return None, f"it died with exit code {self.processes[i].exitcode}"
-        if reply.startswith(REFUSED):
-            raise SettingError(reply[1:].decode())
-        return (None, reply[1:].decode()) if reply.startswith(ERROR) else (reply, None)
-
     def _replace(self, i: int, failure: str | None) -> None:
-        """Start a worker anew, in a new episode.
+        """Replace a worker by a new one in a new episode.
 
         Raises:
             SettingError: it was replaced too often.
         """
         while failure is not None:
-            self._end(i)
             now, past = time.monotonic(), self._failures[i]
             past.append(now)
             while now - past[0] > HOUR:
                 past.popleft()
             if len(past) > self.max_restarts:
+                self._end(i)
                 times = f"more than {self.max_restarts} times in an hour"
                 raise SettingError(shorten(f"{self.name} failed {times} in worker {i}; last: {failure}", 200, placeholder=" …"))
             self.restarts[i] += 1
             self.notices.append(shorten(f"worker {i} of {self.name} was replaced: {failure}", 200, placeholder=" …"))
-            seed = self.seeds[i]
-            own_seed = None if seed is None else int(np.random.SeedSequence([seed, int(self.restarts[i])]).generate_state(1)[0])
-            self._start(i)
-            _, failure = self._receive(i, now + max(self.step_timeout, BUILD_TIMEOUT))
-            if failure is None and self.lessons:
-                self._send(i, _request("call", "set_lessons", (self.lessons,)))
-                _, failure = self._receive(i, time.monotonic() + self.step_timeout)
-            if failure is None:
-                self._send(i, _request("reset", own_seed, None))
-                self._first[i], failure = self._receive(i, time.monotonic() + self.step_timeout)
+            try:
+                self._begin_episode(self._start(i), i)
+                failure = None
+            except WorkerFailedError as error:
+                failure = str(error)
         self._replaced[i] = True
 
-    def _infos(self, replies: Sequence[bytes | None]) -> dict[str, Any]:
-        infos: dict[str, Any] = {}
+    def _begin_episode(self, worker: WorkerProcess, i: int) -> None:
+        worker.receive(self.build_timeout)
+        if self.lessons:
+            worker.send(_request("call", "set_lessons", (self.lessons,)))
+            worker.receive(self.step_timeout)
+        seed = self.seeds[i]
+        new_seed = None if seed is None else int(np.random.SeedSequence([seed, int(self.restarts[i])]).generate_state(1)[0])
+        worker.send(_request("reset", new_seed, None))
+        self._first[i] = worker.receive(self.step_timeout)
+
+    def _infos(self, replies: Sequence[bytes | None]) -> Info:
+        infos: Info = {}
         for i, reply in enumerate(replies):
             if reply:
                 infos = self._add_info(infos, pickle.loads(reply), i)
         return infos
 
 
-def _request(command: str, *arguments: Any) -> bytes:
-    return pickle.dumps((command, arguments), pickle.HIGHEST_PROTOCOL)
+def _request(command: str, *arguments: object) -> bytes:
+    return to_bytes((command, arguments))
 
 
-def _poll(pipe: Connection) -> Callable[[float], Any]:
-    """Waits for a pipe up to some seconds, by a selector that is made once: `Connection.poll` makes one at each call."""
+def make_wait(pipe: Connection) -> Callable[[float], object]:
+    """Make a function that waits for a pipe; `Connection.poll` would make a new selector at each call, which is slow."""
     if not hasattr(select, "poll"):
         return pipe.poll
     poll = select.poll()
     poll.register(pipe.fileno(), select.POLLIN)
-    return partial(_wait, poll)
-
-
-def _wait(poll: Any, seconds: float) -> Any:
-    return poll.poll(1000 * seconds)
+    return lambda seconds: poll.poll(1000 * seconds)

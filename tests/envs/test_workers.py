@@ -22,7 +22,6 @@ from lightning_rl.errors import SettingError
 from tests.environments import Scripted
 
 MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED")
-SHARED = Path("/dev/shm")
 
 
 class Faulty(Scripted):
@@ -58,7 +57,10 @@ def faulty(mode: str = "SAME_STEP", **settings) -> Stepper:
 
 
 def shared_memory() -> set[str]:
-    return {path.name for path in SHARED.iterdir()} if SHARED.exists() else set()
+    """Return the files of shared memory that this process has open and that have a name; other programs have some, too."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    return {line.partition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}
 
 
 @pytest.fixture(autouse=True)
@@ -145,12 +147,12 @@ def test_a_worker_that_fails_too_often_ends_the_run_with_one_line():
     stepper.close()
 
 
-def test_restarts_of_more_than_an_hour_ago_are_forgiven():
+def test_restarts_of_more_than_an_hour_ago_are_forgiven(monkeypatch):
+    monkeypatch.setattr("lightning_rl.envs.worker_pool.HOUR", 0.0)
     stepper = faulty(max_restarts=1)
     stepper.reset(0)
     for _ in range(3):
         stepper.step(np.array([1, 0, 0]))
-        stepper.envs._failures[0][-1] -= 3601
     assert stepper.restarts == 3
     stepper.close()
 
