@@ -1,4 +1,4 @@
-"""What observation and action spaces are to the rest of the house: their kind, their storage, and their plain form in files.
+"""Observation and action spaces: their leaves, storage, choices, checks, and plain form in files.
 
 Only this file and `distributions/` ask what class a space has.
 """
@@ -6,7 +6,7 @@ Only this file and `distributions/` ask what class a space has.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -17,28 +17,26 @@ from lightning_rl.errors import SettingError, nearest
 from lightning_rl.types import Tree, tree_map
 
 MASK = "action_mask"
-"""Under this key an observation or an info says which actions are legal."""
+"""The key of an observation or info for the legal actions."""
 
 
 class Spaces(NamedTuple):
-    """What an algorithm has to know of its environment: the spaces of one environment, and whether it rules out actions.
-
-    The observation space is that of what networks see: without the key `action_mask`.
-    """
+    """The spaces of one environment, and whether it masks actions; observations as networks see them, without the key `action_mask`."""
 
     observation: Space
     action: Space
     masked: bool = False
 
     def masks(self, *batch: int) -> Tree:
-        """Masks `[*batch, M]` that allow everything; () where the environment has none."""
+        """Return masks `[*batch, M]` that allow everything; () where the environment has none."""
         return np.ones((*batch, sum(choice_sizes(self.action))), dtype=bool) if self.masked else ()
 
 
 class Leaf(NamedTuple):
-    """One observation leaf: `kind` is vector, image or one_hot; `sizes` and `starts` are those of one-hot parts.
+    """One observation leaf.
 
-    `name` is its path in the observation space: `robot.arm`, `cameras.0`; `obs` if the space is the leaf.
+    kind: vector, image or one_hot, which has parts with `sizes` and `starts`.
+    name: its path in the observation space: `robot.arm`, `cameras.0`; `obs` if the space is the leaf.
     """
 
     kind: str
@@ -50,7 +48,7 @@ class Leaf(NamedTuple):
 
 
 def observation_leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """Describe the leaves of an observation space, in the order of `types.tree_leaves`.
+    """Yield the leaves of an observation space, in the order of `types.tree_leaves`.
 
     A Box with three dimensions (or four: stacked frames) is an image; bytes are scaled to [0, 1].
 
@@ -99,7 +97,7 @@ def check_observation_space(space: Space, entities: Sequence[str] = (), goals: S
 
 
 def with_vector(space: Space, key: str, size: int) -> Space:
-    """The space of observations with a vector appended: longer vectors, or a Dict with one key more.
+    """Return the space of observations with a vector appended: longer vectors, or a Dict with one key more.
 
     Raises:
         SettingError: observations that a vector cannot be appended to.
@@ -114,57 +112,62 @@ def with_vector(space: Space, key: str, size: int) -> Space:
 
 
 def allocate(space: Space, *batch: int) -> Tree:
-    """A tree of zeros `[*batch, ...]` to store observations in: bytes and integers as they are, floats as float32."""
+    """Return a tree of zeros `[*batch, ...]` to store observations in: bytes and integers as they are, floats as float32."""
+
+    def zeros(leaf: Space) -> np.ndarray:
+        dtype = np.float32 if np.issubdtype(leaf.dtype, np.floating) or isinstance(leaf, MultiBinary) else leaf.dtype
+        return np.zeros((*batch, *(leaf.shape or ())), np.int64 if isinstance(leaf, Discrete) else dtype)
+
+    return _map_leaves(zeros, space)
+
+
+def _map_leaves(function: Callable[[Space], np.ndarray], space: Space) -> Tree:
     if isinstance(space, Dict):
-        return {key: allocate(child, *batch) for key, child in space.items()}
-    if isinstance(space, Tuple):
-        return tuple(allocate(child, *batch) for child in space)
-    dtype = np.float32 if np.issubdtype(space.dtype, np.floating) or isinstance(space, MultiBinary) else space.dtype
-    return np.zeros((*batch, *(space.shape or ())), np.int64 if isinstance(space, Discrete) else dtype)
+        return {key: _map_leaves(function, child) for key, child in space.items()}
+    return tuple(_map_leaves(function, child) for child in space) if isinstance(space, Tuple) else function(space)
 
 
 def samples(space: Space, num: int) -> Tree:
-    """Random members, a tree of arrays `[num, ...]` of the space's own dtypes."""
+    """Draw random members, a tree of arrays `[num, ...]` of the space's own dtypes."""
     return tree_map(lambda *leaves: np.stack(leaves), *(space.sample() for _ in range(num)))
 
 
 def choices(space: Space) -> Tree:
-    """How many choices each part of an action space has: a tree of arrays, `[n]` of Discrete, nvec of MultiDiscrete, 2 for each bit of
+    """Return the number of choices of each part of an action space as arrays: `[n]` of Discrete, nvec of MultiDiscrete, 2 for each bit of
     MultiBinary, empty of others."""
-    if isinstance(space, Dict):
-        return {key: choices(child) for key, child in space.items()}
-    if isinstance(space, Tuple):
-        return tuple(choices(child) for child in space)
-    if isinstance(space, Discrete):
-        return np.array([space.n])
-    if isinstance(space, MultiBinary):
-        return np.full(math.prod(space.shape), 2)
-    return space.nvec.ravel() if isinstance(space, MultiDiscrete) else np.zeros(0, dtype=np.int64)
+
+    def sizes(leaf: Space) -> np.ndarray:
+        if isinstance(leaf, Discrete):
+            return np.array([leaf.n])
+        if isinstance(leaf, MultiBinary):
+            return np.full(math.prod(leaf.shape), 2)
+        return leaf.nvec.ravel() if isinstance(leaf, MultiDiscrete) else np.zeros(0, dtype=np.int64)
+
+    return _map_leaves(sizes, space)
 
 
 def choice_sizes(space: Space) -> list[int]:
-    """The same one after the other, in the order of the space, which is that of its distribution; their sum is M, the width of a mask."""
+    """Return `choices` as a list, in the order of the space, which is that of its distribution; their sum is M, the width of a mask."""
     if isinstance(space, Dict | Tuple):
         return [size for child in (space.values() if isinstance(space, Dict) else space) for size in choice_sizes(child)]
     return choices(space).tolist()
 
 
 def limits(space: Space) -> Tree:
-    """The lowest and the highest value of each part of a space: a tree of arrays `[2, ...]`, which broadcast against its members."""
-    if isinstance(space, Dict):
-        return {key: limits(child) for key, child in space.items()}
-    if isinstance(space, Tuple):
-        return tuple(limits(child) for child in space)
-    if isinstance(space, Box):
-        return np.stack([space.low, space.high])
-    if isinstance(space, Discrete | MultiDiscrete):
-        last = space.n - 1 if isinstance(space, Discrete) else space.nvec - 1
-        return np.stack([space.start, space.start + last])
-    return np.arange(2)
+    """Return the lowest and the highest value of each part of a space: arrays `[2, ...]`, which broadcast against its members."""
+
+    def ends(leaf: Space) -> np.ndarray:
+        if isinstance(leaf, Box):
+            return np.stack([leaf.low, leaf.high])
+        if isinstance(leaf, Discrete | MultiDiscrete):
+            return np.stack([leaf.start, leaf.start + (leaf.n if isinstance(leaf, Discrete) else leaf.nvec) - 1])
+        return np.arange(2)
+
+    return _map_leaves(ends, space)
 
 
-def legal_sample(space: Space, mask: np.ndarray) -> Any:
-    """A random action that a mask `[M]` allows."""
+def legal_sample(space: Space, mask: np.ndarray) -> Tree:
+    """Draw a random action that a mask `[M]` allows."""
     if isinstance(space, Dict | Tuple):
         children = list(space.values()) if isinstance(space, Dict) else list(space)
         ends = np.cumsum([sum(choice_sizes(child)) for child in children])
@@ -178,7 +181,7 @@ def legal_sample(space: Space, mask: np.ndarray) -> Any:
 
 
 def is_batch_of(space: Space, observation: Tree) -> bool:
-    """Whether an observation has one more dimension than the space: a batch."""
+    """Return whether an observation has one more dimension than the space: a batch."""
     if isinstance(space, Dict):
         key = next(iter(space))
         return is_batch_of(space[key], observation[key])
@@ -188,30 +191,25 @@ def is_batch_of(space: Space, observation: Tree) -> bool:
 
 
 def mismatches(space: Space, obs: Tree, key: str = "") -> Iterator[str]:
-    """How an observation differs from its space, part by part."""
+    """Yield the differences between an observation and its space, part by part."""
     part = f"the observation {key!r}" if key else "the observation"
-    if isinstance(space, Dict):
-        if not isinstance(obs, Mapping):
-            yield f"{part} is a {type(obs).__name__}, and its space a Dict"
-            return
-        for name, child in space.items():
-            place = f"{key}.{name}" if key else name
-            if name in obs:
-                yield from mismatches(child, obs[name], place)
+    if isinstance(space, Dict) and not isinstance(obs, Mapping):
+        yield f"{part} is a {type(obs).__name__}, and its space a Dict"
+    elif isinstance(space, Tuple) and (not isinstance(obs, tuple | list) or len(obs) != len(space)):
+        yield f"{part} is not a tuple of {len(space)}"
+    elif isinstance(space, Dict | Tuple):
+        for name, child in space.items() if isinstance(space, Dict) else enumerate(space):
+            path = f"{key}.{name}" if key else str(name)
+            if isinstance(space, Dict) and name not in obs:
+                yield f"the observation {path!r} is missing"
             else:
-                yield f"the observation {place!r} is missing"
-    elif isinstance(space, Tuple):
-        if not isinstance(obs, tuple | list) or len(obs) != len(space):
-            yield f"{part} is not a tuple of {len(space)}"
-            return
-        for i, child in enumerate(space):
-            yield from mismatches(child, obs[i], f"{key}.{i}" if key else str(i))
+                yield from mismatches(child, obs[name], path)
     elif what := misshape(obs, space.shape or ()):
         yield f"{part} {what}, and its space {space.shape or ()}"
 
 
-def misshape(value: Any, shape: tuple[int, ...]) -> str:
-    """What is wrong with a value that must be numbers of a shape; nothing if it is."""
+def misshape(value: object, shape: tuple[int, ...]) -> str:
+    """Describe what is wrong with a value that must be numbers of a shape; empty if nothing is."""
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -222,13 +220,13 @@ def misshape(value: Any, shape: tuple[int, ...]) -> str:
 
 
 def short(space: Space) -> str:
-    """A space in one line of at most 60 characters."""
+    """Describe a space in one line of at most 60 characters."""
     text = f"Box{space.shape}" if isinstance(space, Box) else " ".join(str(space).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def to_plain(space: Space) -> dict[str, Any]:
-    """A space as strings, numbers and lists, for checkpoints."""
+    """Return a space as strings, numbers and lists, for checkpoints."""
     if isinstance(space, Dict):
         return {"type": "Dict", "spaces": {key: to_plain(child) for key, child in space.items()}}
     if isinstance(space, Tuple):
@@ -246,7 +244,7 @@ def to_plain(space: Space) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Space:
-    """The inverse of `to_plain`.
+    """Build a space from its plain form.
 
     Raises:
         SettingError: no such type of space.
@@ -269,7 +267,7 @@ def from_plain(plain: dict[str, Any]) -> Space:
 
 
 def _compact(bound: np.ndarray) -> float | list[float]:
-    """One number where all are equal (images), else all of them in order."""
+    """Return one number where all are equal (images), else all of them in order."""
     return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.ravel().tolist()
 
 
@@ -278,12 +276,12 @@ def _expand(bound: float | list[float], shape: tuple[int, ...], dtype: type) -> 
 
 
 def as_spaces(observation: Space, action: Space) -> Spaces:
-    """The spaces of an environment; one whose observations have the key `action_mask` rules out actions."""
+    """Return the spaces of an environment, which masks actions if its observations have the key `action_mask`."""
     if not (isinstance(observation, Dict) and MASK in observation.spaces):
         return Spaces(observation, action)
     return Spaces(Dict([(key, child) for key, child in observation.items() if key != MASK]), action, masked=True)
 
 
 def single_spaces(envs: gym.vector.VectorEnv) -> Spaces:
-    """The spaces of one of the environments."""
+    """Return the spaces of one of the environments."""
     return as_spaces(envs.single_observation_space, envs.single_action_space)

@@ -6,20 +6,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
 
 import torch
+from gymnasium.spaces import Space
 from threadpoolctl import threadpool_limits
 
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.networks.mlp import EnsembleLinear, NoisyLinear
-from lightning_rl.spaces import allocate
+from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_to_torch
+
+MIN_WIDTH = 256
+"""Inputs and outputs from which a layer may be worth a second thread."""
+BATCH_ROWS = 64
+MEASURED_SECONDS = 0.3
+MAX_TIME_RATIO = 0.85
+"""More threads must take at most this share of the time of one."""
 
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """A number of CPU threads for torch, and then the number before."""
+    """Let torch compute in a number of CPU threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -29,59 +36,51 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 def one_thread() -> threadpool_limits:
-    """From now on numpy multiplies in one thread, until the context that this is ends: small matrices lose time by more."""
+    """Let numpy multiply in one thread from now on, or until the returned context ends: small matrices are slower with more."""
     return threadpool_limits(limits=1, user_api="blas")
 
 
-WIDE = 256
-"""Inputs and outputs from which a layer is worth a second thread, if anything is."""
-ROWS = 64
-SECONDS = 0.3
-"""Of measuring."""
-CLEARLY = 0.85
-"""More threads must take at most so much of the time of one."""
-
-
 def is_wide(network: torch.nn.Module) -> bool:
-    """Whether a network has convolutions, or layers of 256 and wider."""
+    """Return whether a network has convolutions, or layers of 256 and wider."""
     layers = (torch.nn.Linear, EnsembleLinear, NoisyLinear)
     return any(
-        isinstance(module, torch.nn.Conv2d) or (isinstance(module, layers) and min(module.weight.shape[-2:]) >= WIDE)
+        isinstance(module, torch.nn.Conv2d) or (isinstance(module, layers) and min(module.weight.shape[-2:]) >= MIN_WIDTH)
         for module in network.modules()
     )
 
 
-def choose_threads(model: Any) -> tuple[int, str | None]:
-    """The threads for an algorithm's updates, and one line about it if it was measured: 1, or torch's own choice where its network learns
-    clearly faster so.
+def choose_threads(model: object) -> tuple[int, str | None]:
+    """Return the threads for an algorithm's updates, and a line about the choice if it was measured.
+
+    One, or torch's own choice where the network learns clearly faster with it.
     """
-    most, network = torch.get_num_threads(), getattr(model, "network", None)
-    if most == 1 or not isinstance(network, PolicyNetwork) or not is_wide(network):
+    most, network, spaces = torch.get_num_threads(), getattr(model, "network", None), getattr(model, "spaces", None)
+    if most == 1 or not isinstance(network, PolicyNetwork) or not isinstance(spaces, Spaces) or not is_wide(network):
         return 1, None
-    one, many = seconds(learning(network, model.spaces.observation), most)
-    number = most if many < CLEARLY * one else 1
+    one, many = measure_seconds(learning_step(network, spaces.observation), most)
+    number = most if many < MAX_TIME_RATIO * one else 1
     times = f"{1e3 * one:.3g} ms with 1, {1e3 * many:.3g} ms with {most}"
-    return number, f"trainer.torch_threads {number}: {ROWS} rows forward and backward take {times}"
+    return number, f"trainer.torch_threads {number}: {BATCH_ROWS} rows forward and backward take {times}"
 
 
-def learning(network: Any, space: Any) -> Callable[[], Any]:
-    """Forward and backward of a copy of the policy, on a made-up batch."""
+def learning_step(network: PolicyNetwork, space: Space) -> Callable[[], None]:
+    """Return a function that goes forward and backward through a copy of the policy, on a batch of zeros."""
     network = deepcopy(network).eval()
-    obs, memory = tree_to_torch(allocate(space, ROWS)), network.initial_memory(ROWS)
+    obs, memory = tree_to_torch(allocate(space, BATCH_ROWS)), network.initial_memory(BATCH_ROWS)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
 
     def step() -> None:
-        x, _ = network.policy(obs, memory, torch.ones(ROWS, dtype=torch.bool))
+        x, _ = network.policy(obs, memory, torch.ones(BATCH_ROWS, dtype=torch.bool))
         torch.autograd.grad(x.sum(), parameters, allow_unused=True)
 
     return step
 
 
-def seconds(step: Callable[[], Any], most: int) -> tuple[float, float]:
-    """The mean time of a step with 1 thread and with the most, in turn. The mean, for a single wait may outweigh what all others gain."""
+def measure_seconds(step: Callable[[], None], most: int) -> tuple[float, float]:
+    """Return the mean time of a step with 1 thread and with the most, alternating; one long wait may cost more than all others gain."""
     spent, rounds = {1: 0.0, most: 0.0}, -1
-    began = time.perf_counter()
-    while rounds < 1 or time.perf_counter() - began < SECONDS:
+    start = time.perf_counter()
+    while rounds < 1 or time.perf_counter() - start < MEASURED_SECONDS:
         for number in spent:
             with torch_threads(number):
                 before = time.perf_counter()

@@ -40,7 +40,7 @@ SPACES = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_a_space_survives_a_file_that_loads_as_plain_data(name):
+def test_a_space_is_restored_from_plain_data(name):
     file = io.BytesIO()
     torch.save(to_plain(SPACES[name]), file)
     file.seek(0)
@@ -49,13 +49,13 @@ def test_a_space_survives_a_file_that_loads_as_plain_data(name):
     assert (again.shape, again.dtype) == (SPACES[name].shape, SPACES[name].dtype)
 
 
-def test_bounds_survive_bit_for_bit():
+def test_bounds_are_restored_bit_for_bit():
     again = from_plain(to_plain(VECTOR))
     assert again.low.tobytes() == VECTOR.low.tobytes()
     assert again.high.tobytes() == VECTOR.high.tobytes()
 
 
-def test_the_order_of_a_dict_survives():
+def test_the_order_of_a_dict_is_restored():
     space = Dict(OrderedDict(b=Discrete(2), a=Discrete(3)))
     assert list(from_plain(to_plain(space))) == ["b", "a"]
 
@@ -101,7 +101,7 @@ def test_short_is_one_line_of_at_most_60_characters():
     assert len(text) == 60
 
 
-def test_leaves_say_how_each_part_is_encoded():
+def test_leaves_describe_how_each_part_is_encoded():
     assert list(observation_leaves(SPACES["tree"])) == [
         Leaf("vector", (3,), name="body.0"),
         Leaf("vector", (2,), name="body.1.bits"),
@@ -140,7 +140,7 @@ CROWD = Dict(agents=Box(-1, 1, (5, 2)), body=VECTOR, bits=MultiBinary(2), camera
         ([], 3, "goals must be a list of names of observations such as [agents], got 3"),
     ],
 )
-def test_names_of_no_entities_and_no_goals_are_refused_in_one_line(entities, goals, message):
+def test_wrong_names_of_entities_and_goals_are_refused_in_one_line(entities, goals, message):
     with pytest.raises(SettingError) as error:
         check_observation_space(CROWD, entities, goals)
     assert str(error.value) == message
@@ -157,7 +157,7 @@ def test_leaves_of_a_space_have_the_order_of_the_leaves_of_its_observations():
     assert [leaf.shape for leaf in observation_leaves(space)] == [np.shape(leaf) for leaf in tree_leaves(space.sample())]
 
 
-def test_storage_keeps_bytes_and_integers_and_holds_reals_in_single_precision():
+def test_storage_keeps_bytes_and_integers_and_has_floats_in_single_precision():
     stored = allocate(SPACES["tree"], 6, 2)
     assert stored["camera"].shape == (6, 2, 8, 8, 1)
     assert stored["body"][0].shape == (6, 2, 3)

@@ -27,7 +27,7 @@ class Actor(PolicyNetwork):
     Args:
         spaces: observation and action space of one environment.
         action_dist: for Box actions, see `distributions.make_distribution`.
-        head: what follows the last layer, for instance `nn.Tanh()`.
+        head: a module after the last layer, for instance `nn.Tanh()`.
         net_arch: widths of the hidden layers.
         activation: of the hidden layers.
         encoder: for images, see `networks/encoders.py`.
@@ -35,7 +35,7 @@ class Actor(PolicyNetwork):
         entities: names of observations that are sets of entities, see `networks/encoders.py`.
         goals: names of observations that generate the last hidden layer, see `networks/mlp.py`.
         normalize_obs: `off`, `running` or `frozen`.
-        memory: what the policy remembers with.
+        memory: recurrent memory of the policy.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Actor(PolicyNetwork):
         self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
 
     def perceptron(self) -> Perceptron | None:
-        """What turns normalized observations into the distribution's input; a subclass may compute something else."""
+        """Return the layers from normalized observations to the distribution's input; None in a subclass, which may compute more."""
         return Perceptron(self.encoder, [self.memory], self.layers) if type(self) is Actor else None
 
     def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
-        """The distribution's input at normalized observations, `[..., num_inputs]`."""
+        """Return the distribution's input `[..., num_inputs]` at normalized observations."""
         return self.layers(self.memory(self.encoder(obs), memory, episode_start)[0]).float()
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
@@ -77,10 +77,10 @@ class Actor(PolicyNetwork):
 
 
 class Critic(nn.Module):
-    """Q(s, a) of an ensemble: encoder → memory → beside the continuous action → hidden layers, E of them in one batched product → heads.
+    """Q(s, a) of an ensemble: encoder → memory → with the continuous action → hidden layers, E of them in one batched product → heads.
 
-    Observations come normalized: the normalizer is the actor's. Weights start as torch's own layers do. A memory begins empty with each
-    sequence: a critic is not asked while its experience is made.
+    Observations are normalized by the actor. Weights start as torch's own layers do. A memory is empty at the start of each sequence:
+    a critic does not run while its experience is collected.
 
     Args:
         space: observation space.
@@ -117,7 +117,7 @@ class Critic(nn.Module):
         self.layers.append(layer(net_arch[-1] if net_arch else num_inputs, num_choices * streams))
 
     def forward(self, obs: Tree, action: Tensor | None = None, episode_start: Tensor | None = None) -> Tensor:
-        """Q `[E, B, M, S]` of observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
+        """Return Q `[E, B, M, S]` of observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
         x, _ = self.memory(self.encoder(obs), (), episode_start)
         return self.layers(x if action is None else torch.cat([x, action], -1)).float().unflatten(-1, self.heads)
 
@@ -128,7 +128,7 @@ class Temperature(nn.Module):
     Args:
         kinds: the kinds of actions.
         ent_coef: α as a number, or `auto` or `auto_<first value>` to learn it.
-        target: the entropy that a learned α aims at, for each kind.
+        target: the target entropy of a learned α, for each kind.
     """
 
     target: Tensor
@@ -138,21 +138,21 @@ class Temperature(nn.Module):
         self.kinds = list(kinds)
         self.register_buffer("target", torch.tensor(target), persistent=False)
         self.learned = isinstance(ent_coef, str)
-        alpha = _first_value(ent_coef) if isinstance(ent_coef, str) else ent_coef
+        alpha = _first_alpha(ent_coef) if isinstance(ent_coef, str) else ent_coef
         check_range("ent_coef", alpha, 0, open_low=self.learned)
         log_alpha = torch.full((len(self.kinds),), math.log(alpha) if alpha > 0 else -math.inf)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=self.learned)
 
     def forward(self) -> Tensor:
-        """α, without gradient."""
+        """Return α, without gradient."""
         return self.log_alpha.detach().exp()
 
 
-def _first_value(ent_coef: str) -> float:
-    name, given, value = ent_coef.partition("_")
+def _first_alpha(ent_coef: str) -> float:
+    name, _, value = ent_coef.partition("_")
     try:
         if name == "auto":
-            return float(value) if given else 1.0
+            return 1.0 if ent_coef == "auto" else float(value)
     except ValueError:
         pass
     raise SettingError(f"ent_coef {ent_coef!r} must be a number, auto, or auto_<first value> such as auto_0.1")

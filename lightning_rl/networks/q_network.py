@@ -1,4 +1,4 @@
-"""Action values of the DQN family: mean, histogram or quantiles of an action's return."""
+"""Action values of the DQN family: the mean, a histogram or quantiles of an action's return."""
 
 from __future__ import annotations
 
@@ -22,36 +22,50 @@ from lightning_rl.value_transforms import Identity, ValueTransform
 IDENTITY = Identity()
 
 
-class ScalarReturn(nn.Module):
-    """The mean, Z = 1 (Mnih et al. 2015)."""
+class ReturnHead(nn.Module):
+    """What a network learns of an action's return: Z numbers, of returns transformed by h."""
 
-    atoms = 1
+    atoms: int
 
     def __init__(self, transform: ValueTransform = IDENTITY) -> None:
         super().__init__()
         self.transform = transform
 
     def mean(self, z: Tensor) -> Tensor:
-        """Estimate the expected return `[...]`: h⁻¹(z)."""
+        """Estimate the expected return, `[..., Z]` to `[...]`."""
+        raise NotImplementedError
+
+    def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values and probabilities of the atoms, `[..., Z]` each."""
+        raise NotImplementedError
+
+    def loss(self, z: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of z against a target's atoms, and the error for priorities, `[...]` each."""
+        raise NotImplementedError
+
+
+class ScalarReturn(ReturnHead):
+    """The mean, Z = 1 (Mnih et al. 2015)."""
+
+    atoms = 1
+
+    def mean(self, z: Tensor) -> Tensor:
         return self.transform.inverse(z).squeeze(-1)
 
     def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and probabilities of the atoms, `[..., Z]` each."""
         return z, torch.ones_like(z)
 
     def loss(self, z: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and error for priorities, `[...]` each, of z against a target's atoms."""
         return losses.huber(z, target).squeeze(-1), (z.detach() - target).squeeze(-1).abs()
 
 
-class CategoricalReturn(nn.Module):
+class CategoricalReturn(ReturnHead):
     """C51: a histogram over `atoms` values from v_min to v_max (Bellemare et al. 2017). The error is the loss, as in Rainbow."""
 
     support: Tensor
 
     def __init__(self, atoms: int = 51, v_min: float = -10.0, v_max: float = 10.0, transform: ValueTransform = IDENTITY) -> None:
-        super().__init__()
-        self.transform = transform
+        super().__init__(transform)
         check_range("n_atoms", atoms, 2, whole=True)
         if not v_min < v_max:
             raise SettingError(f"v_min {v_min} must be below v_max {v_max}")
@@ -59,52 +73,42 @@ class CategoricalReturn(nn.Module):
         self.register_buffer("support", torch.linspace(v_min, v_max, atoms), persistent=False)
 
     def mean(self, z: Tensor) -> Tensor:
-        """Estimate the expected return `[...]`: Σ p h⁻¹(atom)."""
         return (z.softmax(-1) * self.transform.inverse(self.support)).sum(-1)
 
     def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and probabilities of the atoms, `[..., Z]` each."""
         return self.support.expand_as(z), z.softmax(-1)
 
     def loss(self, z: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and error for priorities, `[...]` each, of z against a target's atoms."""
         loss = losses.cross_entropy(z, losses.project(target, probs, self.support))
         return loss, loss.detach()
 
 
-class QuantileReturn(nn.Module):
+class QuantileReturn(ReturnHead):
     """QR-DQN: `atoms` quantiles (Dabney et al. 2018). The error is the loss."""
 
     fraction: Tensor
 
     def __init__(self, atoms: int = 50, transform: ValueTransform = IDENTITY) -> None:
-        super().__init__()
-        self.transform = transform
+        super().__init__(transform)
         check_range("n_quantiles", atoms, 1, whole=True)
         self.atoms = atoms
         self.register_buffer("fraction", (torch.arange(atoms) + 0.5) / atoms, persistent=False)
 
     def mean(self, z: Tensor) -> Tensor:
-        """Estimate the expected return `[...]`: the mean of h⁻¹(quantile)."""
         return self.transform.inverse(z).mean(-1)
 
     def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and probabilities of the atoms, `[..., Z]` each."""
         return z, torch.full_like(z, 1 / self.atoms)
 
     def loss(self, z: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and error for priorities, `[...]` each, of z against a target's atoms."""
         loss = losses.quantile_huber(z, self.fraction, target)
         return loss, loss.detach()
-
-
-ReturnHead = ScalarReturn | CategoricalReturn | QuantileReturn
 
 
 def make_return_head(
     distribution: str, n_atoms: int, v_min: float, v_max: float, n_quantiles: int, transform: ValueTransform = IDENTITY
 ) -> ReturnHead:
-    """Build the head for a setting of DQN: `none`, `c51` or `quantiles`, of returns transformed by h."""
+    """Build the head for a setting of DQN: `none`, `c51` or `quantiles`."""
     check_choice("distribution", distribution, ("none", "c51", "quantiles"))
     if distribution == "none":
         return ScalarReturn(transform)
@@ -116,18 +120,11 @@ class QNetwork(PolicyNetwork):
 
     Args:
         spaces: observation and action space of one environment.
-        returns: what is known of an action's return, see `networks/q_network.py`.
+        returns: what is learned of an action's return; default: its mean.
         dueling: Q = V + A − mean A, with hidden layers for V and A each (Wang et al. 2016, eq. 9).
         noisy: noisy linear layers behind the encoder (Fortunato et al. 2018).
         streams: S, the number of reward streams.
-        net_arch: widths of the hidden layers.
-        activation: of the hidden layers.
-        encoder: for images, see `networks/encoders.py`.
-        encoder_features: width of the image encoder's output.
-        entities: names of observations that are sets of entities, see `networks/encoders.py`.
-        goals: names of observations that generate the last hidden layer, see `networks/mlp.py`.
-        normalize_obs: `off`, `running` or `frozen`.
-        memory: what the network remembers with.
+        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `off_policy.Actor`.
 
     Raises:
         SettingError: an action space that is not Discrete.
@@ -157,49 +154,48 @@ class QNetwork(PolicyNetwork):
         self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.returns = ScalarReturn() if returns is None else returns
+        self.outputs = (self.distribution.num_inputs, streams, self.returns.atoms)
         layer = NoisyLinear if noisy else nn.Linear
         features = self.memory.num_features
 
-        def head(actions: int) -> nn.Module:
+        def head(actions: int) -> nn.Sequential:
             layers = goal_mlp(features, net_arch, activation, layer, self.memory.goal)
             return layers.append(layer(net_arch[-1] if net_arch else features, actions * streams * self.returns.atoms))
 
         actions = self.distribution.num_inputs
-        self.outputs = (actions, streams, self.returns.atoms)
         self.head = DuelingHead(head(1), head(actions), actions) if dueling else head(actions)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def perceptron(self) -> Perceptron | None:
-        """What turns normalized observations into one value for each action, if it is that plain."""
+        """Return the layers from normalized observations to one value for each action, if the network is that plain."""
         plain = type(self) is QNetwork and not self.noisy_layers and self.outputs[1:] == (1, 1)
         return Perceptron(self.encoder, [self.memory], self.head) if plain and isinstance(self.head, nn.Sequential) else None
 
     def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
-        """What is known of the return of each action at normalized observations, `[..., n, S, Z]`."""
-        return self._known(self.memory(self.encoder(obs), memory, episode_start)[0])
+        """Return z `[..., n, S, Z]` of each action at normalized observations, see `ReturnHead`."""
+        return self._z(self.memory(self.encoder(obs), memory, episode_start)[0])
 
-    def _known(self, features: Tensor) -> Tensor:
-        z = self.head(features).float()
-        return z.view(*z.shape[:-1], *self.outputs)
+    def _z(self, features: Tensor) -> Tensor:
+        return self.head(features).float().unflatten(-1, self.outputs)
 
     def resample(self, generator: Generator | None = None) -> None:
-        """New noise for noisy layers."""
+        """Draw new noise for noisy layers."""
         for layer in self.noisy_layers:
             layer.resample(generator)
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
-        """The expected return of each action at observations as they are, `[..., n, S]`."""
+        """Return the expected return of each action at observations as they are, `[..., n, S]`."""
         return self.returns.mean(self(self.normalizer(obs), memory, episode_start))
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         if self.training:
             self.resample(generator)
         features, memory = self.memory(self.encoder(self.normalizer(obs)), memory, episode_start)
-        return self.returns.mean(self._known(features)).sum(-1), memory
+        return self.returns.mean(self._z(features)).sum(-1), memory
 
 
 class DuelingHead(nn.Module):
-    """V + A − mean A over the `actions`."""
+    """Q = V + A − mean A over the `actions`."""
 
     def __init__(self, value: nn.Module, advantage: nn.Module, actions: int) -> None:
         super().__init__()

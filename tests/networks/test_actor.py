@@ -1,4 +1,4 @@
-"""The actor of SAC and TD3: what it computes, and that numpy acts as torch does."""
+"""The actor of SAC and TD3: its output, and that numpy acts like torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def normalized(network):
     return network
 
 
-# ---------------------------------------------------------------- what it computes
+# ---------------------------------------------------------------- output
 
 
 @pytest.mark.parametrize("net_arch", [(), (8, 6)])
@@ -69,7 +69,7 @@ def test_deterministic_actions_are_modes_and_others_follow_the_generator(action_
     assert draws[0].abs().max() <= 1
 
 
-def test_masks_reach_both_ways_to_choose():
+def test_masks_apply_to_deterministic_and_random_actions():
     network, mask = actor_for(Discrete(4)), torch.tensor([False, True, False, False]).expand(N, 4)
     for deterministic in (True, False):
         assert (network.sample(observations(N), action_mask=mask, deterministic=deterministic)[0] == 1).all()
@@ -85,12 +85,12 @@ def test_a_tree_of_observations_becomes_a_tree_of_actions():
     assert memory == ()
 
 
-def test_a_bf16_actor_hands_out_single_precision():
+def test_a_bf16_actor_returns_single_precision():
     network = actor_for().to(torch.bfloat16)
     assert network(observations(N).bfloat16()).dtype == torch.float32
 
 
-def test_nothing_to_observe_is_refused():
+def test_an_empty_observation_is_refused():
     with pytest.raises(SettingError, match="is empty; an algorithm needs something to observe"):
         actor_for(observation=Box(-1, 1, (0,)))
 
@@ -103,7 +103,7 @@ def test_nothing_to_observe_is_refused():
 @pytest.mark.parametrize(
     ("space", "action_dist"), [(LOPSIDED, "squashed_normal"), (LOPSIDED, "noisy"), (Discrete(3, start=2), "squashed_normal")]
 )
-def test_numpy_acts_as_torch_does_for_the_same_noise(space, action_dist, net_arch, normalize_obs):
+def test_numpy_acts_like_torch_for_the_same_noise(space, action_dist, net_arch, normalize_obs):
     network = normalized(actor_for(space, action_dist, net_arch=net_arch, normalize_obs=normalize_obs))
     obs = observations(T, N)
     actor = make_actor(network, obs.numpy(), seeded(1))
@@ -135,7 +135,7 @@ class OwnPolicy(Actor):
     ],
     ids=["subclass", "activation", "width", "branches", "hybrid", "dict"],
 )
-def test_what_numpy_does_not_know_is_asked_in_torch(network, space):
+def test_networks_that_numpy_does_not_support_act_in_torch(network, space):
     obs = allocate(space, T, N)
     actor = make_actor(network, obs, seeded(1))
     assert isinstance(actor, TorchActor)

@@ -21,14 +21,14 @@ def rows(*shape, seed=0):
 @pytest.mark.parametrize("net_arch", [(), (6,), (7, 6)])
 @pytest.mark.parametrize(("choices", "streams"), [(1, 1), (5, 1), (3, 2)])
 @pytest.mark.parametrize("ensemble", [1, 2, 3])
-def test_values_come_for_each_critic_row_choice_and_stream(ensemble, choices, streams, net_arch):
+def test_there_is_a_value_for_each_critic_row_choice_and_stream(ensemble, choices, streams, net_arch):
     critic = Critic(VECTOR, 2, choices, ensemble=ensemble, streams=streams, net_arch=net_arch)
     assert critic(rows(8, 4), rows(8, 2)).shape == (ensemble, 8, choices, streams)
     of_the_observation = Critic(VECTOR, 0, choices, ensemble=ensemble, streams=streams, net_arch=net_arch)
     assert of_the_observation(rows(8, 4)).shape == (ensemble, 8, choices, streams)
 
 
-def test_each_critic_is_a_perceptron_of_its_own_over_observation_and_action():
+def test_each_critic_is_a_separate_perceptron_over_observation_and_action():
     critic = Critic(VECTOR, 2, 3, ensemble=2, streams=2, net_arch=(6, 5), activation="tanh")
     obs, action = rows(8, 4), rows(8, 2, seed=1)
     q = critic(obs, action)
@@ -68,6 +68,6 @@ def test_an_image_encoder_is_shared_by_all_critics():
     )
 
 
-def test_a_bf16_critic_answers_in_single_precision():
+def test_a_bf16_critic_returns_single_precision():
     critic = Critic(VECTOR, 2, net_arch=(6,)).to(torch.bfloat16)
     assert critic(rows(8, 4).bfloat16(), rows(8, 2).bfloat16()).dtype == torch.float32

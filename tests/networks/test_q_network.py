@@ -44,7 +44,7 @@ def observations(*shape):
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("streams", [1, 2])
 @pytest.mark.parametrize("returns", RETURNS)
-def test_every_combination_knows_the_return_of_each_action_stream_and_atom(returns, streams, noisy, dueling, net_arch):
+def test_every_combination_has_a_value_for_each_action_stream_and_atom(returns, streams, noisy, dueling, net_arch):
     net = network(RETURNS[returns](), streams=streams, noisy=noisy, dueling=dueling, net_arch=net_arch)
     atoms = {"scalar": 1, "histogram": 7, "quantiles": 4}[returns]
     assert net(observations(6)).shape == (6, 3, streams, atoms)
@@ -67,7 +67,7 @@ def test_the_advantages_of_a_dueling_network_have_the_mean_0(returns):
         by_hand = value[row] + advantage[row, action] - advantage[row].sum(0) / 3
         torch.testing.assert_close(z[row, action], by_hand)
     last = [layer for layer in net.head.advantage if isinstance(layer, torch.nn.Linear)][-1]
-    last.bias.data += 5.0  # what all actions have in common is not theirs
+    last.bias.data += 5.0  # a constant of all actions is not part of an advantage
     torch.testing.assert_close(net(obs), z, rtol=1e-4, atol=1e-5)
 
 
@@ -80,7 +80,7 @@ def test_noisy_layers_are_all_behind_the_encoder_and_draw_noise_together():
     assert not network().noisy_layers
 
 
-def test_a_copy_of_a_noisy_network_draws_noise_of_its_own():
+def test_a_copy_of_a_noisy_network_has_its_own_noise():
     net = network(noisy=True)
     copied = deepcopy(net)
     copied.resample(seeded())
@@ -88,7 +88,7 @@ def test_a_copy_of_a_noisy_network_draws_noise_of_its_own():
     assert all(layer.noise_in.any() for layer in copied.modules() if isinstance(layer, NoisyLinear))
 
 
-def test_a_noisy_network_acts_with_new_noise_while_it_trains_and_without_any_in_evaluation():
+def test_a_noisy_network_acts_with_new_noise_in_training_and_without_in_evaluation():
     net, obs = network(noisy=True, net_arch=()), observations(500)
     generator = seeded()
     first, second = net.sample(obs, generator=generator)[0], net.sample(obs, generator=generator)[0]
@@ -117,7 +117,7 @@ def test_masks_reach_the_choice(epsilon, deterministic):
     assert (action == 1).all()
 
 
-def test_a_deterministic_policy_explores_nothing():
+def test_a_deterministic_policy_does_not_explore():
     net, obs = network(), observations(500)
     net.distribution.epsilon = 1.0
     greatest = net.value(obs)[..., 0].argmax(-1)
@@ -125,12 +125,12 @@ def test_a_deterministic_policy_explores_nothing():
     assert not torch.equal(net.sample(obs, generator=seeded())[0], greatest)
 
 
-def test_a_bf16_network_answers_in_single_precision():
+def test_a_bf16_network_returns_single_precision():
     net = network(dueling=True).to(torch.bfloat16)
     assert net(observations(6).bfloat16()).dtype == torch.float32
 
 
-def test_images_and_vectors_are_read_together():
+def test_images_and_vectors_are_encoded_together():
     space = Dict(camera=Box(0, 255, (16, 16, 3), np.uint8), body=VECTOR)
     net = QNetwork(Spaces(space, Discrete(3)), dueling=True, encoder_features=8)
     obs = {"camera": torch.randint(0, 256, (4, 16, 16, 3), dtype=torch.uint8), "body": observations(4)}
@@ -162,7 +162,7 @@ def test_a_plain_network_acts_in_numpy_as_in_torch(net_arch, normalize_obs, epsi
 
 
 class OwnValues(QNetwork):
-    """A user's network with values of its own."""
+    """A user's network, which may compute other values."""
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ class OwnValues(QNetwork):
     [{"dueling": True}, {"noisy": True}, {"streams": 2}, {"returns": CategoricalReturn()}, {"returns": QuantileReturn()}, {"own": True}],
     ids=["dueling", "noisy", "streams", "histogram", "quantiles", "subclass"],
 )
-def test_other_networks_are_asked_in_torch(settings):
+def test_other_networks_act_in_torch(settings):
     own = settings.get("own", False)
     net = OwnValues(SPACES) if own else QNetwork(SPACES, **settings)
     assert net.perceptron() is None

@@ -1,4 +1,4 @@
-"""What is known of a return: its mean, a histogram, or its quantiles, worked by hand."""
+"""Return heads: mean, histogram and quantiles, worked by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_mean_is_that_of_the_distribution_for_any_leading_dimensions(name):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_losses_and_errors_come_row_by_row_and_errors_carry_no_gradient(name):
+def test_losses_and_errors_are_row_by_row_and_errors_have_no_gradient(name):
     head, z = HEADS[name], numbers(name, 3, 2).requires_grad_()
     values, probs = head.distribution(numbers(name, 3, 2, seed=1))
     loss, error = head.loss(z, 0.5 + 0.9 * values, probs)
@@ -79,7 +79,7 @@ def test_quantiles_by_hand():
     assert loss.item() == error.item() == 0.25
 
 
-def test_heads_are_made_of_settings():
+def test_heads_are_built_from_settings():
     assert isinstance(make_return_head("none", 51, -10, 10, 50), ScalarReturn)
     histogram, quantiles = (make_return_head(name, 11, -1, 3, 7) for name in ("c51", "quantiles"))
     assert isinstance(histogram, CategoricalReturn) and histogram.atoms == 11
@@ -97,7 +97,7 @@ def test_heads_are_made_of_settings():
         (("quantiles", 51, -1, 1, 0), r"^n_quantiles must be >= 1, got 0$"),
     ],
 )
-def test_settings_that_make_no_head_are_refused_in_one_line(settings, message):
+def test_invalid_settings_are_refused_in_one_line(settings, message):
     with pytest.raises(SettingError, match=message):
         make_return_head(*settings)
 

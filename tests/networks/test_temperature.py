@@ -1,4 +1,4 @@
-"""The temperature: given or learned, one for each kind of action."""
+"""The temperature: fixed or learned, one for each kind of action."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_temperature_is_saved_with_its_network():
 
 
 @pytest.mark.parametrize("ent_coef", ["automatic", "auto_", "auto_x", "0.2", "", "learned_0.1", "auto_0.1_0.2"])
-def test_a_word_that_names_no_temperature_is_refused_in_one_line(ent_coef):
+def test_an_invalid_word_is_refused_in_one_line(ent_coef):
     message = f"^ent_coef '{ent_coef}' must be a number, auto, or auto_<first value> such as auto_0.1$"
     with pytest.raises(SettingError, match=message):
         Temperature(BOTH, ent_coef)
@@ -59,7 +59,7 @@ def test_a_word_that_names_no_temperature_is_refused_in_one_line(ent_coef):
         ([0.1], "ent_coef must be a number >= 0, got [0.1]"),
     ],
 )
-def test_a_temperature_that_is_no_positive_number_is_refused_in_one_line(ent_coef, message):
+def test_an_invalid_number_is_refused_in_one_line(ent_coef, message):
     with pytest.raises(SettingError) as error:
         Temperature(BOTH, ent_coef)
     assert str(error.value) == message

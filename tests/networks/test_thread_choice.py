@@ -1,4 +1,4 @@
-"""How many threads torch computes with."""
+"""The number of threads that torch computes with."""
 
 import itertools
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import LSTM
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.spaces import Spaces
-from lightning_rl.threads import choose_threads, is_wide, learning, seconds
+from lightning_rl.threads import choose_threads, is_wide, learning_step, measure_seconds
 
 VECTOR = Spaces(Box(-1, 1, (256,)), Discrete(2))
 IMAGE = Spaces(Box(0, 255, (20, 20, 3), np.uint8), Discrete(2))
@@ -31,31 +31,33 @@ def model(spaces=IMAGE, **settings):
     return SimpleNamespace(network=ActorCritic(spaces, **settings), spaces=spaces)
 
 
-def test_wide_are_convolutions_and_layers_with_256_inputs_and_outputs():
+def test_convolutions_and_layers_with_256_inputs_and_outputs_are_wide():
     assert is_wide(model().network)
     assert not is_wide(model(VECTOR, net_arch=[255, 255]).network)
     assert is_wide(model(VECTOR, net_arch=[256]).network)
     assert is_wide(QNetwork(VECTOR, net_arch=[256], noisy=True))
 
 
-@pytest.mark.parametrize(("times", "number"), [((0.010, 0.0084), 3), ((0.010, 0.0086), 1), ((0.010, 0.2), 1)])
-def test_more_than_one_thread_is_taken_where_it_is_clearly_faster(times, number, three_threads, monkeypatch):
-    monkeypatch.setattr(threads, "seconds", lambda step, most: times)
-    found, line = choose_threads(model())
-    assert found == number
-    assert line == f"trainer.torch_threads {number}: 64 rows forward and backward take 10 ms with 1, {1000 * times[1]:.3g} ms with 3"
-    assert choose_threads(model(VECTOR)) == (1, None)
+def test_more_than_one_thread_is_chosen_where_it_is_clearly_faster(monkeypatch):
+    wide, narrow = model(VECTOR, net_arch=[256]), model(VECTOR)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for many, number in ((0.0084, 3), (0.0086, 1), (0.2, 1)):
+        monkeypatch.setattr(threads, "measure_seconds", lambda step, most, many=many: (0.010, many))
+        found, line = choose_threads(wide)
+        assert found == number
+        assert line == f"trainer.torch_threads {number}: 64 rows forward and backward take 10 ms with 1, {1000 * many:.3g} ms with 3"
+    assert choose_threads(narrow) == (1, None)
 
 
 def test_with_one_core_or_without_a_network_nothing_is_measured(three_threads, monkeypatch):
-    monkeypatch.setattr(threads, "seconds", None)
+    monkeypatch.setattr(threads, "measure_seconds", None)
     assert choose_threads(torch.nn.Conv2d(1, 1, 1)) == (1, None)
-    assert choose_threads(SimpleNamespace(network=torch.nn.Conv2d(1, 1, 1))) == (1, None), "nor with one that is no policy"
+    assert choose_threads(SimpleNamespace(network=torch.nn.Conv2d(1, 1, 1))) == (1, None), "a network that is not a policy"
     torch.set_num_threads(1)
     assert choose_threads(model()) == (1, None)
 
 
-def test_a_step_that_waits_once_counts_with_its_wait(three_threads, monkeypatch):
+def test_one_long_wait_counts_in_the_mean(three_threads, monkeypatch):
     clock, asked = itertools.count(), []
 
     def step():
@@ -65,8 +67,8 @@ def test_a_step_that_waits_once_counts_with_its_wait(three_threads, monkeypatch)
                 next(clock)
 
     monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    monkeypatch.setattr(threads, "SECONDS", 12.0)
-    one, many = seconds(step, 3)
+    monkeypatch.setattr(threads, "MEASURED_SECONDS", 12.0)
+    one, many = measure_seconds(step, 3)
     assert asked == [1, 3, 1, 3, 1, 3] and torch.get_num_threads() == 3
     assert (one, many) == (1.0, (1.0 + 100.0) / 2)
 
@@ -75,7 +77,7 @@ def test_a_step_that_waits_once_counts_with_its_wait(three_threads, monkeypatch)
 def test_measuring_changes_neither_the_network_nor_any_draw(build):
     network = build(IMAGE)
     before, draws = {name: value.clone() for name, value in network.state_dict().items()}, torch.get_rng_state()
-    learning(network, IMAGE.observation)()
+    learning_step(network, IMAGE.observation)()
     assert torch.equal(torch.get_rng_state(), draws) and network.training
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
