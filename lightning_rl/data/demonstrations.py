@@ -23,7 +23,7 @@ from lightning_rl.types import Rollout, Tree, is_finite, tree_index, tree_leaves
 
 
 class Rows(NamedTuple):
-    """R steps: obs and action `[R, ...]` trees, actions as sampled, action_mask bool `[R, M]`, or () where nothing is ever ruled out."""
+    """R steps: obs and action `[R, ...]` trees, actions as sampled, action_mask bool `[R, M]`, or () where all actions are always legal."""
 
     obs: Tree
     action: Tree
@@ -31,10 +31,10 @@ class Rows(NamedTuple):
 
 
 class DemonstrationBatch(NamedTuple):
-    """B rows of demonstrations: those of N sequences of L rows, flat and time-major; L = 1 where nothing is remembered.
+    """B rows of demonstrations: those of N sequences of L rows, flat and time-major; L = 1 without a memory.
 
-    obs, action: `[B, ...]` trees, actions as sampled.  weight: `[B]`, the same for all rows that were demonstrated, 0 for those that fill
-    up a sequence; sums to 1.  episode_start: bool `[L, N]`, true in the first rows: each sequence begins with an empty memory.
+    obs, action: `[B, ...]` trees, actions as sampled.  weight: `[B]`, the same for all demonstrated rows, 0 for those that pad a sequence;
+    sums to 1.  episode_start: bool `[L, N]`, true in the first rows: each sequence begins with an empty memory.
     action_mask: bool `[B, M]`, of the choices at obs.
     """
 
@@ -57,14 +57,14 @@ class EpisodeRows:
         self.first = np.repeat(begins, counts) + place * sequence_length
         self.size = np.minimum(np.repeat(ends, counts) - self.first, sequence_length)
         self.num_rows = int(counts.sum() and ends[-1])
-        self.rows: Any = tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *episodes) if episodes else ()
+        self.rows = tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *episodes) if episodes else Rows((), (), ())
 
     def __len__(self) -> int:
-        """The number of sequences."""
+        """Return the number of sequences."""
         return len(self.first)
 
     def batch(self, sequences: np.ndarray) -> DemonstrationBatch:
-        """Some sequences, side by side."""
+        """Return some sequences, side by side."""
         slot, size = np.arange(self.length)[:, None], self.size[sequences]
         rows = torch.from_numpy((self.first[sequences] + np.minimum(slot, size - 1)).reshape(-1))
         weight = torch.from_numpy((slot < size).reshape(-1) / np.float32(size.sum()))
@@ -74,65 +74,45 @@ class EpisodeRows:
 
 
 def read_episode(who: str, obs: Tree, action: Tree, action_mask: Tree | None, spaces: Spaces, distribution: Distribution) -> Rows:
-    """One demonstrated episode as it is learned from.
+    """Return one demonstrated episode as it is learned from.
 
     Args:
-        who: names it, for messages.
+        who: its name in messages.
         obs: `[T + 1, ...]` tree, in the environment's own form.
-        action: `[T, ...]` tree, the same.
+        action: `[T, ...]` tree, in the environment's own form.
         action_mask: of the choices at obs, `[T + 1, M]` or `[T, M]`, or another form of `envs/masks.py`; None where everything was legal.
         spaces: of one environment.
         distribution: of the policy.
 
     Raises:
-        SettingError: it does not fit the spaces, an observation is no number, or an action is none of them or not legal.
+        SettingError: it does not fit the spaces, an observation is NaN or infinite, or an action is not legal.
     """
+
+    def store(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+        if source.shape != target.shape:
+            raise ValueError(f"observations of shape {source.shape} instead of {target.shape}")
+        return source.astype(target.dtype)
+
     try:
-        sampled = tree_map(_as_stored, distribution.from_env(tree_map(np.asarray, action)))
+        sampled = distribution.from_env(tree_map(np.asarray, action))
+        sampled = tree_map(lambda leaf: leaf.astype(np.float32) if leaf.dtype.kind == "f" else leaf, sampled)
         steps = len(tree_leaves(sampled)[0])
-        seen = tree_map(_fill, allocate(spaces.observation, steps + 1), tree_map(np.asarray, obs))
+        observed = tree_map(store, allocate(spaces.observation, steps + 1), tree_map(np.asarray, obs))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise SettingError(f"{who} does not fit the environment's spaces: {error}") from error
-    if not is_finite(seen):
-        raise SettingError(f"{who} holds an observation that is infinite or not a number")
+    if not is_finite(observed):
+        raise SettingError(f"{who} holds an observation that is NaN or infinite")
     mask = np.ones((steps, distribution.mask_width), dtype=bool)
     if action_mask is not None:
         mask = Masks(spaces.action, f"step {{}} of {who}").batch(action_mask, steps)
     illegal = _illegal(distribution, sampled, mask)
     if illegal.any():
         raise SettingError(f"{who} takes an action in step {illegal.argmax()} that its environment does not allow")
-    return Rows(tree_index(seen, slice(-1)), sampled, mask)
-
-
-def split_by_episode(lengths: Sequence[int], fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """Which episodes to learn from and which to hold back for validation, whole ones.
-
-    Those held back, drawn at random, have at most `fraction` of all steps.
-    """
-    learned, held = [], []
-    room = round(fraction * sum(lengths))
-    for episode in np.random.default_rng(seed).permutation(len(lengths)).tolist():
-        if 0 < lengths[episode] <= room:
-            room -= lengths[episode]
-            held.append(episode)
-        else:
-            learned.append(episode)
-    return sorted(learned), sorted(held)
-
-
-def _as_stored(leaf: np.ndarray) -> np.ndarray:
-    return leaf.astype(np.float32) if np.issubdtype(leaf.dtype, np.floating) else leaf
-
-
-def _fill(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    if source.shape != target.shape:
-        raise ValueError(f"observations of shape {source.shape} instead of {target.shape}")
-    target[...] = source
-    return target
+    return Rows(tree_index(observed, slice(-1)), sampled, mask)
 
 
 def _illegal(distribution: Distribution, action: Tree, mask: np.ndarray) -> np.ndarray:
-    """Which rows hold numbers that are none, or choices that are out of range or ruled out, `[T]`."""
+    """Return which rows hold NaN or infinite values, or choices that are out of range or not legal, `[T]`."""
     illegal, first = np.zeros(len(mask), dtype=bool), 0
     for leaf, part in zip(distribution.leaves(), distribution.flat(action), strict=True):
         illegal |= ~np.isfinite(part).reshape(len(part), -1).all(1)
@@ -143,6 +123,19 @@ def _illegal(distribution: Distribution, action: Tree, mask: np.ndarray) -> np.n
             illegal |= (outside | ~np.take_along_axis(mask, place, 1)).any(1)
         first += leaf.mask_width
     return illegal
+
+
+def split_by_episode(lengths: Sequence[int], fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Return which episodes to learn from, and which to hold back for validation: random ones with at most `fraction` of all steps."""
+    learned, held = [], []
+    room = round(fraction * sum(lengths))
+    for episode in np.random.default_rng(seed).permutation(len(lengths)).tolist():
+        if 0 < lengths[episode] <= room:
+            room -= lengths[episode]
+            held.append(episode)
+        else:
+            learned.append(episode)
+    return sorted(learned), sorted(held)
 
 
 @dataclass(frozen=True)
@@ -175,16 +168,11 @@ class DemonstrationDataset(ExperienceDataset):
         settings: how many minibatches there are; the last iteration has what is left of the run.
     """
 
-    anew = "demonstrations are shuffled anew"
+    anew = "demonstrations are shuffled again"
 
     def __init__(self, collector: Any, draws: DemonstrationDraws, held: EpisodeRows, settings: DemonstrationSettings) -> None:
         super().__init__(collector, -(-settings.max_updates // settings.updates_per_iteration))
-        self.draws, self.held, self.settings, self.updates = draws, held, settings, 0
-
-    @property
-    def learned(self) -> EpisodeRows:
-        """What to learn from."""
-        return self.draws.rows
+        self.draws, self.learned, self.held, self.settings, self.updates = draws, draws.rows, held, settings, 0
 
     def __iter__(self) -> Iterator[Iterator[DemonstrationBatch]]:
         while True:
@@ -199,14 +187,14 @@ class DemonstrationDataset(ExperienceDataset):
             yield self.batch
 
     def validation(self) -> Iterator[tuple[int, DemonstrationBatch]]:
-        """What is held back, once and in order, as minibatches of some thousand rows, each with their number."""
+        """Yield what is held back, once and in order, as minibatches of some thousand rows, each with their number."""
         size = max(1, 4096 // self.held.length)
         for at in range(0, len(self.held), size):
             sequences = np.arange(at, min(at + size, len(self.held)))
             yield int(self.held.size[sequences].sum()), self.draws.on_device(self.held.batch(sequences))
 
     def metrics(self) -> dict[str, float]:
-        """How many times all demonstrations were learned from."""
+        """Return how many times all demonstrations were learned from."""
         return {"train/epochs": self.draws.order.epochs}
 
     def get_state(self) -> dict[str, Any]:
@@ -234,11 +222,11 @@ class DemonstrationDraws:
         self.order = ShuffledOrder(len(rows), seed)
 
     def draw(self) -> DemonstrationBatch:
-        """The next minibatch."""
+        """Return the next minibatch."""
         return self.on_device(self.rows.batch(self.order.take(self.num_sequences * self.ranks)[self.rank :: self.ranks]))
 
     def on_device(self, batch: DemonstrationBatch) -> DemonstrationBatch:
-        """A minibatch where it is learned from."""
+        """Move a minibatch to where it is learned from."""
         return tree_map(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
 
 
@@ -247,19 +235,19 @@ class ShuffledOrder:
 
     def __init__(self, num: int, seed: int) -> None:
         self.num, self.generator, self.past = num, Generator().manual_seed(seed), 0
-        self._begin()
+        self._shuffle()
 
-    def _begin(self) -> None:
+    def _shuffle(self) -> None:
         self.began, self.position = self.generator.get_state(), 0
         self.order = torch.randperm(self.num, generator=self.generator).numpy()
 
     def take(self, count: int) -> np.ndarray:
-        """The next places."""
+        """Return the next places."""
         parts = []
         while count > 0:
             if self.position == self.num:
                 self.past += 1
-                self._begin()
+                self._shuffle()
             parts.append(self.order[self.position : self.position + count])
             self.position += len(parts[-1])
             count -= len(parts[-1])
@@ -267,26 +255,26 @@ class ShuffledOrder:
 
     @property
     def epochs(self) -> float:
-        """How many times all places were taken."""
+        """Return how many times all places were taken."""
         return self.past + self.position / self.num
 
     def get_state(self) -> dict[str, Any]:
-        """Where the order stands: the generator as it was before this pass, and the place in it."""
+        """Return the generator as it was before this pass, and the position in it."""
         return {"num": self.num, "began": self.began, "position": self.position, "past": self.past}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        """The inverse; why the order is another one, if it is."""
+        """Restore what `get_state` returned; return the reason if the order has to be another one."""
         self.past = int(state["past"])
         if state["num"] != self.num:
             return f"the checkpoint had {state['num']:,} sequences of them, not {self.num:,}"
         self.generator.set_state(torch.from_numpy(state["began"]))
-        self._begin()
+        self._shuffle()
         self.position = min(max(0, state["position"]), self.num)
         return None
 
 
 class NoCollector:
-    """Stands where a collector is, for runs that step no environment."""
+    """Takes the place of a collector in runs that step no environment."""
 
     num_envs, n_steps, env_steps, rows, can_be_saved = 1, math.inf, 0, 0, True
 
@@ -296,24 +284,20 @@ class NoCollector:
         self.nothing = Rollout(tree_to_torch(allocate(space, 1, 0)), (), (), none, none, none, flag, flag, flag, flag)
 
     def rollout(self) -> Rollout:
-        """Of no rows."""
+        """Return a rollout of no rows."""
         return self.nothing
 
     def get_state(self) -> dict[str, Any]:
-        """What a collector has before its first episode."""
+        """Return what a collector has before its first episode."""
         state = {"env_steps": 0, "rows": 0, "statistics": self.statistics.get_state(), "generator": self.generator.get_state()}
         return {**state, "episodes": None}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+    def set_state(self, state: dict[str, Any]) -> None: ...
 
     def metrics(self) -> dict[str, float]:
-        """Nothing to log."""
         return {}
 
     def take_notices(self) -> list[str]:
-        """Nothing to tell."""
         return []
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def close(self) -> None: ...

@@ -226,14 +226,14 @@ def test_a_finished_run_says_what_it_counted_and_can_be_made_longer(tmp_path, ca
     cloned(tmp_path, ckpt_path="last")
     assert "already at 40 of 40 updates; raise max_updates to go on" in capsys.readouterr().out
     model, trainer = cloned(tmp_path, ckpt_path="last", max_updates=50)
-    assert model.updates == 50 and "shuffled anew" not in capsys.readouterr().out
+    assert model.updates == 50 and "shuffled again" not in capsys.readouterr().out
     assert [row["updates"] for row in read_rows(trainer.run_folder / "metrics.csv") if row["train/loss"]] == ["16", "32", "40", "50"]
 
 
 def test_other_demonstrations_are_learned_from_after_a_word(tmp_path, capsys):
     cloned(tmp_path)
     model, _ = cloned(tmp_path, ckpt_path="last", max_updates=50, dataset=CARTPOLE)
-    assert "demonstrations are shuffled anew: the checkpoint had" in capsys.readouterr().out and model.updates == 50
+    assert "demonstrations are shuffled again: the checkpoint had" in capsys.readouterr().out and model.updates == 50
 
 
 @pytest.mark.parametrize("part", [{"began": torch.zeros(3, dtype=torch.uint8)}, {"position": "x"}, {"past": math.nan}, {"num": None}])

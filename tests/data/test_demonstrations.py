@@ -111,7 +111,7 @@ def test_choices_out_of_range_are_refused(action, step):
         (Discrete(2), np.zeros((3, 1)), np.zeros(3, int), r"shape \(3, 1\) instead of \(4, 1\)"),
         (Discrete(2), np.zeros((4, 2)), np.zeros(3, int), r"shape \(4, 2\) instead of \(4, 1\)"),
         (Discrete(2), {"a": np.zeros((4, 1))}, np.zeros(3, int), "trees differ"),
-        (Discrete(2), np.full((4, 1), np.nan), np.zeros(3, int), "infinite or not a number"),
+        (Discrete(2), np.full((4, 1), np.nan), np.zeros(3, int), "NaN or infinite"),
         (MultiDiscrete([2, 3]), np.zeros((4, 1)), np.array([[1, 2], [1, 2], [2, 1]]), "an action in step 2"),
         (Box(-1, 1, (2,)), np.zeros((4, 1)), np.array([[0, 0], [0, np.inf], [0, 0]]), "an action in step 1"),
         (Box(-1, 1, (2,)), np.zeros((4, 1)), {"a": np.zeros((3, 2))}, "does not fit"),

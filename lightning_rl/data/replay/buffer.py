@@ -101,11 +101,6 @@ class ReplayBuffer:
         """Return how many rows were ever written."""
         return int(self.written.sum())
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes it takes, full or empty."""
-        return self.layout.nbytes + self.sampler.nbytes
-
     def add(self, obs: Tree, action: Tree, step: EnvStep, memory: Tree = (), action_mask: Tree = ()) -> None:
         """Keep one step of all environments, with the policy's memory and the masks before it, except rows that are no experience.
 
@@ -113,9 +108,9 @@ class ReplayBuffer:
         """
         next_observation = Observation(step.obs, step.mask)
         if len(step.ended):
-            final = Observation(step.final_obs, step.final_mask)
             next_observation = tree_map(np.array, next_observation)
-            tree_map(lambda leaf, end: leaf.__setitem__(step.ended, end), next_observation, final)
+            for leaf, final in zip(tree_leaves(next_observation), tree_leaves((step.final_obs, step.final_mask)), strict=True):
+                leaf[step.ended] = final
         row = Row(Observation(obs, action_mask), action, step.reward, step.terminated, step.terminated | step.truncated, memory)
         if step.valid.all():
             self.write(self.envs, row, next_observation)
@@ -216,8 +211,9 @@ class ReplayBuffer:
         rows, final = sequences.arrange(window, self.layout.row.ended[window])
         flat = rows.reshape(-1)
         row, following = self.layout.read(flat, flat)
-        at = np.flatnonzero(final)
-        tree_map(lambda leaf, last: leaf.__setitem__(at, last[at]), row.observation, following)
+        at = final.reshape(-1)
+        for leaf, last in zip(tree_leaves(row.observation), tree_leaves(following), strict=True):
+            leaf[at] = last[at]
         reward, ahead, length, _ = self.windows(flat)
         slot = np.arange(steps)[:, None]
         learned = ~final & (slot >= sequences.burn_in) & (slot < sequences.burn_in + sequences.length)

@@ -50,8 +50,6 @@ class DrawableRows(Protocol):
 class Uniform:
     """Draws all rows with the same probability, with or without replacement. It keeps nothing about them."""
 
-    nbytes = 0
-
     def __init__(self, replace: bool) -> None:
         self.replace = replace
 
@@ -112,11 +110,6 @@ class Prioritized:
         priority = (errors().detach().cpu().numpy() + self.epsilon) ** self.alpha
         self.tree[rows] = priority
         self.largest = max(self.largest, float(priority.max()))
-
-    @property
-    def nbytes(self) -> int:
-        """Return what the tree takes."""
-        return self.tree.tree.nbytes
 
     def priorities(self, rows: np.ndarray) -> np.ndarray | None:
         """Return those of rows that may be drawn."""

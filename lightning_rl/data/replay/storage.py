@@ -187,11 +187,6 @@ class StoredNext:
         row, next_observation = self.table.take(rows)
         return row, next_observation if last is rows else self.table.take(last)[1]
 
-    @property
-    def nbytes(self) -> int:
-        """Return what all rows take."""
-        return self.table.records.nbytes
-
     def part_types(self) -> list[np.dtype]:
         """Return the types of `parts`."""
         return [self.table.records.dtype]
@@ -303,8 +298,8 @@ class DerivedNext:
         final = self.final_of[last]
         ended = np.flatnonzero(final >= 0)
         if len(ended):
-            finals = self.finals.take(final[ended])
-            tree_map(lambda leaf, end: leaf.__setitem__((ended, -1), end), next_observation, finals)
+            for leaf, end in zip(tree_leaves(next_observation), tree_leaves(self.finals.take(final[ended])), strict=True):
+                leaf[ended, -1] = end
         return self.table.take(rows)._replace(observation=self._stacked(observation)), self._stacked(next_observation)
 
     def _stacked(self, frames: Observation) -> Observation:
@@ -315,12 +310,6 @@ class DerivedNext:
         """Return the slots `[B, k]` so many steps before rows, or of the first frame of their episodes."""
         slot = (rows % self.slots)[:, None]
         return rows[:, None] - slot + (slot - np.minimum(steps, self.back[rows][:, None])) % self.slots
-
-    @property
-    def nbytes(self) -> int:
-        """Return what all rows take."""
-        tables = self.observations.records, self.table.records, self.finals.records
-        return sum(array.nbytes for array in (*tables, self.time, self.back, self.final_of))
 
     def part_types(self) -> list[np.dtype]:
         """Return the types of `parts`."""
