@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,6 +16,10 @@ SPARE = 1 << 26
 """Bytes that tensors may take beyond their file: those that repeat an element are small in it."""
 DEEPEST = 200
 """Containers inside one another; a run's own have less than twenty."""
+
+
+Checkpoint = dict[str, Any]
+"""A checkpoint as plain data."""
 
 
 class NotPlainError(ValueError):
@@ -91,6 +95,18 @@ def leaves(tree: Any, most: int) -> Iterator[Any]:
             stack.pop()
         if len(stack) > DEEPEST:
             raise NotPlainError(f"plain data that holds itself, or is nested more than {DEEPEST} deep")
+
+
+def mappings(tree: object) -> Iterator[Mapping[str, object]]:
+    """Yield all mappings in plain data, outer ones first."""
+    stack = [tree]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, Mapping):
+            yield each
+            stack.extend(each.values())
+        elif isinstance(each, list | tuple):
+            stack.extend(each)
 
 
 PLAIN = (str, int, float, bool, bytes, type(None))

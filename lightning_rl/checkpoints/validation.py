@@ -1,334 +1,299 @@
-"""What a checkpoint must hold of a run before it is continued: counts that are some, and what Lightning and torch take for granted."""
+"""Check what a checkpoint holds before it is used: data from others, which torch's kernels and Lightning's loops would take on trust.
+
+`CONTENT` lists the places of every checkpoint and `RUN` those of a run that can be continued, with what is allowed there.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer, RMSprop
 
+from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import shown
 from lightning_rl.errors import SettingError
 
-LARGEST_COUNT = 1 << 53
-"""What a float64 still counts by one."""
-VERSION = re.compile(r"[2-9]\.\d+(\.\w+)*(\+[\w.]+)?")
-"""Of Lightning: it would rewrite what older ones wrote."""
-CALLBACKS = {
-    "BestModel": ("best",),
-    "MultiEvaluator": ("evaluated_at",),
-    "RecordDemonstrations": ("best",),
-    "RolloutEvaluator": ("evaluated_at",),
-    "StopOnEvaluation": ("best", "since_best"),
-}
-"""Which numbers our callbacks keep."""
-GUARD = ("replaced", "skipped", "restored", "bad_steps", "bad_iterations")
-PROGRESS = {"ready", "started", "processed", "completed"}
-WORDS = 624
-"""Of a Mersenne twister's state."""
-NEEDED = ((Adam, ("step", "exp_avg", "exp_avg_sq")), (RMSprop, ("step", "square_avg")))
-"""What a step reads without asking."""
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg")
-LIKE_PARAMETERS = (*SQUARES, "exp_avg", "grad_avg", "momentum_buffer")
+FORMAT_VERSION = 1
+MAX_COUNT = 1 << 53  # up to which a float64 counts by one
+MAX_OBSERVATION = 1 << 26  # numbers
+TWISTER_WORDS = 624  # in the state of a Mersenne twister
+TRACKER = {"ready", "started", "processed", "completed"}  # Lightning's loops set whatever attributes they find in one
+MOMENTS = ("exp_avg", "grad_avg", "momentum_buffer", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
+"""State of torch's optimizers in the layout of its parameter; squares are not negative. A step reads `REQUIRED_STATE` without checking."""
+REQUIRED_STATE = ((Adam, ("step", "exp_avg", "exp_avg_sq")), (RMSprop, ("step", "square_avg")))
 
 
-def check_run(checkpoint: Mapping[str, Any], path: str | Path) -> None:
-    """Raise `SettingError` unless a checkpoint of this package, which `check_content` passed, can be one of a run that goes on."""
-    for what in _wrong_things(checkpoint):
-        raise SettingError(f"ckpt_path {shown(path)} cannot be continued: its {what} is not what a run saves")
+class Kind(NamedTuple):
+    """What is allowed in a place: the words for it in a message, and a check of the value, which may also fail by raising."""
+
+    name: str
+    allows: Callable[[Any], bool]
+
+    def or_null(self) -> Kind:
+        return Kind(f"{self.name} or null", lambda value: value is None or self.allows(value))
 
 
-def check_optimizers(stored: Sequence[Mapping[str, Any]], own: Sequence[Optimizer], path: str | Path) -> None:
-    """Raise `SettingError` unless the states of optimizers, which `check_run` passed, fit the optimizers here."""
-    if len(stored) != len(own):
-        raise SettingError(f"ckpt_path {shown(path)} does not fit the model: it has {len(stored)} optimizers, not {len(own)}")
-    for number, (state, optimizer) in enumerate(zip(stored, own, strict=True)):
-        try:
-            check_optimizer(state, optimizer)
-        except SettingError as error:
-            raise SettingError(f"ckpt_path {shown(path)} does not fit the model: of optimizer {number}, {error}") from None
-
-
-def check_optimizer(stored: Any, own: Optimizer) -> None:
-    """Raise `SettingError` unless an optimizer can take a state: torch's kernels trust its shapes, and write where they lead.
-
-    Args:
-        stored: what `state_dict` gave once.
-        own: the optimizer.
-    """
-    if not _is_optimizer(stored):
-        raise SettingError("its state is none")
-    here = own.state_dict()["param_groups"]
-    if [group["params"] for group in stored["param_groups"]] != [group["params"] for group in here]:
-        raise SettingError("its parameters are others")
-    parameters: dict[int, Tensor] = {}
-    for there, group, own_group in zip(stored["param_groups"], here, own.param_groups, strict=True):
-        for name, value in group.items():
-            if name != "params" and not _is_like(there.get(name, _default(name, value)), value):
-                raise SettingError(f"its {name[:30]} is wrong")
-        if (there.get("momentum", 0) > 0) != (group.get("momentum", 0) > 0):
-            raise SettingError("its momentum is another")
-        parameters |= dict(zip(group["params"], own_group["params"], strict=True))
-    needed = next((names for kind, names in NEEDED if isinstance(own, kind)), ())
-    for number, state in stored["state"].items():
-        if number not in parameters or any(name not in state for name in needed):
-            raise SettingError("its state lacks what a step needs")
-        for name, value in state.items():
-            if name == "step" and not _is_step(value):
-                raise SettingError("its step is wrong")
-            if name in LIKE_PARAMETERS and not _fits(value, parameters[number], signed=name not in SQUARES):
-                raise SettingError(f"its {name} is wrong")
-
-
-def _wrong_things(checkpoint: Mapping[str, Any]) -> Iterator[str]:
-    """What in a checkpoint a run did not save, by its place."""
-    version = checkpoint.get("pytorch-lightning_version")
-    if not isinstance(version, str) or not VERSION.fullmatch(version):
-        yield "pytorch-lightning_version"
-    for name in ("epoch", "global_step"):
-        if not _is_count(checkpoint.get(name, 0)):
-            yield name
-    optimizers = checkpoint.get("optimizer_states")
-    if not isinstance(optimizers, list) or not all(map(_is_optimizer, optimizers)):
-        yield "optimizer_states"
-    if not isinstance(checkpoint.get("lr_schedulers"), list):
-        yield "lr_schedulers"
-    if not _are_loops(checkpoint.get("loops", {"fit_loop": {}})):
-        yield "loops"
-    callbacks = checkpoint.get("callbacks", {})
-    if not isinstance(callbacks, dict) or not all(isinstance(name, str) and isinstance(state, dict) for name, state in callbacks.items()):
-        yield "callbacks"
-    else:
-        for name, state in callbacks.items():
-            kind = name.partition("{")[0]
-            numbers = [state.get(key) for key in CALLBACKS.get(kind, ())]
-            good = all(type(number) in (int, float) and number < LARGEST_COUNT for number in numbers)
-            good = good and type(state.get("reports_success", False)) is bool
-            if not good or (kind == "Curriculum" and not _are_lessons(state)):
-                yield f"state of {kind}"
-    own = checkpoint["lightning_rl"]
-    ranks = own.get("ranks", [])
-    if not isinstance(ranks, list):
-        yield "ranks"
-        return
-    for number, rank in enumerate(ranks):
-        for what in _wrong_in_rank(rank):
-            yield f"{what} of rank {number}"
-    for name, counts in (("env_steps", lambda data: data), ("episodes", lambda data: data["statistics"])):
-        if ranks and sum(counts(rank["data"]["collector"])[name] for rank in ranks) < own[name]:
-            yield f"{name} of all ranks"
-
-
-def _wrong_in_rank(rank: Any) -> Iterator[str]:
-    collector = _get(rank, "data", "collector")
-    num_envs, statistics = _get(rank, "num_envs"), _get(collector, "statistics")
-    if not _is_count(num_envs) or num_envs == 0:
-        yield "num_envs"
-    for name in ("env_steps", "rows"):
-        if not _is_count(_get(collector, name)):
-            yield name
-    if not _is_count(_get(statistics, "episodes")):
-        yield "episodes"
-    for name, kind in (("running_return", torch.float64), ("running_length", torch.int64)):
-        if not _is_vector(_get(statistics, name), kind, num_envs):
-            yield name
-    for name in ("returns", "lengths", "successes"):
-        window = _get(statistics, name)
-        if not isinstance(window, list) or not all(map(_is_number, window)):
-            yield name
-    if type(_get(statistics, "reports_success") or False) is not bool:
-        yield "reports_success"
-    if not _are_windows(statistics.get("parameters", {}) if isinstance(statistics, dict) else None):
-        yield "parameters"
-    episodes = _get(collector, "episodes")
-    if episodes is not None and not (
-        {"obs", "memory", "start", "envs"} <= _keys(episodes)
-        and isinstance(episodes["envs"], dict)
-        and _is_vector(episodes["start"], torch.bool, num_envs)
-        and type(episodes.get("begin_anew", False)) is bool
-    ):
-        yield "episodes under way"
-    if not _is_count(_get(rank, "log", "logged_env_steps")) or not _is_number(_get(rank, "log", "elapsed")):
-        yield "log"
-    if not _is_guard(_get(rank, "guard")):
-        yield "guard"
-    beside = _get(rank, "beside")
-    if not isinstance(beside, list) or not all(isinstance(state, dict) for state in beside):
-        yield "state of what learns beside"
-    yield from _wrong_in_data(rank["data"])
-    acting = _list(_get(collector, "actors")) if "actors" in _keys(collector) else [collector]
-    generators = [*(_get(each, "generator") for each in acting), _get(rank, "learning"), _get(rank, "noise"), _get(rank, "random", "torch")]
-    if not all(_is_vector(state, torch.uint8) for state in (*generators, *_list(_get(rank, "random", "cuda")))):
-        yield "generators"
-    if not _is_python_generator(_get(rank, "random", "python")) or not _is_numpy_generator(_get(rank, "random", "numpy")):
-        yield "generators"
-
-
-def _wrong_in_data(data: Mapping[str, Any]) -> Iterator[str]:
-    """Of what replays, which has these names."""
-    for name in ("learning_starts", "random_until", "phases"):
-        value = data.get(name, 0)
-        if not _is_number(value) and not (name == "learning_starts" and value is None):
-            yield name
-    rows = data.get("rows")
-    if rows is not None and not (_is_vector(rows, torch.int64) and bool((rows >= 0).all())):
-        yield "rows"
-    if not isinstance(data.get("replay", {}) or {}, dict):
-        yield "replay"
-
-
-def _is_guard(guard: Any) -> bool:
-    updates = _get(guard, "bad_updates")
-    if not isinstance(updates, dict) or not all(isinstance(name, str) and _is_count(count) for name, count in updates.items()):
-        return False
-    return all(_is_count(_get(guard, name)) for name in GUARD) and type(_get(guard, "is_bad_iteration")) is bool
-
-
-def _are_lessons(state: Mapping[str, Any]) -> bool:
-    """Whether a curriculum finds, for each of its parameters, a lesson, a smoothed measure and a window."""
-    lessons, smoothed, windows = (state.get(name) for name in ("lessons", "smoothed", "windows"))
-    if not (isinstance(lessons, dict) and isinstance(smoothed, dict) and _are_windows(windows)):
-        return False
-    alike = lessons.keys() == smoothed.keys() == _keys(windows)
-    unreported = state.get("unreported", 0)
-    return (
-        alike
-        and (unreported is None or _is_count(unreported))
-        and all(map(_is_count, lessons.values()))
-        and all(map(_is_number, smoothed.values()))
-    )
-
-
-def _are_windows(windows: Any) -> bool:
-    """Whether something has a list of numbers for each of some names."""
-    if not isinstance(windows, dict) or not all(isinstance(name, str) for name in windows):
-        return False
-    return all(isinstance(window, list) and all(map(_is_number, window)) for window in windows.values())
-
-
-def _are_loops(loops: Any) -> bool:
-    """Whether Lightning's loops find their progress; it has the file's word for the names of its attributes."""
-    fit = _get(loops, "fit_loop")
-    if (
-        loops is None
-        or not isinstance(fit, dict)
-        or not all(isinstance(name, str) and isinstance(each, dict) for name, each in fit.items())
-    ):
-        return loops is None
-    for name, each in fit.items():
-        if name.endswith("optim_progress"):
-            good = _is_progress(_get(each, "optimizer", "step")) and _is_progress(_get(each, "optimizer", "zero_grad"))
-        elif name.endswith("progress"):
-            good = _is_progress(each) and (not name.endswith("batch_progress") or type(each.get("is_last_batch")) is bool)
-        else:
-            good = _is_count(each.get("_batches_that_stepped", 0))
-        if not good:
-            return False
-    return True
-
-
-def _is_progress(value: Any) -> bool:
-    counts = [_get(value, name) for name in ("total", "current")]
-    return all(isinstance(each, dict) and each.keys() <= PROGRESS and all(map(_is_count, each.values())) for each in counts)
-
-
-def _is_optimizer(state: Any) -> bool:
-    """Whether a state has the structure that torch takes for granted, and only numbers that are some."""
-    groups, states = _get(state, "param_groups"), _get(state, "state")
-    if not isinstance(groups, list) or not groups or not all("params" in _keys(group) for group in groups):
-        return False
-    if not all(isinstance(group["params"], list) and all(map(_is_count, group["params"])) for group in groups):
-        return False
-    if not isinstance(states, dict) or not all(isinstance(each, dict) for each in states.values()):
-        return False
-    values = [value for each in states.values() for value in each.values() if isinstance(value, Tensor)]
-    return all(value.layout is torch.strided and _is_finite(value) for value in values)
-
-
-def _fits(value: Any, parameter: Tensor, signed: bool) -> bool:
-    """Whether a running mean lies in memory as its parameter does; one that repeats an element has the shape alone."""
-    return (
-        isinstance(value, Tensor)
-        and value.shape == parameter.shape
-        and value.dtype == parameter.dtype
-        and (value.is_contiguous() or value.stride() == parameter.stride())
-        and (signed or bool((value >= 0).all()))
-    )
-
-
-def _is_step(value: Any) -> bool:
-    number = value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
-    return _is_number(number) and number >= 0 and (not isinstance(value, Tensor) or value.dtype.is_floating_point)
-
-
-def _default(name: str, value: Any) -> Any:
-    """What a group may lack: switches of another version of torch, and what a scheduler adds that the run began without."""
-    return value if value is None or type(value) is bool or name == "initial_lr" else ...
-
-
-def _is_like(value: Any, own: Any) -> bool:
-    """Whether a setting of an optimizer is one of the same kind."""
-    if own is None:
-        return value is None or type(value) is bool
-    if type(own) is bool:
-        return value is own
-    if isinstance(own, tuple | list):
-        return isinstance(value, tuple | list) and len(value) == len(own) and all(map(_is_like, value, own))
-    if _is_number(own):
-        return _is_number(value) and (own < 0 or value >= 0)
-    return type(value) is type(own)
-
-
-def _is_python_generator(state: Any) -> bool:
-    if not isinstance(state, tuple) or len(state) != 3 or state[0] != 3 or not (state[2] is None or _is_number(state[2])):
-        return False
-    return isinstance(state[1], tuple | list) and len(state[1]) == WORDS + 1 and all(_is_count(word, 1 << 32) for word in state[1])
-
-
-def _is_numpy_generator(state: Any) -> bool:
-    """Of its place in the words numpy takes any number, and would read there."""
-    if not isinstance(state, tuple) or len(state) not in (3, 5) or state[0] != "MT19937":
-        return False
-    rest = all(_is_number(each) for each in state[3:])
-    return _is_vector(state[1], torch.uint32, WORDS) and _is_count(state[2], WORDS + 1) and rest
-
-
-def _get(tree: Any, *names: str) -> Any:
-    """What lies at a place in nested dicts; None where there is no such place."""
-    for name in names:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
-
-
-def _keys(tree: Any) -> set[Any]:
-    return set(tree) if isinstance(tree, dict) else set()
-
-
-def _list(tree: Any) -> list[Any]:
-    return tree if isinstance(tree, list) else [None]
-
-
-def _is_count(value: Any, bound: int = LARGEST_COUNT) -> bool:
+def _is_count(value: object, bound: int = MAX_COUNT) -> bool:
     return type(value) is int and 0 <= value < bound
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1 << 1000 and math.isfinite(value)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= 1e308
 
 
-def _is_vector(value: Any, dtype: torch.dtype, size: Any = None) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and (value.dtype, value.dim(), value.layout) == (dtype, 1, torch.strided)
-        and (size is None or len(value) == size)
-        and _is_finite(value)
-    )
-
-
-def _is_finite(value: Tensor) -> bool:
+def is_finite(value: Tensor) -> bool:
+    """Return whether a tensor holds no NaN and no infinity."""
     return not (value.is_floating_point() or value.is_complex()) or bool(torch.isfinite(value).all())
+
+
+def _is_vector(value: Tensor, dtype: torch.dtype) -> bool:
+    return (value.dtype, value.dim(), value.layout) == (dtype, 1, torch.strided) and is_finite(value)
+
+
+def _are_spaces(spaces: object) -> bool:
+    shapes = [space.get("shape", space.get("n")) for space in mappings(spaces)]
+    sizes = [shape if isinstance(shape, list | tuple) else [1] for shape in shapes]
+    is_pair = isinstance(spaces, list | tuple) and len(spaces) == 2
+    return is_pair and all(all(map(_is_count, shape)) and math.prod(shape) <= MAX_OBSERVATION for shape in sizes)
+
+
+def _are_optimizer_states(states: dict[int, dict[str, object]]) -> bool:
+    tensors = [value for state in dict.values(states) for value in dict.values(state) if isinstance(value, Tensor)]
+    return all(tensor.layout is torch.strided and is_finite(tensor) for tensor in tensors)
+
+
+def _is_python_generator(state: tuple[int, Sequence[int], float | None]) -> bool:
+    version, words, gauss = state
+    random.Random().setstate((version, tuple(words), gauss))  # raises
+    return version == 3 and (gauss is None or _is_number(gauss))
+
+
+def _is_numpy_generator(state: tuple[str, Tensor, int, *tuple[object, ...]]) -> bool:
+    name, words, position, *gauss = state  # numpy would read at any position
+    fits = _is_vector(words, torch.uint32) and len(words) == TWISTER_WORDS and _is_count(position, TWISTER_WORDS + 1)
+    return fits and name == "MT19937" and len(gauss) in (0, 2) and all(map(_is_number, gauss))
+
+
+ANYTHING = Kind("anything", lambda value: True)
+COUNT = Kind("an integer >= 0", _is_count)
+POSITIVE = Kind("an integer >= 1", lambda value: _is_count(value) and value > 0)
+NUMBER = Kind("a finite number", _is_number)
+MEASURE = Kind("a number", lambda value: type(value) in (int, float) and value < MAX_COUNT)  # minus infinity before the first one
+FLAG = Kind("true or false", lambda value: type(value) is bool)
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+LIST = Kind("a list", lambda value: isinstance(value, list))
+MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
+SETTINGS = Kind("a mapping of settings", lambda value: isinstance(value, dict) and not any(key.startswith("_") for key in value))
+WEIGHT = Kind("a dense tensor", lambda value: value.layout is torch.strided)
+ROWS = Kind("row numbers", lambda value: _is_vector(value, torch.int64) and bool((value >= 0).all()))
+FLAGS, INTEGERS, FLOATS, GENERATOR = (
+    Kind(f"a vector of {str(dtype)[6:]}", partial(_is_vector, dtype=dtype))
+    for dtype in (torch.bool, torch.int64, torch.float64, torch.uint8)
+)
+LIGHTNING = Kind("a version of Lightning >= 2", lambda value: bool(re.fullmatch(r"[2-9]\.\d+(\.\w+)*(\+[\w.]+)?", value)))
+PROGRESS = Kind("Lightning's counts", lambda value: value.keys() <= TRACKER and all(map(_is_count, value.values())))
+
+Rules = Mapping[str, Kind]
+"""Paths and what is allowed there. `[]` stands for all items of a list, a name with `*` for all names of a mapping that match, `a|b` for
+both; what follows a `{` in a name does not count. A name must be there unless it ends with `?`: nothing is checked below null."""
+
+CONTENT: Rules = {
+    "lightning_rl/format_version?": POSITIVE,
+    "lightning_rl/algorithm": TEXT,
+    "lightning_rl/env_steps|updates|episodes": COUNT,
+    "lightning_rl/spaces": Kind("two spaces of usual shapes", _are_spaces),
+    "lightning_rl/masked?": FLAG,
+    "state_dict/*": WEIGHT,
+    "hyper_parameters": SETTINGS,
+}
+"""What every checkpoint holds."""
+OPTIMIZER: Rules = {
+    "param_groups": Kind("a list of groups", lambda value: len(value) > 0),
+    "param_groups/[]/params/[]": COUNT,
+    "state": Kind("a mapping of finite states", _are_optimizer_states),
+}
+RANK: Rules = {
+    "num_envs": POSITIVE,
+    "data/learning_starts?": NUMBER.or_null(),
+    "data/random_until?|phases?": NUMBER,
+    "data/rows?": ROWS.or_null(),
+    "data/replay?": MAPPING.or_null(),
+    "data/collector/env_steps|rows": COUNT,
+    "data/collector/generator?": GENERATOR,
+    "data/collector/actors?/[]/generator": GENERATOR,
+    "data/collector/statistics/episodes": COUNT,
+    "data/collector/statistics/running_return": FLOATS,
+    "data/collector/statistics/running_length": INTEGERS,
+    "data/collector/statistics/returns|lengths|successes/[]": NUMBER,
+    "data/collector/statistics/reports_success?": FLAG.or_null(),
+    "data/collector/statistics/parameters?": MAPPING,
+    "data/collector/statistics/parameters?/*/[]": NUMBER,
+    "data/collector/episodes?/obs|memory": ANYTHING,
+    "data/collector/episodes?/envs": MAPPING,
+    "data/collector/episodes?/start": FLAGS,
+    "data/collector/episodes?/begin_anew?": FLAG,
+    "log/logged_env_steps": COUNT,
+    "log/elapsed": NUMBER,
+    "guard/bad_updates/*": COUNT,
+    "guard/replaced|skipped|restored|bad_steps|bad_iterations": COUNT,
+    "guard/is_bad_iteration": FLAG,
+    "beside/[]": MAPPING,
+    "learning|noise": GENERATOR,
+    "random/torch": GENERATOR,
+    "random/cuda/[]": GENERATOR,
+    "random/python": Kind("a state of random", _is_python_generator),
+    "random/numpy": Kind("a state of numpy.random", _is_numpy_generator),
+}
+RUN: Rules = {
+    "pytorch-lightning_version": LIGHTNING,
+    "epoch?|global_step?": COUNT,
+    "lr_schedulers": LIST,
+    **{f"optimizer_states/[]/{path}": kind for path, kind in OPTIMIZER.items()},
+    "loops?/fit_loop/*/_batches_that_stepped?": COUNT,
+    "loops?/fit_loop/*epoch_progress|*batch_progress|*scheduler_progress|*step_progress/total|current": PROGRESS,
+    "loops?/fit_loop/*optim_progress/optimizer/step|zero_grad/total|current": PROGRESS,
+    "loops?/fit_loop/*batch_progress/is_last_batch": FLAG,
+    "callbacks?": MAPPING,
+    "callbacks?/*/reports_success?": FLAG,
+    "callbacks?/BestModel?|RecordDemonstrations?|StopOnEvaluation?/best": MEASURE,
+    "callbacks?/MultiEvaluator?|RolloutEvaluator?/evaluated_at": MEASURE,
+    "callbacks?/StopOnEvaluation?/since_best": MEASURE,
+    "callbacks?/Curriculum?/lessons/*": COUNT,
+    "callbacks?/Curriculum?/smoothed/*": NUMBER,
+    "callbacks?/Curriculum?/windows/*/[]": NUMBER,
+    "callbacks?/Curriculum?/unreported?": COUNT.or_null(),
+    "lightning_rl/ranks?": LIST,
+    **{f"lightning_rl/ranks?/[]/{path}": kind for path, kind in RANK.items()},
+}
+"""What else a run holds that can be continued."""
+
+
+def first_error(tree: object, rules: Rules) -> str | None:
+    """Return one line about the first place in plain data that breaks a rule; None if none does."""
+    return next((error for path, kind in rules.items() for error in _errors(tree, path.split("/"), kind, "")), None)
+
+
+def _errors(value: object, path: Sequence[str], kind: Kind, place: str) -> Iterator[str]:
+    here = place if len(place) <= 48 else f"…{place[-47:]}"
+    children: list[tuple[object, object]] = []
+    if not path:
+        is_allowed = False
+        with suppress(Exception):
+            is_allowed = kind.allows(value)
+        if not is_allowed:
+            yield f"{here} must be {kind.name}, got {reprlib.repr(value).splitlines()[0][:20]}"
+    elif path[0] == "[]" and isinstance(value, list):
+        children += enumerate(value)
+    elif path[0] == "[]" or not isinstance(value, dict) or ("*" in path[0] and not all(isinstance(key, str) for key in value)):
+        yield f"{here or 'its content'} must be a {'list' if path[0] == '[]' else 'mapping of names'}"
+    else:
+        for pattern in path[0].split("|"):
+            name = pattern.removesuffix("?")
+            found = [(key, value[key]) for key in value if isinstance(key, str) and fnmatchcase(key.partition("{")[0], name)]
+            if not found and pattern == name and "*" not in name:
+                yield f"{here}/{name} is missing".removeprefix("/")
+            children += [(key, child) for key, child in found if child is not None or pattern == name or len(path) == 1]
+    for key, child in children:
+        yield from _errors(child, path[1:], kind, f"{place}/{key}".removeprefix("/"))
+
+
+def check_content(checkpoint: object, path: str | Path) -> None:
+    """Raise `SettingError` unless a file holds one of our checkpoints, of a format that this version reads."""
+    match checkpoint:
+        case {"lightning_rl": {"format_version": int(version)}} if version > FORMAT_VERSION:
+            raise SettingError(f"ckpt_path {shown(path)} has format {version}, not {FORMAT_VERSION}: install a newer lightning_rl")
+    if error := first_error(checkpoint, CONTENT):
+        raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: {error}")
+
+
+def check_run(checkpoint: Checkpoint, path: str | Path, optimizers: Sequence[Optimizer] | None = None) -> None:
+    """Raise `SettingError` unless a run, with these optimizers if they are known, can continue from a checkpoint that has our content."""
+    if error := first_error(checkpoint, RUN) or next(_contradictions(checkpoint, optimizers), None):
+        raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {error}")
+
+
+def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | None) -> Iterator[str]:
+    """Yield what does not fit together in a checkpoint whose places hold what they may."""
+    states = checkpoint["optimizer_states"]
+    if optimizers is not None and len(states) != len(optimizers):
+        yield f"it has {len(states)} optimizers, the model has {len(optimizers)}"
+    for number, optimizer in enumerate(optimizers or ()):
+        yield from (f"optimizer {number}: {error}" for error in _optimizer_differences(states[number], optimizer))
+    ranks = checkpoint["lightning_rl"].get("ranks", [])
+    collectors = [rank["data"]["collector"] for rank in ranks]
+    for number, (rank, collector) in enumerate(zip(ranks, collectors, strict=True)):
+        vectors = [collector["statistics"]["running_return"], collector["statistics"]["running_length"]]
+        vectors += [collector["episodes"]["start"]] if collector.get("episodes") else []
+        if any(len(vector) != rank["num_envs"] for vector in vectors):
+            yield f"rank {number} has not one number for each of {rank['num_envs']} environments"
+    for name, counts in (("env_steps", collectors), ("episodes", [collector["statistics"] for collector in collectors])):
+        if ranks and sum(count[name] for count in counts) < checkpoint["lightning_rl"][name]:
+            yield f"all ranks together have fewer {name} than the run"
+    for name, state in checkpoint.get("callbacks", {}).items():
+        if name.partition("{")[0] == "Curriculum" and not state["lessons"].keys() == state["smoothed"].keys() == state["windows"].keys():
+            yield "its Curriculum names different parameters"
+
+
+def check_optimizer(stored: object, own: Optimizer) -> None:
+    """Raise `SettingError` unless an optimizer can take a state: torch's kernels trust its shapes, and write where they lead."""
+    if error := first_error(stored, OPTIMIZER) or next(_optimizer_differences(stored, own), None):
+        raise SettingError(error)
+
+
+def _optimizer_differences(stored: Any, own: Optimizer) -> Iterator[str]:
+    """Yield what an optimizer cannot take of a state that `OPTIMIZER` allows."""
+    groups = own.state_dict()["param_groups"]
+    if [group["params"] for group in stored["param_groups"]] != [group["params"] for group in groups]:
+        yield "its parameters are others"
+        return
+    parameters = {
+        number: p
+        for group, its in zip(groups, own.param_groups, strict=True)
+        for number, p in zip(group["params"], its["params"], strict=True)
+    }
+    for there, group in zip(stored["param_groups"], groups, strict=True):
+        for name, value in group.items():
+            # switches of another version of torch, and what a scheduler adds, may be missing
+            default = value if value is None or type(value) is bool or name == "initial_lr" else ...
+            if name != "params" and not _is_like(there.get(name, default), value):
+                yield f"its {name[:30]} is wrong"
+        if "momentum" in group and (there["momentum"] > 0) != (group["momentum"] > 0):
+            yield "its momentum is another"
+    required = next((names for kind, names in REQUIRED_STATE if isinstance(own, kind)), ())
+    for number, state in stored["state"].items():
+        if number not in parameters or any(name not in state for name in required):
+            yield "its state lacks what a step needs"
+        elif wrong := [name for name in ("step", *MOMENTS) if name in state and not _fits(name, state[name], parameters[number])]:
+            yield f"its {wrong[0]} is wrong"
+
+
+def _is_like(value: object, own: object) -> bool:
+    """Return whether a setting of an optimizer is of the same kind."""
+    if own is None or type(own) is bool:
+        return value is own or (own is None and type(value) is bool)
+    if isinstance(own, tuple | list):
+        return isinstance(value, tuple | list) and len(value) == len(own) and all(map(_is_like, value, own))
+    if isinstance(own, int | float) and _is_number(own):
+        return isinstance(value, int | float) and _is_number(value) and (own < 0 or value >= 0)
+    return type(value) is type(own)
+
+
+def _fits(name: str, value: object, parameter: Tensor) -> bool:
+    """Return whether state has its parameter's layout in memory; what repeats an element has the shape alone."""
+    if name == "step":
+        number = value.item() if isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point() else value
+        return isinstance(number, int | float) and _is_number(number) and number >= 0
+    if not isinstance(value, Tensor) or (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+        return False
+    return (value.is_contiguous() or value.stride() == parameter.stride()) and ("sq" not in name or bool((value >= 0).all()))

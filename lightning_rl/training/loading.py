@@ -1,60 +1,76 @@
-"""Algorithms and weights from checkpoints: plain data only, and no module that the file alone names."""
+"""Load algorithms and weights from checkpoints: plain data only, and no module that only the file names."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl import ALGORITHMS
-from lightning_rl.checkpoints.content import check_content, check_environment, check_names, check_weights
+from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import last_generation, previous_path, read_verified, shown
-from lightning_rl.checkpoints.validation import check_optimizers, check_run
+from lightning_rl.checkpoints.validation import check_content, check_run, is_finite
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
 
+A = TypeVar("A", bound=nn.Module)
 BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
 """What settings of the wrong kind raise somewhere inside."""
+TRUSTED_PACKAGES = ("gymnasium", "lightning_rl")
+UNTRUSTED_WRAPPERS = {"RecordVideo": "writes files where the checkpoint says", "HumanRendering": "opens a window"}
 
 
-def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", **overrides: Any) -> Any:
-    """An algorithm from a checkpoint alone: no configuration, no environment is built.
+class Resumable(Protocol):
+    """An algorithm that can continue from a checkpoint."""
+
+    counter: str
+    spaces: Spaces
+
+    @property
+    def num_envs(self) -> int: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def configure_optimizers(self) -> Any: ...
+
+
+def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location: str | torch.device = "cpu", **overrides: Any) -> A:
+    """Load an algorithm from a checkpoint alone: no configuration, no environment is built.
 
     Args:
         path: a `.ckpt` file, or a run's folder: its `checkpoints/best.ckpt`.
-        wanted: what the file must hold, this class or a subclass.
+        wanted: the class that the file must hold, or its parent.
         base: the base of all algorithms.
         map_location: the device to load to.
-        overrides: settings that win over the stored ones.
+        overrides: settings that replace the stored ones.
 
     Raises:
         SettingError: no such file, not one of our checkpoints, or one that names a module which was not imported.
     """
     path = best_of(path)
     checkpoint = read_checkpoint(path, map_location)
-    name, stored = checkpoint["lightning_rl"]["algorithm"], checkpoint["hyper_parameters"]
+    own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
+    name = own["algorithm"]
     cls: Any = algorithm_class(name, base)
     if not issubclass(cls, wanted):
         raise SettingError(f"ckpt_path {shown(path)} holds {name}, not {wanted.__name__}; load it with {name}.load_from_checkpoint")
-    settings = {**stored, "replay": without_new_folders(stored["replay"])} if "replay" in stored else stored
-    settings = {**settings, **overrides}
     try:
         check_names({key: value for key, value in stored.items() if key not in overrides}, path)
-        own = checkpoint["lightning_rl"]
         observation, action = map(from_plain, own["spaces"])
         if "env" not in overrides:
-            numbers = sum(math.prod(leaf.shape) for leaf in observation_leaves(observation))
-            check_environment(stored.get("env"), numbers, path)
-        spaces = Spaces(observation, action, own.get("masked", False))
-        settings = {"spaces": spaces, **settings}
+            check_environment(stored.get("env"), sum(math.prod(leaf.shape) for leaf in observation_leaves(observation)), path)
+        settings = {"spaces": Spaces(observation, action, own.get("masked", False)), **_without_new_folders(stored), **overrides}
         sketch = _sketch(cls, settings)
         if sketch is not None:
             check_weights(checkpoint["state_dict"], sketch, path)
@@ -68,29 +84,46 @@ def load(path: str | Path, wanted: type, base: type, map_location: Any = "cpu", 
     return algorithm
 
 
-def read_checkpoint(path: str | Path, map_location: Any = "cpu", say: Callable[[str], None] = print) -> dict[str, Any]:
-    """A checkpoint as plain data, or the generation before where it is damaged; code in it never runs.
+def _without_new_folders(settings: dict[str, Any]) -> dict[str, Any]:
+    """Remove the folder of a replay buffer unless it exists: a file does not decide where to make one."""
+    replay = settings.get("replay")
+    folder = replay.get("directory") if isinstance(replay, dict) else None
+    is_new = folder is not None and not (isinstance(folder, str) and Path(folder).is_dir())
+    return {**settings, "replay": {**replay, "directory": None}} if replay and is_new else settings
+
+
+def _sketch(cls: Callable[..., nn.Module], settings: dict[str, Any]) -> dict[str, Tensor] | None:
+    """Return an algorithm's weights without their memory; None if it cannot be built like that."""
+    try:
+        with torch.device("meta"):
+            return cls(**settings).state_dict()
+    except Exception:  # a user's algorithm may look at its weights; a wrong setting fails again where they are real
+        return None
+
+
+def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", say: Callable[[str], None] = print) -> Checkpoint:
+    """Read a checkpoint as plain data, or the previous generation if it is damaged; code in it never runs.
 
     Raises:
         SettingError: no such file, or not one of our checkpoints.
     """
     path = Path(path)
     if not path.is_file() and not previous_path(path).is_file():
-        beside = [each.name for each in path.parent.glob("*.ckpt")]
-        raise SettingError(f"ckpt_path {shown(path)} is not a file; checkpoints lie in RUN/checkpoints{nearest(path.name, beside)}")
+        others = [each.name for each in path.parent.glob("*.ckpt")]
+        raise SettingError(f"ckpt_path {shown(path)} is not a file; checkpoints are in RUN/checkpoints{nearest(path.name, others)}")
     checkpoint = read_verified(path, map_location, say)
     check_content(checkpoint, path)
     return checkpoint
 
 
 def best_of(path: str | Path) -> Path:
-    """The best checkpoint of a run's folder; another path as it is."""
+    """Return the best checkpoint of a run's folder; another path as it is."""
     path = Path(path)
     return checkpoint_of(path, "ckpt_path", "best.ckpt") if path.is_dir() else path
 
 
 def checkpoint_of(source: Path, option: str, name: str) -> Path:
-    """The checkpoint of that name of a run's folder, or the one that `source` is."""
+    """Return the checkpoint of that name in a run's folder, or `source` if it is a file."""
     if source.is_file():
         return source
     if not source.is_dir():
@@ -101,37 +134,35 @@ def checkpoint_of(source: Path, option: str, name: str) -> Path:
     return found
 
 
-def check_fits(algorithm: Any, path: str | Path) -> int:
-    """The count at which a checkpoint stands: its environment steps, or its updates.
+def check_fits(algorithm: Resumable, path: str | Path) -> int:
+    """Return the count of a checkpoint, its environment steps or updates, if an algorithm can continue from it.
 
     Raises:
         SettingError: it cannot be read, or it holds another algorithm or other weights than this one.
     """
     checkpoint = read_checkpoint(path)
-    stored, name = checkpoint["lightning_rl"]["algorithm"], stored_name(type(algorithm))
+    own, name = checkpoint["lightning_rl"], stored_name(type(algorithm))
+    stored = own["algorithm"]
     if stored != name:
         way_out = f"; continue it with --model {stored}" if stored in ALGORITHMS else ""
         raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
-    check_run(checkpoint, path)
-    optimizers = _optimizers(algorithm)
-    if optimizers is not None:
-        check_optimizers(checkpoint["optimizer_states"], optimizers, path)
+    check_run(checkpoint, path, _optimizers(algorithm))
     expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
-    for rank in checkpoint["lightning_rl"].get("ranks", []):
-        episodes = rank["data"]["collector"]["episodes"]
+    for rank in own.get("ranks", []):
+        episodes = rank["data"]["collector"].get("episodes")
         if rank["num_envs"] == algorithm.num_envs and episodes is not None and _shapes(episodes["obs"]) != expected:
             raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments give")
-    return checkpoint["lightning_rl"][algorithm.counter]
+    return own[algorithm.counter]
 
 
-def _optimizers(algorithm: Any) -> list[Optimizer] | None:
-    """The optimizers that an algorithm will have, which is as it was after this; None if only Lightning can tell."""
+def _optimizers(algorithm: Resumable) -> list[Optimizer] | None:
+    """Return optimizers as the algorithm will have them, and leave it as it was; None if only Lightning can tell."""
     kept = [(parameter, parameter.data, parameter.grad) for parameter in algorithm.parameters()]
     try:
         configured = algorithm.configure_optimizers()
-    except Exception:  # one of others may ask its trainer, which it has not yet
+    except Exception:  # a user's method may ask its trainer, which does not exist yet
         return None
     finally:
         for parameter, data, gradient in kept:
@@ -140,37 +171,22 @@ def _optimizers(algorithm: Any) -> list[Optimizer] | None:
     return configured if all(isinstance(each, Optimizer) for each in configured) else None
 
 
-def _shapes(tree: Any) -> Any:
-    """A tree of arrays as one of their shapes."""
+def _shapes(tree: object) -> object:
+    """Replace the arrays of a tree by their shapes."""
     if isinstance(tree, dict):
         return {key: _shapes(child) for key, child in tree.items()}
     if isinstance(tree, list | tuple):
         return [_shapes(child) for child in tree]
-    return tuple(tree.shape) if hasattr(tree, "shape") else None
-
-
-def without_new_folders(replay: Any) -> Any:
-    """Settings of a replay buffer that use a folder only if it is there: a file names none to make."""
-    folder = replay.get("directory") if isinstance(replay, dict) else None
-    return {**replay, "directory": None} if folder is not None and not (isinstance(folder, str) and Path(folder).is_dir()) else replay
-
-
-def _sketch(cls: Any, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The names, shapes and types of an algorithm's weights, which take no memory; None where it cannot be built like that."""
-    try:
-        with torch.device("meta"):
-            return cls(**settings).state_dict()
-    except Exception:  # an algorithm of others may look at its weights; a wrong setting comes up again where they are real
-        return None
+    return tuple(getattr(tree, "shape", ()))
 
 
 def stored_name(cls: type) -> str:
-    """How a file names an algorithm: `PPO` for one of this package, `my_module.MyPPO` for others."""
+    """Return how a file names an algorithm: `PPO` for one of this package, `my_module.MyPPO` for others."""
     return cls.__name__ if cls.__module__ == ALGORITHMS.get(cls.__name__) else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def algorithm_class(name: str, base: type) -> type:
-    """An algorithm of this package, or one that was imported before, by its class name or its stored name.
+    """Return an algorithm of this package, or one that was imported before, by its class name or its stored name.
 
     Raises:
         SettingError: there is none.
@@ -189,15 +205,18 @@ def _subclasses(cls: type) -> list[type]:
     return [each for child in children for each in (child, *_subclasses(child))]
 
 
-def take_weights(algorithm: Any, source: str | Path) -> list[str]:
-    """Take the weights of another run, layer by layer where they fit; counters, optimizers and environments start anew.
+# ---------------------------------------------------------------- weights
+
+
+def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
+    """Take the weights of another run, layer by layer where they fit; counters, optimizers and environments start again.
 
     Args:
         algorithm: whose weights are replaced.
         source: a run's folder, whose last checkpoint is taken, or a checkpoint.
 
     Returns:
-        One line for each layer that keeps its first weights, and why.
+        One line for each layer that keeps its initial weights, and why.
 
     Raises:
         SettingError: there is no checkpoint, or no layer of it fits.
@@ -209,21 +228,96 @@ def take_weights(algorithm: Any, source: str | Path) -> list[str]:
         layers[name.rpartition(".")[0]].append(name)
     lines = []
     for layer, names in layers.items():
-        reason = next((why for name in names if (why := misfit(theirs.get(name), ours[name]))), None)
+        reason = next((why for name in names if (why := _misfit(theirs.get(name), ours[name]))), None)
         if reason is None:
             for name in names:
                 ours[name].copy_(theirs[name])
         else:
-            lines.append(f"init_from: {layer} starts anew: {reason}")
+            lines.append(f"init_from: {layer} keeps its initial weights: {reason}")
     if len(lines) == len(layers):
         raise SettingError(f"init_from {str(source)!r}: none of its weights fit this model; use the same network settings")
     return lines
 
 
-def misfit(theirs: Tensor | None, ours: Tensor) -> str | None:
-    """Why a parameter cannot be taken."""
-    if theirs is None:
-        return "it is not in the checkpoint"
+def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path) -> None:
+    """Raise `SettingError` unless a file's weights have the names, shapes and types of a model's, and are finite."""
+    for name in sorted(stored.keys() | own.keys()):
+        reason = _misfit(stored.get(name), own.get(name))
+        if reason is None and stored[name].dtype != own[name].dtype:
+            reason = f"it is {stored[name].dtype} in the checkpoint, {own[name].dtype} here"
+        if reason is not None:
+            raise SettingError(f"ckpt_path {shown(path)} does not fit the model: {name}: {reason}; use the same settings")
+
+
+def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
+    """Return why a weight cannot be taken, if it cannot."""
+    if theirs is None or ours is None:
+        return f"it is not in the {'checkpoint' if theirs is None else 'model'}"
     if theirs.shape != ours.shape:
         return f"{list(theirs.shape)} in the checkpoint, {list(ours.shape)} here"
-    return None if not theirs.is_floating_point() or bool(torch.isfinite(theirs).all()) else "it is not finite in the checkpoint"
+    return "it is NaN or infinite in the checkpoint" if not ours.is_meta and is_finite(ours) and not is_finite(theirs) else None
+
+
+# ---------------------------------------------------------------- what a file may name
+
+
+def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = True) -> None:
+    """Refuse modules that a file names and the user did not: a checkpoint must not choose what is imported.
+
+    Args:
+        settings: the hyper-parameters of a file.
+        path: the file.
+        imported: whether to refuse modules that were not imported too, or only what no environment or wrapper can be.
+    """
+    for module, name in _named(settings, path):
+        package = module.partition(".")[0]
+        if package in sys.stdlib_module_names or not package.isidentifier():
+            found = shorten(repr(module), 40)
+            raise SettingError(f"{shown(path)} names {found} as a module of an environment or wrapper, which it is not: do not trust it")
+        if name in UNTRUSTED_WRAPPERS:
+            raise SettingError(f"{shown(path)} names the wrapper {name}, which {UNTRUSTED_WRAPPERS[name]}; pass env yourself")
+        if imported and package not in TRUSTED_PACKAGES and module not in sys.modules:
+            raise SettingError(f"{shown(path)} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
+
+
+def check_environment(env: object, numbers: int, path: str | Path) -> None:
+    """Refuse an environment that opens a window, or stacks more frames than its observations have numbers.
+
+    Args:
+        env: the settings in a file, which `check_names` passed.
+        numbers: how many an observation has according to the same file.
+        path: the file.
+    """
+    if any(each.get("render_mode") == "human" for each in mappings(env)):
+        raise SettingError(f"{shown(path)} names the render_mode human, which opens a window; pass env yourself")
+    stacked = [("frame_stack", env.get("frame_stack"))] if isinstance(env, Mapping) else []
+    for wrapper in (env.get("wrappers") or []) if isinstance(env, Mapping) else ():
+        if isinstance(wrapper, Mapping) and str(wrapper.get("class_path")).rpartition(".")[2] == "FrameStackObservation":
+            stacked += [("stack_size", each.get("stack_size")) for each in mappings(wrapper.get("init_args"))]
+    for name, frames in stacked:
+        if isinstance(frames, int | float) and frames > numbers:
+            raise SettingError(f"{shown(path)} holds env.{name} {frames}, and its observations have {numbers} numbers")
+
+
+def foreign_modules(settings: Mapping[str, Any], path: str | Path) -> list[str]:
+    """Return the modules of other packages that settings name."""
+    return [module for module, _ in _named(settings, path) if module.partition(".")[0] not in TRUSTED_PACKAGES]
+
+
+def _named(settings: Mapping[str, Any], path: str | Path) -> Iterator[tuple[str, str]]:
+    """Yield module and name of all that settings ask to import."""
+    env = settings.get("env")
+    env = {"id": env or ""} if env is None or isinstance(env, str) else env
+    wrappers = (env.get("wrappers") or []) if isinstance(env, Mapping) and isinstance(env.get("id"), str) else None
+    if not isinstance(wrappers, list | tuple) or not all(isinstance(each, Mapping | str) for each in wrappers):
+        raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: its env is no environment")
+    module, colon, name = env["id"].rpartition(":")
+    if colon:
+        yield module, name
+    paths: list[object] = [each for each in wrappers if isinstance(each, str)]
+    paths += [each[key] for each in mappings(settings) for key in ("class_path", "_instantiator") if key in each]
+    for named in paths:
+        if not isinstance(named, str):
+            raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: a class_path must be a text")
+        module, _, name = named.rpartition(".")
+        yield module or "gymnasium", name

@@ -23,7 +23,6 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.recording import PlotCurve
 from lightning_rl.callbacks.stopping import StopOnEvaluation, StopOnSignal
-from lightning_rl.checkpoints.content import foreign_modules
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import bring_back, losing_ranks, tell_to_stop
@@ -31,7 +30,7 @@ from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, quiet_tensorboard
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
-from lightning_rl.training.loading import check_fits, take_weights
+from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
 from lightning_rl.training.run import Run
 from lightning_rl.training.run_folder import (
     REPLACED,

@@ -474,7 +474,7 @@ def test_checkpoints_of_before_say_nothing_of_masks(tmp_path):
     assert not PPO.load_from_checkpoint(tmp_path / "b.ckpt").spaces.masked
     checkpoint["lightning_rl"]["masked"] = "yes"
     torch.save(checkpoint, tmp_path / "c.ckpt")
-    with pytest.raises(SettingError, match=r"holds masked 'yes', which none of lightning_rl does"):
+    with pytest.raises(SettingError, match=r"lightning_rl/masked must be true or false, got 'yes'"):
         PPO.load_from_checkpoint(tmp_path / "c.ckpt")
 
 

@@ -1,4 +1,4 @@
-"""Files that mean harm, or are broken in ways that would do some, made from a good checkpoint."""
+"""Malicious files, and broken ones that could do harm, made from a good checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bomb:
 
 
 def hostile_files(good: Path, folder: Path, proof: Path) -> dict[str, Path]:
-    """Each by its name; whichever runs leaves `proof`."""
+    """Make each file, by its name; code that runs leaves `proof`."""
     content = torch.load(good, weights_only=True)
     files: dict[str, Path] = {}
 
@@ -59,7 +59,7 @@ def hostile_files(good: Path, folder: Path, proof: Path) -> dict[str, Path]:
 
     files["path_traversal"] = rewritten(good, folder / "path_traversal.ckpt", lambda name: name.replace("version", "../../../version"))
     files["absolute_member"] = rewritten(good, folder / "absolute_member.ckpt", lambda name: name.replace("archive/", f"{proof}/"))
-    files["zip_bomb"] = rewritten(good, folder / "zip_bomb.ckpt", lambda name: name, more={"archive/data/999": bytes(1 << 30)})
+    files["zip_bomb"] = rewritten(good, folder / "zip_bomb.ckpt", lambda name: name, bomb="archive/data/999")
 
     put("another_shape", lambda changed: changed["state_dict"].update({weight: torch.zeros(3, 3)}))
     put("another_type", lambda changed: changed["state_dict"].update({weight: content["state_dict"][weight].to(torch.complex64)}))
@@ -94,14 +94,18 @@ def hostile_files(good: Path, folder: Path, proof: Path) -> dict[str, Path]:
     return files
 
 
-def rewritten(source: Path, target: Path, name: Callable[[str], str], more: dict[str, bytes] | None = None) -> Path:
-    """The same archive with other names of members, and more of them, which are compressed."""
+def rewritten(source: Path, target: Path, name: Callable[[str], str], bomb: str | None = None) -> Path:
+    """Copy an archive with other names of members, and perhaps one more that is compressed and has 256 MB."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         first = old.namelist()[0].partition("/")[0]
         for member in old.namelist():
             new.writestr(name("archive/" + member[len(first) + 1 :]), old.read(member))
-        for key, data in (more or {}).items():
-            new.writestr(key, data, zipfile.ZIP_DEFLATED)
+        if bomb is not None:
+            entry = zipfile.ZipInfo(bomb)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            with new.open(entry, "w") as file:
+                for _ in range(256):
+                    file.write(bytes(1 << 20))
     return target
 
 

@@ -1,6 +1,6 @@
-"""Processes that are killed while they save; one process that forks them, so that torch is loaded once.
+"""Kill processes while they save; one process forks them, so that torch is loaded once.
 
-`python -m tests.checkpoints.kills FOLDER` prints a line a kill: the number in the checkpoint that is then found, and how it was found.
+`python -m tests.checkpoints.kills FOLDER` prints a line for each kill: the number in the checkpoint found before and after it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def save(folder: Path, number: int) -> None:
 
 
 def find(folder: Path) -> int:
-    """The number in the checkpoint to continue from; every save is whole or not there."""
+    """Return the number in the checkpoint to continue from; every save is whole or not there."""
     path = last_generation(folder)
     assert path is not None
-    content = read_verified(path, say=lambda line: print("said:", line))
+    content = read_verified(path, say=lambda line: print("notice:", line))
     assert content["weights"].shape == (50_000 + content["number"],) and (content["weights"] == content["number"]).all()
     return content["number"]
 
@@ -43,7 +43,7 @@ def child(work: Callable[[], None]) -> int:
 
 
 def die_at(folder: Path, number: int, event: int) -> None:
-    """Save, and be killed before the system is asked for the `event`-th time."""
+    """Save, and be killed before the `event`-th call of the system."""
     left = event
 
     def count(name: str, arguments: tuple) -> None:
@@ -67,19 +67,19 @@ def save_on(folder: Path, first: int) -> None:
 def main(folder: Path) -> None:
     save(folder, 0)
     save(folder, 1)
-    for round_ in range(2):  # twice: a kill may follow a kill
-        for event in range(200):
-            before = find(folder)
-            pid = child(lambda event=event, number=before + 1: die_at(folder, number, event))
-            killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-            found = find(folder)
-            print(f"event {event} round {round_} {'killed' if killed else 'done'} from {before} to {found}")
-            assert before <= found <= before + 1
-            if not killed:
-                break
+    found = 1
+    for event in range(200):  # each kill but the first follows a kill
+        before = found
+        pid = child(lambda event=event, number=before + 1: die_at(folder, number, event))
+        killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        found = find(folder)
+        print(f"event {event} {'killed' if killed else 'done'} from {before} to {found}")
+        assert before <= found <= before + 1
+        if not killed:
+            break
     draw = random.Random(0)
-    for _ in range(25):
-        before = find(folder)
+    for _ in range(10):
+        before = found
         pid = child(lambda number=before + 1: save_on(folder, number))
         time.sleep(draw.uniform(0.0, 0.05))
         os.kill(pid, signal.SIGKILL)
