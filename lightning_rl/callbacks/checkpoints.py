@@ -31,16 +31,16 @@ class Periodic(Protocol):
     every_n_updates: int | None
 
 
-def check_interval(section: str, callback: Periodic, algorithm: AlgorithmRun) -> None:
-    """Raise `SettingError` for an interval in what the algorithm's runs do not count."""
+def interval_of(section: str, callback: Periodic, algorithm: AlgorithmRun, parts: int) -> int:
+    """Return the callback's interval in what the run counts; default: the run's length divided by `parts`.
+
+    Raises:
+        SettingError: an interval in what the run does not count.
+    """
     for counter in {"env_steps", "updates"} - {algorithm.counter}:
         if getattr(callback, f"every_n_{counter}") is not None:
             name, right = type(algorithm).__name__, f"{section}.every_n_{algorithm.counter}"
             raise SettingError(f"{section}.every_n_{counter}: a run of {name} counts {algorithm.counted}; use {right}")
-
-
-def interval_of(callback: Periodic, algorithm: AlgorithmRun, parts: int) -> int:
-    """Return the callback's interval; default: the run's length divided by `parts`."""
     return getattr(callback, f"every_n_{algorithm.counter}") or max(1, algorithm.length // parts)
 
 
@@ -73,8 +73,7 @@ class BestModel(Checkpoint):
 
     Args:
         folder: where to save; default: `checkpoints` of the run's folder.
-        monitor: the evaluation's metric.
-        mode: whether to save where it is greatest, `max`, or least, `min`; default: `min` for a loss, `max` for all else.
+        monitor, mode: as in `CheckpointConfig`.
     """
 
     def __init__(self, folder: Path | None = None, monitor: str = "eval/mean_reward", mode: Literal["max", "min"] | None = None) -> None:
@@ -123,11 +122,9 @@ class SaveCheckpoints(Checkpoint):
     """Save `last.ckpt` every `every_n_env_steps` environment steps (or updates) and at the end, and numbered copies on request.
 
     Args:
-        every_n_env_steps: environment steps between saves; default: 2 % of the run, and at least five seconds unless copies are kept.
+        every_n_env_steps, save_replay_buffer, every_n_updates: as in `CheckpointConfig`.
         keep: how many copies `env_steps=<n>.ckpt` to keep next to `last.ckpt`, the newest, without a replay buffer; -1 keeps all.
         folder: where to save; default: `checkpoints` of the run's folder.
-        save_replay_buffer: whether `last.ckpt` holds the replay buffer; default: up to 4 GB.
-        every_n_updates: the same as `every_n_env_steps` for runs that count updates.
     """
 
     def __init__(
@@ -148,7 +145,7 @@ class SaveCheckpoints(Checkpoint):
         self.saved_at, self.saved_when = 0, 0.0
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
-        check_interval("checkpoint", self, pl_module)
+        self.interval = interval_of("checkpoint", self, pl_module, 50)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.saved_at, self.saved_when = pl_module.count, time.monotonic()
@@ -175,13 +172,11 @@ class SaveCheckpoints(Checkpoint):
         return self.folder / name
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
-        every = interval_of(self, pl_module, 50)
-        if pl_module.count // every > self.saved_at // every and self._enough_time_has_passed(trainer):
+        due = pl_module.count // self.interval > self.saved_at // self.interval
+        if due and self.min_seconds:  # by the clock of the first rank
+            due = trainer.strategy.broadcast(time.monotonic() - self.saved_when >= self.min_seconds)
+        if due:
             self.save(trainer, pl_module)
-
-    def _enough_time_has_passed(self, trainer: pl.Trainer) -> bool:
-        """Return whether the last save is long ago, by the clock of the first rank."""
-        return not self.min_seconds or trainer.strategy.broadcast(time.monotonic() - self.saved_when >= self.min_seconds)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.save(trainer, pl_module)
