@@ -1,5 +1,4 @@
 """Which weights to keep: the best, the last, and a few on the way."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -32,11 +31,7 @@ class Periodic(Protocol):
 
 
 def interval_of(section: str, callback: Periodic, algorithm: AlgorithmRun, parts: int) -> int:
-    """Return the callback's interval in what the run counts; default: the run's length divided by `parts`.
-
-    Raises:
-        SettingError: an interval in what the run does not count.
-    """
+    """Return the callback's interval; default: the run's length / `parts`. Raise `SettingError` for one in what the run does not count."""
     for counter in {"env_steps", "updates"} - {algorithm.counter}:
         if getattr(callback, f"every_n_{counter}") is not None:
             name, right = type(algorithm).__name__, f"{section}.every_n_{algorithm.counter}"
@@ -93,11 +88,7 @@ class BestModel(Checkpoint):
         return self.folder / "best.ckpt"
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Save if this evaluation is the best one.
-
-        Raises:
-            SettingError: there is no metric of that name.
-        """
+        """Save if this evaluation is the best one; raise `SettingError` if it has no metric of that name."""
         if self.monitor not in metrics:
             raise SettingError(f"checkpoint.monitor {self.monitor!r} is not a metric of evaluations{nearest(self.monitor, metrics)}")
         score = metrics[self.monitor] if self.mode == "max" else -metrics[self.monitor]
@@ -196,21 +187,17 @@ class SaveCheckpoints(Checkpoint):
 
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
     """Save a checkpoint, and return whether that succeeded."""
-    return succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), trainer.strategy.barrier)
+    return succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
 
 
-def succeeds(
-    trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], otherwise: Callable[[], object] = lambda: None
-) -> bool:
-    """Return whether a save succeeded on all ranks; where the disk refuses, one line reports it and the run goes on.
-
-    `otherwise` is called on the ranks where it failed.
-    """
+def succeeds(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], waits: bool = False) -> bool:
+    """Return whether a save succeeded on all ranks, which wait for each other in it if it `waits`; report a full disk in one line."""
     saved = True
     try:
         save()
     except OSError as error:
-        otherwise()  # the barrier that the other ranks wait at
         saved = False
+        if waits:
+            trainer.strategy.barrier()
         algorithm.say(f"{error}; the run goes on, with what was saved before")
     return saved if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(saved, all=True)

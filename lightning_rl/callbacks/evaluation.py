@@ -1,5 +1,4 @@
 """Evaluate the policy during a run, on environments of its own."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -113,11 +112,7 @@ class RolloutEvaluator(pl.Callback):
         return mine if mine.episodes else None
 
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
-        """Play the episodes of one evaluation, with a variant's wrappers around each environment.
-
-        Raises:
-            Interrupted: `stop` returned true.
-        """
+        """Play the episodes of one evaluation, with a variant's wrappers around each environment; raise `Interrupted` when `stop()`."""
         # new environments each time: what they keep over their resets would make an evaluation depend on those before
         player = make_player(
             algorithm.env if self.env is None else self.env,
@@ -252,15 +247,8 @@ def make_player(
 ) -> EpisodePlayer:
     """Return a player of episodes, which end at the given or the environment's own limit.
 
-    Args:
-        env: settings, or a function that builds one environment.
-        num_envs: how many environments act together.
-        max_episode_steps: the limit; None for the environment's own.
-        masked: whether the environments must have action masks, as in `Spaces`.
-        wrappers: go around each environment, the last one outside.
-
-    Raises:
-        SettingError: a ready vector environment, which cannot be built again.
+    `masked`: whether the environments must have action masks, as in `Spaces`. `wrappers` go around each environment, the last one outside.
+    A ready vector environment, which cannot be built again, raises `SettingError`.
     """
     builder = check_can_be_built(env)
     builder = one_of(builder) if isinstance(builder, EnvConfig) else builder
