@@ -44,7 +44,7 @@ def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_lies_in_a_folder_of_its_own(fit, folder):
+def test_each_run_has_its_own_folder(fit, folder):
     trainer = fit()
     run = folder / "runs/PPO/CartPole-v1/version_0"
     assert trainer.run_folder.resolve() == run and trainer.log_dir == "runs/PPO/CartPole-v1/version_0"
@@ -77,15 +77,17 @@ def test_rows_begin_with_environment_steps_and_episodes_have_theirs(fit, folder)
 
 
 def test_versions_count_up_for_each_algorithm_and_environment(fit, folder):
-    runs = [fit().run_folder, fit().run_folder, fit(A2C).run_folder, fit(env="tests.environments:Scripted-v0").run_folder]
+    quick = {"max_env_steps": 16, "evaluation": None, "checkpoint": None}
+    runs = [fit(**quick).run_folder, fit(**quick).run_folder, fit(A2C, **quick).run_folder]
+    runs.append(fit(env="tests.environments:Scripted-v0", **quick).run_folder)
     for number in (9, 10):
         (folder / f"runs/PPO/CartPole-v1/version_{number}").mkdir()
-    runs.append(fit().run_folder)
+    runs.append(fit(**quick).run_folder)
     names = ["PPO/CartPole-v1/version_0", "PPO/CartPole-v1/version_1", "A2C/CartPole-v1/version_0", "PPO/Scripted-v0/version_0"]
     assert [str(run) for run in runs] == [f"runs/{name}" for name in [*names, "PPO/CartPole-v1/version_11"]]
 
 
-def test_runs_lie_where_one_wants_them(fit, folder):
+def test_the_root_of_all_runs_can_be_set(fit, folder):
     assert str(fit(default_root_dir=folder / "elsewhere").run_folder) == str(folder / "elsewhere/PPO/CartPole-v1/version_0")
 
 
@@ -111,7 +113,7 @@ def test_last_continues_in_its_folder_with_counters_and_without_rows_beyond_the_
     assert first["lightning_rl"]["updates"] == 6 * 2 * 2
 
 
-def test_the_weights_of_the_checkpoint_are_where_learning_goes_on(fit):
+def test_learning_continues_with_the_weights_of_the_checkpoint(fit):
     run = fit().run_folder
     stored = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     model = tiny(PPO, "CartPole-v1", seed=9, max_env_steps=112)
@@ -124,10 +126,11 @@ def test_the_weights_of_the_checkpoint_are_where_learning_goes_on(fit):
 
 
 def test_last_is_the_newest_run_of_that_algorithm_and_environment(fit, folder):
-    first, second, _ = fit().run_folder, fit().run_folder, fit(A2C).run_folder
+    quick = {"max_env_steps": 16, "evaluation": None}
+    first, second, _ = fit(**quick).run_folder, fit(**quick).run_folder, fit(A2C, **quick).run_folder
     (folder / "runs/PPO/CartPole-v1/version_2").mkdir()  # nothing was saved there
-    assert fit(ckpt_path="last", max_env_steps=112).run_folder == second
-    assert int(read_rows(first / "metrics.csv")[-1]["env_steps"]) == 96
+    assert fit(ckpt_path="last", **quick | {"max_env_steps": 32}).run_folder == second
+    assert int(read_rows(first / "metrics.csv")[-1]["env_steps"]) == 16
 
 
 def test_a_checkpoint_by_its_path_continues_in_a_new_folder(fit):
@@ -138,7 +141,7 @@ def test_a_checkpoint_by_its_path_continues_in_a_new_folder(fit):
     assert int(read_rows(old / "metrics.csv")[-1]["env_steps"]) == 96
 
 
-def test_last_with_nothing_saved_starts_afresh_and_says_so(fit, capsys):
+def test_last_with_nothing_saved_starts_a_new_run_and_prints_so(fit, capsys):
     trainer = fit(ckpt_path="last", enable_progress_bar=True)
     assert capsys.readouterr().out.splitlines()[0] == "no last.ckpt below runs/PPO/CartPole-v1: starting a new run"
     assert trainer.run_folder.name == "version_0" and trainer.global_step == 6
@@ -160,7 +163,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(fi
         {"fast_dev_run": True, "evaluation": EvaluationConfig(episodes=1, max_episode_steps=5)},
     ],
 )
-def test_what_is_switched_off_leaves_no_files(arguments, fit, folder, capsys):
+def test_switched_off_parts_write_no_files(arguments, fit, folder, capsys):
     fit(enable_progress_bar=True, **arguments)
     assert list(folder.iterdir()) == [] and "run:" not in capsys.readouterr().out
 
@@ -238,7 +241,7 @@ def test_a_run_ends_when_it_reaches_its_goal(fit):
 
 
 @pytest.mark.parametrize("threads, inside", [(None, 1), (2, 2)])
-def test_threads_are_few_for_small_networks_and_as_before_afterwards(threads, inside, fit):
+def test_small_networks_use_one_thread_by_default_and_the_number_is_restored(threads, inside, fit):
     seen, before = [], torch.get_num_threads()
 
     class Look(pl.Callback):
@@ -251,10 +254,11 @@ def test_threads_are_few_for_small_networks_and_as_before_afterwards(threads, in
 
     torch.set_num_threads(3)
     try:
-        fit(torch_threads=threads, callbacks=[Look()])
+        quick = {"torch_threads": threads, "max_env_steps": 16, "evaluation": None, "logger": False, "checkpoint": None}
+        fit(callbacks=[Look()], **quick)
         assert seen == [inside] and torch.get_num_threads() == 3
         with pytest.raises(RuntimeError, match="at the end"):
-            fit(torch_threads=threads, callbacks=[Break()])
+            fit(callbacks=[Break()], **quick)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -267,9 +271,10 @@ def test_a_run_that_continues_keeps_its_threads(fit):
         def on_train_start(self, trainer, model):
             seen.append(torch.get_num_threads())
 
-    run = fit(torch_threads=os.cpu_count()).run_folder
-    fit(max_env_steps=112, ckpt_path=run / "checkpoints/last.ckpt", callbacks=[Look()])
-    fit(max_env_steps=128, ckpt_path=run / "checkpoints/last.ckpt", callbacks=[Look()], torch_threads=1)
+    quick = {"evaluation": None, "logger": False}
+    run = fit(torch_threads=os.cpu_count(), max_env_steps=16, **quick).run_folder
+    fit(max_env_steps=32, ckpt_path=run / "checkpoints/last.ckpt", callbacks=[Look()], **quick)
+    fit(max_env_steps=48, ckpt_path=run / "checkpoints/last.ckpt", callbacks=[Look()], torch_threads=1, **quick)
     assert seen == [os.cpu_count(), 1] and torch.get_num_threads() == before
     manifest = run / "checkpoints/last.ckpt.json"
     assert threads_of(run / "checkpoints/last.ckpt") == os.cpu_count()
@@ -281,7 +286,7 @@ def test_a_function_that_builds_environments_names_the_folder(fit):
     assert str(fit(env=PPO(Endless, n_steps=8, batch_size=32, max_env_steps=64)).run_folder) == "runs/PPO/Endless/version_0"
 
 
-def test_a_run_says_where_it_lies_unless_told_to_be_quiet(fit, capsys):
+def test_a_run_prints_its_folder_and_no_progress_without_a_progress_bar(fit, capsys):
     fit(enable_progress_bar=True)
     out = capsys.readouterr().out.splitlines()
     assert out[-2] == "run: runs/PPO/CartPole-v1/version_0"
@@ -304,7 +309,7 @@ def test_the_command_that_a_python_program_prints_imports_the_modules_that_it_ne
     assert capsys.readouterr().out.splitlines()[-1] == f"evaluate it: {command}"
 
 
-def test_a_program_whose_own_algorithm_no_other_can_import_is_told_to_evaluate_itself(fit, capsys, monkeypatch):
+def test_a_program_whose_algorithm_no_other_can_import_gets_a_python_command_to_evaluate(fit, capsys, monkeypatch):
     monkeypatch.setattr(type(own := tiny(type("Mine", (PPO,), {}), "CartPole-v1")), "__module__", "__main__")
     fit(env=own, enable_progress_bar=True)
     place = "runs/Mine/CartPole-v1/version_0/checkpoints/best.ckpt"
@@ -312,9 +317,9 @@ def test_a_program_whose_own_algorithm_no_other_can_import_is_told_to_evaluate_i
 
 
 def test_a_trainer_that_fits_twice_makes_two_runs(folder):
-    trainer = Trainer(accelerator="cpu", enable_progress_bar=False)
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=SHORT)
     for number in range(2):
-        trainer.fit(tiny(PPO, "CartPole-v1"))
+        trainer.fit(tiny(PPO, "CartPole-v1", max_env_steps=16))
         run = folder / f"runs/PPO/CartPole-v1/version_{number}"
         assert all((run / name).is_file() for name in ("checkpoints/best.ckpt", "checkpoints/last.ckpt", "evaluations.csv"))
         assert len(trainer.loggers) == 2 and (run / "metrics.csv").is_file()
@@ -332,7 +337,7 @@ class Interrupted(Endless):
         return super().step(action)
 
 
-def test_a_run_that_is_interrupted_keeps_its_weights_and_says_where(folder, capfd):
+def test_an_interrupted_run_keeps_its_weights_and_prints_its_folder(folder, capfd):
     model = PPO(Interrupted, n_steps=1, batch_size=8, max_env_steps=10_000)
     with pytest.raises(KeyboardInterrupt):
         Trainer(accelerator="cpu", evaluation=None).fit(model)
@@ -348,7 +353,7 @@ def test_evaluation_of_a_ready_environment_is_refused_before_the_first_step(fold
     assert model.env_steps == 0
 
 
-def test_what_others_log_stands_at_the_environment_steps(folder):
+def test_what_others_log_gets_the_environment_steps(folder):
     class Talking(PPO):
         def training_step(self, rollout, batch_idx):
             super().training_step(rollout, batch_idx)
@@ -367,7 +372,7 @@ def test_settings_may_be_mappings_in_python_too(fit):
 
 
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
-def test_a_run_whose_folder_is_deleted_goes_on_in_it_and_can_be_continued(fit, folder, capfd, algorithm):
+def test_a_run_whose_folder_is_deleted_writes_it_again_and_can_be_continued(fit, folder, capfd, algorithm):
     class Delete(pl.Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
             if batch_idx == 3:
@@ -387,7 +392,7 @@ def test_a_run_whose_folder_is_deleted_goes_on_in_it_and_can_be_continued(fit, f
         assert sorted({int(row["env_steps"]) for row in rows}) == [64, 80, 96, 112, 128], name
 
 
-def test_loggers_that_meet_a_full_disk_say_so_in_one_line_each(fit, folder, capfd):
+def test_a_logger_whose_disk_is_full_is_reported_in_one_line(fit, folder, capfd):
     class Full(pl.Callback):
         """TensorBoard's file can grow no more: it is a folder."""
 

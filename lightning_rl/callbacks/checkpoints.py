@@ -1,5 +1,4 @@
 """Which weights to keep: the best, the last, and a few on the way."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -31,16 +30,12 @@ class Periodic(Protocol):
     every_n_updates: int | None
 
 
-def check_interval(section: str, callback: Periodic, algorithm: AlgorithmRun) -> None:
-    """Raise `SettingError` for an interval in what the algorithm's runs do not count."""
+def interval_of(section: str, callback: Periodic, algorithm: AlgorithmRun, parts: int) -> int:
+    """Return the callback's interval; default: the run's length / `parts`. Raise `SettingError` for one in what the run does not count."""
     for counter in {"env_steps", "updates"} - {algorithm.counter}:
         if getattr(callback, f"every_n_{counter}") is not None:
             name, right = type(algorithm).__name__, f"{section}.every_n_{algorithm.counter}"
             raise SettingError(f"{section}.every_n_{counter}: a run of {name} counts {algorithm.counted}; use {right}")
-
-
-def interval_of(callback: Periodic, algorithm: AlgorithmRun, parts: int) -> int:
-    """Return the callback's interval; default: the run's length divided by `parts`."""
     return getattr(callback, f"every_n_{algorithm.counter}") or max(1, algorithm.length // parts)
 
 
@@ -73,8 +68,7 @@ class BestModel(Checkpoint):
 
     Args:
         folder: where to save; default: `checkpoints` of the run's folder.
-        monitor: the evaluation's metric.
-        mode: whether to save where it is greatest, `max`, or least, `min`; default: `min` for a loss, `max` for all else.
+        monitor, mode: as in `CheckpointConfig`.
     """
 
     def __init__(self, folder: Path | None = None, monitor: str = "eval/mean_reward", mode: Literal["max", "min"] | None = None) -> None:
@@ -94,11 +88,7 @@ class BestModel(Checkpoint):
         return self.folder / "best.ckpt"
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Save if this evaluation is the best one.
-
-        Raises:
-            SettingError: there is no metric of that name.
-        """
+        """Save if this evaluation is the best one; raise `SettingError` if it has no metric of that name."""
         if self.monitor not in metrics:
             raise SettingError(f"checkpoint.monitor {self.monitor!r} is not a metric of evaluations{nearest(self.monitor, metrics)}")
         score = metrics[self.monitor] if self.mode == "max" else -metrics[self.monitor]
@@ -123,11 +113,9 @@ class SaveCheckpoints(Checkpoint):
     """Save `last.ckpt` every `every_n_env_steps` environment steps (or updates) and at the end, and numbered copies on request.
 
     Args:
-        every_n_env_steps: environment steps between saves; default: 2 % of the run, and at least five seconds unless copies are kept.
+        every_n_env_steps, save_replay_buffer, every_n_updates: as in `CheckpointConfig`.
         keep: how many copies `env_steps=<n>.ckpt` to keep next to `last.ckpt`, the newest, without a replay buffer; -1 keeps all.
         folder: where to save; default: `checkpoints` of the run's folder.
-        save_replay_buffer: whether `last.ckpt` holds the replay buffer; default: up to 4 GB.
-        every_n_updates: the same as `every_n_env_steps` for runs that count updates.
     """
 
     def __init__(
@@ -148,7 +136,7 @@ class SaveCheckpoints(Checkpoint):
         self.saved_at, self.saved_when = 0, 0.0
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
-        check_interval("checkpoint", self, pl_module)
+        self.interval = interval_of("checkpoint", self, pl_module, 50)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.saved_at, self.saved_when = pl_module.count, time.monotonic()
@@ -175,13 +163,11 @@ class SaveCheckpoints(Checkpoint):
         return self.folder / name
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
-        every = interval_of(self, pl_module, 50)
-        if pl_module.count // every > self.saved_at // every and self._enough_time_has_passed(trainer):
+        due = pl_module.count // self.interval > self.saved_at // self.interval
+        if due and self.min_seconds:  # by the clock of the first rank
+            due = trainer.strategy.broadcast(time.monotonic() - self.saved_when >= self.min_seconds)
+        if due:
             self.save(trainer, pl_module)
-
-    def _enough_time_has_passed(self, trainer: pl.Trainer) -> bool:
-        """Return whether the last save is long ago, by the clock of the first rank."""
-        return not self.min_seconds or trainer.strategy.broadcast(time.monotonic() - self.saved_when >= self.min_seconds)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.save(trainer, pl_module)
@@ -201,21 +187,17 @@ class SaveCheckpoints(Checkpoint):
 
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
     """Save a checkpoint, and return whether that succeeded."""
-    return succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), trainer.strategy.barrier)
+    return succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
 
 
-def succeeds(
-    trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], otherwise: Callable[[], object] = lambda: None
-) -> bool:
-    """Return whether a save succeeded on all ranks; where the disk refuses, one line reports it and the run goes on.
-
-    `otherwise` is called on the ranks where it failed.
-    """
+def succeeds(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], waits: bool = False) -> bool:
+    """Return whether a save succeeded on all ranks, which wait for each other in it if it `waits`; report a full disk in one line."""
     saved = True
     try:
         save()
     except OSError as error:
-        otherwise()  # the barrier that the other ranks wait at
         saved = False
+        if waits:
+            trainer.strategy.barrier()
         algorithm.say(f"{error}; the run goes on, with what was saved before")
     return saved if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(saved, all=True)

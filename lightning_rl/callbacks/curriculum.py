@@ -1,5 +1,4 @@
 """Lessons: parameters of the environments that become harder as the policy learns."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -168,13 +167,8 @@ class Curriculum(pl.Callback):
 def need_increment(criteria: CompletionCriteria, progress: float, window: Sequence[float], smoothed: float) -> tuple[bool, float]:
     """Return whether a lesson is learned, and the new smoothed measure; called once for each episode that ended in the lesson.
 
-    After ML-Agents' function of the same name. The smoothed measure is a quarter of what it was and three quarters of the window's mean.
-
-    Args:
-        criteria: of the lesson.
-        progress: of the run, 0 to 1.
-        window: returns or successes of the last episodes.
-        smoothed: the smoothed measure so far, 0 at first.
+    After ML-Agents' function of the same name. `window` holds returns or successes of the last episodes. The smoothed measure, 0 at first,
+    is a quarter of what it was and three quarters of the window's mean.
     """
     if len(window) < criteria.min_lesson_length:
         return False, smoothed

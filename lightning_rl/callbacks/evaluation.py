@@ -1,5 +1,4 @@
 """Evaluate the policy during a run, on environments of its own."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ import numpy as np
 import pytorch_lightning as pl
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from lightning_rl.callbacks.checkpoints import check_interval, interval_of
-from lightning_rl.callbacks.protocols import AlgorithmRun, Env, EvaluationHook, callbacks_of
+from lightning_rl.callbacks.checkpoints import interval_of
+from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_asked, stop_asked, stop_early
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.distributed import of_all_ranks
@@ -64,15 +63,9 @@ class RolloutEvaluator(pl.Callback):
     same with and without it: networks keep their mode and the global random generators their state.
 
     Args:
-        every_n_env_steps: environment steps between evaluations; default: 5 % of the run.
-        episodes: how many episodes to play.
-        seed: of the first episode; the others count up.
-        num_envs: how many environments act together.
-        deterministic: the middle of the policy (most likely choice, mean) instead of a draw.
-        max_episode_steps: longest episode; default: the environment's own limit, or 10,000 where it has none.
         env: builds the environment, settings or a function; default: the algorithm's own.
         file: a CSV file for one row an episode.
-        every_n_updates: the same as `every_n_env_steps` for runs that count updates.
+        every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, every_n_updates: as in `EvaluationConfig`.
     """
 
     def __init__(
@@ -119,11 +112,7 @@ class RolloutEvaluator(pl.Callback):
         return mine if mine.episodes else None
 
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
-        """Play the episodes of one evaluation, with a variant's wrappers around each environment.
-
-        Raises:
-            Interrupted: `stop` returned true.
-        """
+        """Play the episodes of one evaluation, with a variant's wrappers around each environment; raise `Interrupted` when `stop()`."""
         # new environments each time: what they keep over their resets would make an evaluation depend on those before
         player = make_player(
             algorithm.env if self.env is None else self.env,
@@ -138,7 +127,7 @@ class RolloutEvaluator(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         self.variants, self.reports_success, self.continues = {}, False, False
-        check_interval("evaluation", self, pl_module)
+        self.interval = interval_of("evaluation", self, pl_module, 20)
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
@@ -167,14 +156,15 @@ class RolloutEvaluator(pl.Callback):
         self.teardown(trainer, pl_module, "fit")
 
     def _evaluate_if_due(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        every, count = interval_of(self, algorithm, 20), algorithm.count
-        if count // every > self.evaluated_at // every or (algorithm.finished and self.evaluated_at != count):
+        count, last = algorithm.count, self.evaluated_at
+        if count // self.interval > last // self.interval or (algorithm.finished and last != count):
             self.evaluate(trainer, algorithm)
 
     def evaluate(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Play, each rank its share, log, write the file, and call `on_evaluation_end`; do nothing if a rank is asked to stop."""
-        played = [each for each in of_all_ranks(self._play_share(trainer, algorithm)) if each is not None]
-        if len(played) < trainer.world_size:  # a rank was asked to stop
+        ranks = of_all_ranks(self._play_share(trainer, algorithm))
+        played = [each for each in ranks if each is not None]
+        if len(played) < len(ranks):  # one was asked to stop
             return
         self.evaluated_at = algorithm.count
         episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
@@ -183,23 +173,26 @@ class RolloutEvaluator(pl.Callback):
         self.reports_success |= statistics.reports_success or any(each.success is not None for each in episodes)
         if self.reports_success:  # an episode that does not report it is a failure
             episodes = [episode._replace(success=episode.success or 0.0) for episode in episodes]
-        metrics = as_metrics(episodes)
-        metrics |= {f"eval/mean_reward_{name}": mean_return(each) for name, each in zip(self.variants, others, strict=True)}
+        returns = [episode.return_ for episode in episodes]
+        metrics = {
+            "eval/mean_reward": float(np.mean(returns)),
+            "eval/std_reward": float(np.std(returns)),
+            "eval/mean_ep_length": float(np.mean([episode.length for episode in episodes])),
+        }
+        if self.reports_success:
+            metrics["eval/success_rate"] = float(np.mean([episode.success for episode in episodes]))
+        for name, each in zip(self.variants, others, strict=True):
+            metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in each]))
         metrics |= algorithm.validate()
         log_row(trainer, algorithm, metrics)
         if self.table is not None and trainer.is_global_zero:
             self.table.add(
-                {
-                    algorithm.counter: algorithm.count,
-                    "seed": episode.seed,
-                    "return": episode.return_,
-                    "length": episode.length,
-                    "success": "" if episode.success is None else episode.success,
-                }
-                for episode in episodes
+                {algorithm.counter: algorithm.count, "seed": e.seed, "return": e.return_, "length": e.length, "success": e.success}
+                for e in episodes
             )
-        for callback in callbacks_of(trainer, EvaluationHook):  # type: ignore[type-abstract]
-            callback.on_evaluation_end(trainer, algorithm, metrics)
+        for callback in callbacks_of(trainer, pl.Callback):
+            if hasattr(callback, "on_evaluation_end"):
+                callback.on_evaluation_end(trainer, algorithm, metrics)
         stop_early(trainer, metrics)
 
     def _play_share(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[list[Episode]] | None:
@@ -254,15 +247,8 @@ def make_player(
 ) -> EpisodePlayer:
     """Return a player of episodes, which end at the given or the environment's own limit.
 
-    Args:
-        env: settings, or a function that builds one environment.
-        num_envs: how many environments act together.
-        max_episode_steps: the limit; None for the environment's own.
-        masked: whether the environments must have action masks, as in `Spaces`.
-        wrappers: go around each environment, the last one outside.
-
-    Raises:
-        SettingError: a ready vector environment, which cannot be built again.
+    `masked`: whether the environments must have action masks, as in `Spaces`. `wrappers` go around each environment, the last one outside.
+    A ready vector environment, which cannot be built again, raises `SettingError`.
     """
     builder = check_can_be_built(env)
     builder = single_env_config(builder) if isinstance(builder, EnvConfig) else builder
@@ -281,18 +267,3 @@ def check_can_be_built(env: Env) -> EnvConfig | Callable[[], gym.Env]:
     if isinstance(env, EnvConfig) or callable(env):
         return env
     raise SettingError("evaluation cannot copy a ready vector environment; pass evaluation=None or an evaluator with env=")
-
-
-def as_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """Return the statistics of an evaluation under the names that are logged."""
-    metrics = {
-        "eval/mean_reward": mean_return(episodes),
-        "eval/std_reward": float(np.std([episode.return_ for episode in episodes])),
-        "eval/mean_ep_length": float(np.mean([episode.length for episode in episodes])),
-    }
-    successes = [episode.success for episode in episodes if episode.success is not None]
-    return metrics | ({"eval/success_rate": float(np.mean(successes))} if successes else {})
-
-
-def mean_return(episodes: list[Episode]) -> float:
-    return float(np.mean([episode.return_ for episode in episodes]))

@@ -1,5 +1,4 @@
 """Callbacks that every run of an algorithm has: target networks, the end of an iteration and the end of a run."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 

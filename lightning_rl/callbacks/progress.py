@@ -1,5 +1,4 @@
 """A progress bar in what a run counts, environment steps or updates."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 import gymnasium as gym
 import pytorch_lightning as pl
@@ -43,13 +43,6 @@ class AlgorithmRun(Protocol):
     def validate(self) -> dict[str, float]: ...
     def end_iteration(self) -> None: ...
     def end_run(self) -> None: ...
-
-
-@runtime_checkable
-class EvaluationHook(Protocol):
-    """A callback that follows evaluations."""
-
-    def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None: ...
 
 
 def callbacks_of(trainer: pl.Trainer, kind: type[Kind]) -> list[Kind]:

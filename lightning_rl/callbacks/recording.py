@@ -1,5 +1,4 @@
 """Record a run as it learns: videos, demonstrations, and its learning curve."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 

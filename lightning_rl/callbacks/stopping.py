@@ -1,5 +1,4 @@
 """Stop a run early: after a good evaluation, or on a signal."""
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -51,45 +50,35 @@ class StopOnEvaluation(pl.Callback):
         self.best, self.since_best = state_dict["best"], state_dict["since_best"]
 
 
+EVALUATION_METRICS = ("eval/", "val/")
+
+
 def early_stopping(trainer: pl.Trainer) -> list[Any]:
     """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages."""
     return [each for each in callbacks_of(trainer, pl.Callback) if hasattr(each, "_check_on_train_epoch_end")]
 
 
-def monitors_evaluations(callback: pl.callbacks.EarlyStopping) -> bool:
-    """Return whether an `EarlyStopping` waits for a metric of evaluations."""
-    return callback.monitor.startswith(("eval/", "val/"))
-
-
 def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
     """Let `EarlyStopping` wait for evaluations: to Lightning a run is one epoch, at the end of which it would look once.
 
-    Args:
-        trainer: has the callbacks.
-        evaluated: whether the run has evaluations.
-
-    Raises:
-        SettingError: it would never stop the run: nothing evaluates, or it waits for the end of an epoch that is the end of the run.
+    Raise `SettingError` where it would never stop the run: nothing is `evaluated`, or it waits for the end of an epoch that ends the run.
     """
     for callback in early_stopping(trainer):
-        if monitors_evaluations(callback) and evaluated:
+        follows = callback.monitor.startswith(EVALUATION_METRICS)
+        if follows and evaluated:
             callback._check_on_train_epoch_end = False
-        elif monitors_evaluations(callback) or trainer.limit_train_batches == 1.0:
+        elif follows or trainer.limit_train_batches == 1.0:
             reason = "a run is one epoch" if evaluated else "this run has no evaluations"
             way_out = "monitor eval/mean_reward of an evaluation, or use evaluation.patience"
             raise SettingError(f"EarlyStopping: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")
 
 
 def stop_early(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
-    """Let `EarlyStopping` decide from an evaluation.
-
-    Raises:
-        SettingError: it monitors a metric that evaluations do not have.
-    """
-    for callback in filter(monitors_evaluations, early_stopping(trainer)):
+    """Let `EarlyStopping` decide from an evaluation; raise `SettingError` if evaluations do not have its metric."""
+    for callback in early_stopping(trainer):
         if callback.monitor in metrics:
             callback.on_validation_end(trainer, trainer.lightning_module)
-        elif callback.strict:
+        elif callback.strict and callback.monitor.startswith(EVALUATION_METRICS):
             raise SettingError(
                 f"EarlyStopping: monitor {callback.monitor!r} is not a metric of evaluations{nearest(callback.monitor, metrics)}"
             )

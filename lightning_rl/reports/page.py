@@ -36,11 +36,7 @@ STYLE = "body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2
 
 
 def new_figure(width: float, height: float, needed_by: str) -> Figure:
-    """Return an empty figure of so many inches.
-
-    Raises:
-        SettingError: matplotlib is not installed.
-    """
+    """Return an empty figure of so many inches; raise `SettingError` if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -157,11 +153,7 @@ def check_out(file: Path) -> None:
 
 
 def write(file: Path, sections: list[Section], threshold: float | None, remarks: Iterable[str]) -> None:
-    """Write the page, and its picture next to it.
-
-    Raises:
-        SettingError: the files cannot be written.
-    """
+    """Write the page, and its picture next to it; raise `SettingError` if that fails."""
     try:
         write_bytes(file.with_suffix(".png"), draw(sections, line_styles(sections), threshold))
         write_bytes(file, "\n".join(html(sections, threshold, remarks)).encode(errors="backslashreplace"))

@@ -76,8 +76,7 @@ class Run:
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
     """Return the runs in folders of runs or of folders of runs, each once, and the folders among them without returns yet.
 
-    Raises:
-        SettingError: no such folder, no run in it, or a run that was named has no returns.
+    A folder that does not exist or has no run in it, and a run that was named but has no returns, raise `SettingError`.
     """
     runs: dict[Path, Run] = {}
     empty: list[Path] = []
@@ -109,11 +108,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the run in a folder; `counts` is empty if it has no returns yet.
-
-    Raises:
-        SettingError: a file that no run wrote.
-    """
+    """Read the run in a folder; `counts` is empty if it has no returns yet. Raise `SettingError` for a file that no run wrote."""
     config = read_config(folder / "config.yaml")
     model, trainer = config["model"], config.get("trainer") or {}
     settings = dict(flatten(model.get("init_args") or {}))
@@ -157,11 +152,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def read_table(file: Path, needed: str | None = None) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; none if it does not exist or not even its first line is complete.
-
-    Raises:
-        SettingError: something else than a run wrote.
-    """
+    """Return the rows of a CSV file; none if it does not exist or its first line is incomplete. Raise `SettingError` for other files."""
     try:
         rows, begin = read_rows(file), file.read_bytes()[:100].decode(errors="replace") if file.exists() else ""
     except OSError as error:

@@ -18,11 +18,7 @@ REPS = 2000
 
 
 def rliable(needed_by: str) -> Any:
-    """Return the library.
-
-    Raises:
-        SettingError: it is not installed, or a dependency is too new for it.
-    """
+    """Return the library; raise `SettingError` if it is not installed, or a dependency is too new for it."""
     try:
         from rliable import library
     except ImportError as error:

@@ -53,7 +53,7 @@ def test_a_run_that_continues_keeps_a_better_model_from_before_and_replaces_an_e
     assert stored(tmp_path / "best.ckpt")[0] == 80
 
 
-def test_best_is_what_one_says_it_is(tmp_path):
+def test_best_follows_the_monitored_metric_and_its_mode(tmp_path):
     watch, lowest = Watch(tmp_path), BestModel(tmp_path, mode="min")
     fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([3, 1, 2, 1, 2]), lowest, watch])
     assert [env_steps for env_steps, _ in watch.best] == [16, 32, 32, 64, 64]
@@ -69,7 +69,7 @@ def test_best_is_what_one_says_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("section, callback", [("checkpoint", SaveCheckpoints), ("evaluation", RolloutEvaluator)])
-def test_an_interval_is_told_in_what_the_run_counts(section, callback):
+def test_an_interval_in_another_counter_than_the_runs_is_refused(section, callback):
     with pytest.raises(
         SettingError, match=f"{section}.every_n_updates: a run of PPO counts environment steps; use {section}.every_n_env_steps"
     ):
@@ -93,7 +93,7 @@ def test_last_is_saved_on_the_way_and_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("seconds, saved", [(0.0, [16, 32, 48, 64, 80, 80]), (60.0, [80])])
-def test_unless_told_when_a_run_saves_no_more_often_than_once_in_a_while(seconds, saved, tmp_path, monkeypatch):
+def test_by_default_a_run_saves_no_more_often_than_every_few_seconds(seconds, saved, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "MIN_SECONDS_BETWEEN_SAVES", seconds)
     seen, save = [], SaveCheckpoints.save
     monkeypatch.setattr(SaveCheckpoints, "save", lambda self, trainer, model: (seen.append(model.env_steps), save(self, trainer, model)))

@@ -54,7 +54,7 @@ def test_a_lesson_needs_its_episodes_whatever_it_measures():
     assert need_increment(CompletionCriteria(measure="progress", threshold=0.5), 0.5, [], 0.0) == (False, 0.0)
 
 
-def test_no_episode_and_numbers_that_are_none_end_no_lesson():
+def test_neither_an_empty_window_nor_nan_ends_a_lesson():
     assert need_increment(CompletionCriteria(threshold=-5), 0.0, [], 0.5) == (False, 0.5)
     assert need_increment(CompletionCriteria(threshold=-5), 0.0, [math.nan], 0.5) == (False, 0.5)
 
@@ -76,7 +76,7 @@ def play(curriculum, judge, *episodes):
     return [curriculum.add_episode(judge, Finished(return_, None, dict(curriculum.lessons)), 0.0) for return_ in episodes]
 
 
-def test_a_lesson_is_judged_by_the_mean_of_its_last_episodes():
+def test_a_lesson_is_measured_by_the_mean_of_its_last_episodes():
     wanted = {"threshold": 10, "min_lesson_length": 3, "signal_smoothing": False}
     curriculum, judge = Curriculum({"length": lessons(wanted)}), Judge()
     play(curriculum, judge, 20, 20)
@@ -103,7 +103,7 @@ def test_parameters_are_in_lessons_of_their_own_and_a_new_lesson_empties_all_win
     assert curriculum.lessons == {"length": 1, "gravity": 1}
 
 
-def test_an_episode_is_judged_for_all_parameters_before_any_window_is_emptied():
+def test_an_episode_is_measured_for_all_parameters_before_any_window_is_emptied():
     criteria = {"threshold": 5, "min_lesson_length": 2}
     curriculum = Curriculum({name: lessons(criteria) for name in ("length", "gravity")})
     play(curriculum, Judge(), 9, 9)
@@ -135,7 +135,7 @@ def test_an_episode_that_reports_no_success_is_a_failure():
 
 
 @pytest.mark.parametrize("reported", [False, True])
-def test_a_hundred_episodes_without_a_reported_success_are_a_line(reported):
+def test_a_hundred_episodes_without_a_reported_success_print_one_warning(reported):
     curriculum, judge = Curriculum({"length": lessons({"measure": "success", "threshold": 0.5})}), Judge()
     if reported:
         curriculum.add_episode(judge, Finished(0.0, 0.0, {"length": 0}), 0.0)
@@ -207,7 +207,7 @@ def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys, monkeyp
     assert [float(row["parameters/gravity"]) for row in rows if row["parameters/gravity"]] == pytest.approx([9.8] * len(lengths))
 
 
-def test_evaluations_play_the_final_lesson_and_beside_it_the_current_one():
+def test_evaluations_play_the_final_lesson_and_the_current_one():
     (curriculum,) = make_curriculum(EnvConfig("CartPole-v1", parameters={"length": lessons(EASY, EASY)}))
     envs = [EnvParameters(gym.make("CartPole-v1"), curriculum.parameters) for _ in range(2)]
     curriculum.lessons = {"length": 1}
@@ -215,7 +215,7 @@ def test_evaluations_play_the_final_lesson_and_beside_it_the_current_one():
     assert [env.reset(seed=0)[1]["env_parameters"] for env in envs] == [{"length": 2.0}, {"length": 0.75}]
 
 
-def test_criteria_of_the_last_lesson_are_left_out_with_a_line(capsys):
+def test_criteria_of_the_last_lesson_are_ignored_with_a_warning(capsys):
     settings = {"curriculum": [*lessons(EASY)["curriculum"][:1], {"value": 1, "completion_criteria": {"threshold": 3}}]}
     fit(tiny(PPO, "CartPole-v1", env={"parameters": {"length": settings}}, max_env_steps=16))
     assert "env.parameters.length: completion_criteria of the last lesson have no effect and are ignored" in capsys.readouterr().out
@@ -223,7 +223,7 @@ def test_criteria_of_the_last_lesson_are_left_out_with_a_line(capsys):
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
-def test_a_lesson_that_asks_for_a_reset_gives_up_the_episodes_under_way(vectorization, autoreset):
+def test_a_lesson_that_requires_a_reset_abandons_the_current_episodes(vectorization, autoreset):
     criteria = {"measure": "progress", "threshold": 0.1, "require_reset": True}
     env = {"parameters": {"length": lessons(criteria)}, "vectorization": vectorization, "autoreset": autoreset, "max_episode_steps": 40}
     model = tiny(PPO, "CartPole-v1", env=env, gamma=0.9, max_env_steps=30)
@@ -256,7 +256,7 @@ def wrapped():
     return EnvParameters(gym.make("CartPole-v1", max_episode_steps=10), as_parameters({"length": 1.0}))
 
 
-def test_cloning_which_steps_no_environment_has_no_lessons():
+def test_behavioral_cloning_has_no_lessons():
     env = {"parameters": {"length": lessons(EASY)}}
     assert fit(tiny(BehavioralCloning, "CartPole-v1", env=env, max_updates=16)).global_step == 1
     with pytest.raises(SettingError, match="Curriculum: BehavioralCloning steps no environments"):
@@ -304,7 +304,7 @@ class Watch(pl.Callback):
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_no_memory_reaches_over_a_reset_that_a_lesson_asked_for(compact):
+def test_no_memory_crosses_a_reset_that_a_lesson_required(compact):
     criteria = {"measure": "progress", "threshold": 0.1, "require_reset": True}
     settings = {"curriculum": [{"value": 30, "completion_criteria": criteria}] * 3 + [{"value": 30}]}
     model = tiny(SAC, env={"parameters": {"period": settings}}, n_steps=3, replay={"optimize_memory_usage": compact})

@@ -1,4 +1,4 @@
-"""Judging a policy: the right episodes, the same each time, and without a trace in learning."""
+"""Evaluations: the right episodes, the same each time, and without effect on learning."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def test_each_environment_plays_its_own_share_however_short_its_episodes_are():
     episodes = player.play(model.network, 5, 0, True)
     assert [(episode.seed, episode.length) for episode in episodes] == [(0, 2), (1, 10), (2, 2), (3, 10), (4, 2)]
     player.close()
+
+
+def test_state_keys_stay_those_of_earlier_checkpoints():
+    settings = "'episodes': 10, 'seed': 3, 'deterministic': True"
+    assert RolloutEvaluator(seed=3).state_key == "RolloutEvaluator{'env': None, " + settings + "}"
+    assert RolloutEvaluator(seed=3, env=Scripted).state_key == "RolloutEvaluator{'env': 'Scripted', " + settings + "}"
 
 
 def test_ranks_share_the_episodes_of_an_evaluation():
@@ -155,13 +161,13 @@ def test_evaluations_come_every_so_many_steps_and_at_the_end(every, at):
 
 
 @pytest.mark.parametrize("arguments", [{"max_steps": 4}, {"limit_train_batches": 4, "max_epochs": 1}])
-def test_a_run_that_is_stopped_early_is_judged_at_its_end(arguments):
+def test_a_run_that_is_stopped_early_is_evaluated_at_its_end(arguments):
     heard = Episodes()
     fit(tiny(PPO), callbacks=[RolloutEvaluator(48, episodes=1), heard], **arguments)
     assert [env_steps for env_steps, _ in heard.heard] == [48, 64]
 
 
-def test_a_run_stopped_by_an_evaluation_is_not_judged_twice():
+def test_a_run_stopped_by_an_evaluation_is_not_evaluated_twice():
     heard = Episodes()
     fit(tiny(PPO), callbacks=[RolloutEvaluator(32, episodes=1), StopOnEvaluation(stop_at=-1e9), heard])
     assert [env_steps for env_steps, _ in heard.heard] == [32]
@@ -198,7 +204,7 @@ def test_a_success_in_training_makes_evaluations_without_one_failures():
     assert [metrics["eval/success_rate"] for _, metrics in heard.heard] == [0.0, 0.0]
 
 
-def test_metrics_rows_and_the_file_say_the_same(tmp_path):
+def test_metrics_rows_and_the_file_agree(tmp_path):
     logger, heard, file = Rows(), Episodes(), tmp_path / "evaluations.csv"
     model = tiny(PPO, log_interval=1_000)
     trainer = fit(model, logger=logger, callbacks=[RolloutEvaluator(48, episodes=3, num_envs=1, seed=5, file=file), heard])
@@ -215,7 +221,7 @@ def test_metrics_rows_and_the_file_say_the_same(tmp_path):
     assert trainer.callback_metrics["eval/mean_reward"] == pytest.approx(heard.heard[-1][1]["eval/mean_reward"])
 
 
-def test_several_evaluators_are_judged_together():
+def test_several_evaluators_are_evaluated_together():
     heard, model = Episodes(), tiny(PPO)
     closed = []
 

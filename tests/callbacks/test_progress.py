@@ -1,4 +1,4 @@
-"""What a run says while it learns."""
+"""What a run prints while it learns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_log_file_gets_about_one_line_a_minute_and_one_at_the_end(capsys, monk
     assert all(re.search(r"mean return -?\d+\.\d ± \d+\.\d$", line) for line in told)
 
 
-def test_a_run_of_seconds_says_how_it_ended_and_no_more(capsys):
+def test_a_short_run_prints_only_its_last_line(capsys):
     run(EnvStepsProgressBar())
     shown = [line for line in capsys.readouterr().out.splitlines() if "steps/s" in line]
     assert [line.partition("/")[0] for line in shown] == ["160"]
@@ -69,7 +69,7 @@ def test_speed_and_time_left_follow_from_the_clock(monkeypatch):
     assert bar.text(model) == "6,000/21,000 steps · 500 steps/s · return – · ETA 0:00:30"
 
 
-def test_a_bar_that_is_disabled_says_nothing(capsys):
+def test_a_disabled_bar_prints_nothing(capsys):
     bar = EnvStepsProgressBar()
     bar.disable()
     run(bar)

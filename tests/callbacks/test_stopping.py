@@ -19,7 +19,7 @@ from tests.fitting import fit, tiny
         ([1, 3, 2, 3, 4], 3, 5),
         ([1, 2, 3, 4, 5], 1, 5),
         ([3, 3, 3, 3, 3], 1, 2),
-        ([1, 3, 2, 4, 3], 2, 5),  # the 4 starts the count anew
+        ([1, 3, 2, 4, 3], 2, 5),  # the 4 starts the count again
     ],
 )
 def test_patience_counts_evaluations_in_a_row_that_are_not_better(returns, patience, evaluations):

@@ -63,7 +63,7 @@ def test_a_tau_of_1_copies_every_bit():
     assert torch.equal(parameters(online), parameters(target))
 
 
-def test_numbers_that_are_no_weights_are_copied():
+def test_buffers_are_copied():
     torch.manual_seed(0)
     online = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     target = make_target(online)

@@ -91,7 +91,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_run(folder, monkeypatch):
         Trainer(accelerator="cpu", callbacks=[lrl.Video()]).fit(tiny(PPO, "CartPole-v1"))
 
 
-def test_a_video_is_given_up_when_somebody_asks_to_stop_and_fast_dev_run_makes_none(folder, monkeypatch):
+def test_a_stopped_run_interrupts_its_video_and_fast_dev_run_makes_none(folder, monkeypatch):
     assert not trained(lrl.Video(), fast_dev_run=True)[1].run_folder.exists()
     monkeypatch.setattr("lightning_rl.callbacks.recording.stop_asked", lambda trainer: True)
     model, trainer = trained(lrl.Video())

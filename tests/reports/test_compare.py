@@ -22,6 +22,12 @@ from tests.command_line import TINY, run
 from tests.reports.folders import write_run
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    """Bootstraps of a fraction of the time; what they come to is the subject of test_statistics.py."""
+    monkeypatch.setattr("lightning_rl.reports.tables.REPS", 50)
+
+
 @pytest.fixture
 def two_groups(folder):
     """Five seeds of PPO that end at 0, 10, 20, 90 and 1,000, two of A2C that end at 15 and 30."""
@@ -92,7 +98,7 @@ def test_the_page_stands_alone_and_is_the_same_each_time(two_groups, capfd):
         ("PPO --treshold 3", "did you mean --threshold?"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(arguments, said, two_groups, capfd):
+def test_wrong_input_is_reported_in_one_line(arguments, said, two_groups, capfd):
     write_run(two_groups / "begun", {})
     (two_groups / "empty").mkdir()
     (two_groups / "report.txt").touch()
@@ -128,7 +134,7 @@ def linear(start):
     return {"schedule": "linear", "start": start, "end": 0.0}
 
 
-def test_groups_with_long_names_are_told_by_a_key(folder, capfd):
+def test_groups_with_long_names_have_a_key(folder, capfd):
     long_named(folder)
     status, out, err = run("compare a b", capfd)
     assert (status, err) == (0, "") and max(map(len, out.splitlines())) < 120
@@ -155,7 +161,7 @@ def boxes(figure):
         yield axes.get_window_extent(), axes.get_tightbbox(), legend.get_window_extent()
 
 
-@pytest.mark.parametrize("environments", [1, 5])
+@pytest.mark.parametrize("environments", [1, 3])
 @pytest.mark.parametrize("named", ["long", "short"])
 def test_each_panel_and_each_legend_have_a_place_of_their_own(environments, named, folder):
     for environment in range(environments):
@@ -177,7 +183,7 @@ def test_each_panel_and_each_legend_have_a_place_of_their_own(environments, name
     assert 0 <= top < 60
 
 
-def test_a_report_of_training_says_so_wherever_it_names_returns(folder, capfd):
+def test_a_report_of_training_names_its_returns_as_such(folder, capfd):
     write_run(folder / "a", {100: [1]}, training={100: 3.0}, seed=1)
     write_run(folder / "b", training={100: 7.0}, algorithm="A2C")
     status, out, err = run("compare a b --threshold 2", capfd)
@@ -201,7 +207,7 @@ def test_a_curve_of_few_points_shows_them_and_one_of_a_single_point_is_seen(fold
     assert [(len(line.get_xdata()), line.get_marker()) for line in lines] == [(1, "o"), (31, "None"), (30, "o")]
 
 
-def test_the_picture_says_what_lines_and_bands_are(two_groups):
+def test_the_legend_explains_lines_and_bands(two_groups):
     for runs, said in ((["PPO", "A2C"], "line: interquartile mean of the seeds; band: its 95 % interval"), (["PPO/v0"], "")):
         sections = make_sections(find_runs(map(Path, runs))[0])
         (legend,) = make_figure(sections, line_styles(sections), None).subfigs[0].legends
@@ -210,15 +216,14 @@ def test_the_picture_says_what_lines_and_bands_are(two_groups):
 
 def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):
     fit = f"fit --model.env.id CartPole-v1 {TINY} --model.max_env_steps 320 --evaluation.every_n_env_steps 64"
-    for seed in (1, 2):
-        assert run(f"{fit} --seed_everything {seed}", capfd)[0] == 0
+    assert run(f"{fit} --seed_everything 1", capfd)[0] == 0
     seed_everything(3)
     model = PPO(EnvConfig("CartPole-v1", num_envs=2), n_steps=16, batch_size=32, n_epochs=1, net_arch=[8], max_env_steps=320)
     Trainer(accelerator="cpu", evaluation={"episodes": 2, "every_n_env_steps": 64, "max_episode_steps": 20}).fit(model)
     status, out, err = run("compare runs/PPO/CartPole-v1 --threshold 5 --out report.html", capfd)
     assert (status, err) == (0, "")
-    assert re.search(r"^  PPO +3 +320 ", out, re.MULTILINE) and re.search(r"^  PPO +3 of 3 ", out, re.MULTILINE)
-    assert re.search(r"version_2 +PPO +3 +320 ", out)
+    assert re.search(r"^  PPO +2 +320 ", out, re.MULTILINE) and re.search(r"^  PPO +2 of 2 ", out, re.MULTILINE)
+    assert re.search(r"version_1 +PPO +3 +320 ", out)
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

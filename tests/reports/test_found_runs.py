@@ -101,7 +101,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group_and_names_say_what_d
     }
 
 
-def test_schedules_are_told_in_short(tmp_path):
+def test_schedules_have_a_short_form(tmp_path):
     write_run(tmp_path / "a", {1: [1]}, learning_rate={"schedule": "linear", "start": 0.001})
     write_run(tmp_path / "b", {1: [1]}, learning_rate={"schedule": "piecewise", "points": [[0, 0.1], [0.5, 0.01], [1, 0.0]]})
     write_run(tmp_path / "c", {1: [1]}, learning_rate={"schedule": "constant", "value": 0.002}, seed=1)
@@ -166,7 +166,7 @@ def test_seeds_evaluated_at_different_steps_meet_on_a_grid_by_the_last_value_kno
     ]
 
 
-def test_what_makes_an_interval_doubtful_is_said(tmp_path):
+def test_doubtful_intervals_have_a_note(tmp_path):
     alone = write_run(tmp_path / "a", {100: [1]}, seed=4)
     assert notes_of(alone) == ["PPO has one seed: there is no interval."]
     write_run(tmp_path / "b", {200: [1]}, seed=4)
@@ -177,7 +177,7 @@ def test_what_makes_an_interval_doubtful_is_said(tmp_path):
     ]
 
 
-def test_runs_that_have_not_begun_are_left_out_of_a_folder_but_not_if_they_are_named(tmp_path):
+def test_runs_without_returns_are_left_out_of_a_folder_and_refused_if_named(tmp_path):
     write_run(tmp_path / "a", {100: [1]})
     empty = write_run(tmp_path / "b", {})
     runs, left_out = find_runs([tmp_path])

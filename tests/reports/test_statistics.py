@@ -62,7 +62,7 @@ def test_the_probability_of_improvement_counts_pairs_with_ties_as_halves():
     assert improvement_interval(np.array([5.0, 6]), np.array([1.0, 2])).ravel().tolist() == [1, 1]
 
 
-def test_a_library_that_cannot_be_imported_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_library_that_cannot_be_imported_is_reported_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "rliable").mkdir()
     (tmp_path / "rliable/__init__.py").write_text("")
     (tmp_path / "rliable/library.py").write_text("raise TypeError('pandas is too new')")

@@ -1,4 +1,4 @@
-"""`lrl.evaluate`: what a policy earns, from Python."""
+"""`lrl.evaluate`: evaluate a policy from Python."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_wrong_arguments_are_named(given, words, model):
         lrl.evaluate(**{"checkpoint_or_algorithm": model, **given})
 
 
-def test_a_ready_environment_cannot_be_built_again_which_is_said(folder):
+def test_a_ready_environment_is_refused(folder):
     model = PPO(gym.make_vec("CartPole-v1", 2), n_steps=8, batch_size=8, n_epochs=1, max_env_steps=16, net_arch=[8])
     with pytest.raises(SettingError, match="evaluate cannot build a ready environment again; train on an id"):
         lrl.evaluate(model)
