@@ -65,7 +65,7 @@ class Clock(pl.Callback):
         pool = pl_module.collector
         self.lags.append(getattr(pool, "recorded", {}).get("actors/policy_lag_max", 0.0))
         if trainer.global_step > self.first and len(self.killed) < self.kills and now - self.last_kill > self.kill_every:
-            processes = [each.process.pid for each in pool.workers.processes if each is not None]
+            processes = [each.process.pid for each in pool.workers.processes.values()]
             self.pids |= set(processes)
             self.killed.append(processes[len(self.killed) % len(processes)])
             os.kill(self.killed[-1], signal.SIGKILL)

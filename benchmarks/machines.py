@@ -271,7 +271,7 @@ def lose_actors(case: str, table: Table, folder: Path, network: Network) -> None
             show("machine 4 is added", time.monotonic() - began)
     os.kill(child_of(run.pid), signal.SIGTERM)
     out, _ = finished(run, 143)
-    told = sum("was started anew" in line for line in out.splitlines())
+    told = sum("was restarted" in line for line in out.splitlines())
     show(f"stopped by SIGTERM; {told} lines about restarts", 0, told == restarts() and not any(places()))
 
 

@@ -7,10 +7,10 @@ import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
-from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
@@ -94,13 +94,17 @@ def in_words(reason: str, algorithm: Any) -> str:
 
 def tell_to_stop(trainer: Any, number: int) -> None:
     """Pass a signal on to processes that run what this one waits for; as another one, for they may have heard this one too."""
-    launcher = trainer.strategy.launcher
-    if isinstance(launcher, _MultiProcessingLauncher):
-        launcher.kill(signal.SIGTERM if number == signal.SIGUSR1 else signal.SIGUSR1)
+    if _has_started_processes(trainer):
+        trainer.strategy.launcher.kill(signal.SIGTERM if number == signal.SIGUSR1 else signal.SIGUSR1)
 
 
 def bring_back(trainer: Any, algorithm: Any) -> None:
-    """How far a run came in processes that were spawned or forked; Lightning brings back weights and metrics."""
-    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+    """Copy how far a run came in processes that were spawned or forked; Lightning brings back weights and metrics."""
+    if _has_started_processes(trainer):
         for name in algorithm.COUNTS:
             setattr(algorithm, name, int(trainer.callback_metrics[name]))
+
+
+def _has_started_processes(trainer: Any) -> bool:
+    """Return whether Python's multiprocessing runs this training; asked without importing Lightning, which actors do without."""
+    return any(isinstance(each, BaseProcess) for each in getattr(trainer.strategy.launcher, "procs", ()))

@@ -11,7 +11,7 @@ import lightning_rl
 ROOT = Path(lightning_rl.__file__).parent
 FLOORS = (
     {"types", "errors", "startup"},
-    {"checkpoints", "config_files", "distributed"},
+    {"checkpoints", "config_files", "distributed", "processes"},
     {"nan_policy", "returns", "value_transforms", "schedules", "spaces", "loggers"},
     {"distributions", "losses"},
     {"envs", "networks"},

@@ -1,1 +1,1 @@
-"""Environments and policies that act elsewhere: in turn in this process, in processes beside it, or on other machines."""
+"""Actors: environments and policies that act in this process, in threads, in other processes, or on other machines."""

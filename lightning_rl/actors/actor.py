@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
@@ -19,16 +20,18 @@ from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import EnvStep, Rollout, Tree, tree_index, tree_map, tree_to_numpy
 
+EnvSource = EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]
+"""The settings of environments, ready ones, or what builds one."""
 Lessons = Mapping[str, dict[str, Any]]
 """What environments draw their parameters from at their next resets, see `envs/parameters.py`."""
 
 
-class Acted(NamedTuple):
-    """What an actor made in one go, as arrays.
+class ActorRollout(NamedTuple):
+    """What an actor did in one call, as arrays.
 
     unroll: with log-probabilities.  env_steps: how many of its rows are experience.  finished: the episodes that ended.
-    notices: what there is to tell of the environments, a line each.  restarts: how often one was started anew in all.
-    replaced: how many of its steps had bad numbers.
+    notices: lines about the environments.  restarts: how often one of them was restarted in total.
+    replaced: the number of its steps with non-finite values.
     """
 
     unroll: Unroll
@@ -39,8 +42,8 @@ class Acted(NamedTuple):
     replaced: int
 
 
-class Played(NamedTuple):
-    """What an actor made in one go for a replay buffer, as arrays: steps one by one, and all of them as a rollout. The rest as `Acted`."""
+class ActorSteps(NamedTuple):
+    """What an actor did in one call for a replay buffer, as arrays: single steps and a rollout of all. The rest as `ActorRollout`."""
 
     steps: list[Stepped]
     rollout: Rollout
@@ -52,17 +55,17 @@ class Played(NamedTuple):
 
 
 class Actor:
-    """A collector that is asked from elsewhere. Lessons come with every call, as one that was started anew knows of none."""
+    """A collector that is called from elsewhere. Each call brings the lessons, which a restarted actor does not know."""
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
+        self.close, self.begin_anew, self.get_state = collector.close, collector.begin_anew, collector.get_state
         self.lessons: Lessons = {}
-        self.looking: Iterator[Tree] | None = None
-        """Random steps under way."""
+        self.random_rows: Iterator[Tree] | None = None
 
     @torch.no_grad()
-    def act(self, lessons: Lessons) -> Acted:
-        """Step `n_steps` times. The arrays belong to who asked."""
+    def act(self, lessons: Lessons) -> ActorRollout:
+        """Step `n_steps` times. The arrays belong to the caller."""
         collector, before = self.collector, self._begin(lessons)
         unroll = collector.unroll()
         device = collector.generator.device
@@ -70,53 +73,41 @@ class Actor:
         start, memory = seen.episode_start[:-1], tree_index(seen.memory, 0)
         log_prob = collector.network.log_prob(tree_index(seen.obs, slice(-1)), seen.action, memory, start, seen.action_mask)
         arrays = tree_map(np.array, tree_to_numpy(seen._replace(log_prob=log_prob)))
-        return Acted(arrays._replace(ends=unroll.ends), *self._told(before))
+        return ActorRollout(arrays._replace(ends=unroll.ends), *self._end(before))
 
-    def play(self, lessons: Lessons, random_steps: int) -> Played:
-        """Step `n_steps` times, the first of them at random. The arrays belong to who asked."""
+    def play(self, lessons: Lessons, random_steps: int) -> ActorSteps:
+        """Step `n_steps` times, first `random_steps` at random. The arrays belong to the caller."""
         collector, before, steps = self.collector, self._begin(lessons), []
         for stepped in collector.transitions(random_steps):
             step = stepped.step._replace(info={}, final_obs=stepped.step.final_obs if len(stepped.step.ended) else ())
             steps.append(tree_map(np.array, stepped._replace(step=step)))
-        return Played(steps, tree_map(np.array, collector.rollout()), *self._told(before))
+        return ActorSteps(steps, tree_map(np.array, collector.rollout()), *self._end(before))
 
-    def describe(self) -> tuple[str, bool]:
-        """The environment's name, and whether it can be saved in the middle of an episode."""
-        return self.collector.name, self.collector.can_be_saved
-
-    def random_steps(self, lessons: Lessons) -> tuple[Any, int]:
-        """`n_steps` of those of the collector, that go on with the next call: observations, and how many steps were made."""
+    def random_steps(self, lessons: Lessons) -> tuple[Tree, int]:
+        """Step `n_steps` times at random, from where the last call stopped; return observations and the number of environment steps."""
         before, _ = self._begin(lessons)
-        self.looking = self.looking or self.collector.random_rows()
-        rows = [tree_to_numpy(row) for row in islice(self.looking, self.collector.n_steps)]
+        self.random_rows = self.random_rows or self.collector.random_rows()
+        rows = [tree_to_numpy(row) for row in islice(self.random_rows, self.collector.n_steps)]
         return tree_map(lambda *leaves: np.concatenate(leaves), *rows), self.collector.env_steps - before
 
-    def begin_anew(self) -> None:
-        """As that of the collector."""
-        self.collector.begin_anew()
-
-    def get_state(self) -> dict[str, Any]:
-        """As that of the collector."""
-        return self.collector.get_state()
+    def describe(self) -> tuple[str, bool]:
+        """Return the environment's name, and whether it can be saved in the middle of an episode."""
+        return self.collector.name, self.collector.can_be_saved
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        """As that of the collector."""
+        """Restore a state, as `Collector.set_state`."""
         self.lessons = {}
         return self.collector.set_state(state)
 
-    def close(self) -> None:
-        """As that of the collector."""
-        self.collector.close()
-
     def _begin(self, lessons: Lessons) -> tuple[int, int]:
-        """Environment steps and bad ones, before others."""
+        """Set the lessons; return the environment steps so far, and how many had non-finite values."""
         if lessons != self.lessons:
             self.collector.set_lessons(lessons)
             self.lessons = lessons
         return self.collector.env_steps, self.collector.guard.replaced
 
-    def _told(self, before: tuple[int, int]) -> tuple[int, list[Finished], list[str], int, int]:
-        """All but the experience itself."""
+    def _end(self, before: tuple[int, int]) -> tuple[int, list[Finished], list[str], int, int]:
+        """Return the fields of an answer that follow the experience."""
         collector, guard = self.collector, self.collector.guard
         notices = [*collector.take_notices(), *guard.notices]
         guard.notices.clear()
@@ -126,19 +117,19 @@ class Actor:
 
 @dataclass(frozen=True)
 class BuildActor:
-    """Makes an actor, wherever it is called.
+    """Builds an actor, in whatever process it is called.
 
     Args:
-        env: settings, or what builds one environment.
+        env: of the actor.
         spaces: of the algorithm.
         n_steps: of a rollout.
-        seed: of all actors of this rank; each draws from a stream of its own, and from another one when it is started anew.
+        seed: of all actors of this rank; each has its own draws, and others after a restart.
         first: the index of the first environment of this rank.
-        on_nan: what to do about bad numbers.
-        next_obs: whether rollouts hold what was seen next.
+        on_nan: what to do about non-finite values.
+        next_obs: whether rollouts hold next observations.
     """
 
-    env: Any
+    env: EnvSource
     spaces: Spaces
     n_steps: int
     seed: int
@@ -155,13 +146,14 @@ class BuildActor:
         return Actor(collector)
 
 
-def from_plain(acted: Any) -> Acted | Played:
-    """One that was saved, as plain tuples."""
-    if len(acted) == len(Played._fields):
-        played = Played(*acted)
-        steps = [Stepped(*each)._replace(step=EnvStep(*each[2])) for each in played.steps]
-        whole: Acted | Played = played._replace(steps=steps, rollout=Rollout(*played.rollout))
+def from_plain(saved: tuple[Any, ...]) -> ActorRollout | ActorSteps:
+    """Restore what an actor did from a checkpoint's plain tuples."""
+    whole: ActorRollout | ActorSteps
+    if len(saved) == len(ActorSteps._fields):
+        whole = ActorSteps(*saved)
+        steps = [Stepped(*each)._replace(step=EnvStep(*each[2])) for each in whole.steps]
+        whole = whole._replace(steps=steps, rollout=Rollout(*whole.rollout))
     else:
-        unroll = Unroll(*acted[0])
-        whole = Acted(unroll._replace(ends=Ends(*unroll.ends)), *acted[1:])
+        unroll = Unroll(*saved[0])
+        whole = ActorRollout(unroll._replace(ends=Ends(*unroll.ends)), *saved[1:])
     return whole._replace(finished=[Finished(*episode) for episode in whole.finished])

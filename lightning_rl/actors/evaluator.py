@@ -1,42 +1,43 @@
-"""Evaluators of evolution strategies: whole episodes with perturbed weights, many at once."""
+"""Evaluators of evolution strategies: play whole episodes with perturbed weights, many at once."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 
+from lightning_rl.actors.actor import Lessons
 from lightning_rl.data.episodes import Finished, Seat, info_arrays, longest_episode
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, fits_numpy, numpy_normalizer
+from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, PolicyNetwork, fits_numpy, numpy_normalizer
 from lightning_rl.spaces import Spaces, allocate, as_spaces
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
 def flat_parameters(network: nn.Module, names: Sequence[str]) -> Tensor:
-    """The named parameters of a network as one vector `[P]`."""
+    """Return the named parameters of a network as one vector `[P]`."""
     return torch.cat([network.get_parameter(name).detach().flatten() for name in names])
 
 
 class NumpyPopulation:
-    """Members of a network that is a perceptron over a vector and remembers nothing, on the CPU.
+    """Members of a network that is a perceptron over a vector without memory, on the CPU.
 
     Args:
-        network: whose weights and statistics count as they are now.
-        names: of the parameters that members have of their own.
+        network: whose current weights and statistics count.
+        names: of the parameters that differ between members.
         num: K.
 
-    Attributes: size, P; device, where its members are.
+    Attributes: size, P; device of the members.
     """
 
     device = torch.device("cpu")
@@ -48,19 +49,19 @@ class NumpyPopulation:
         for parameter in map(network.get_parameter, names):
             own[parameter] = self.rows[:, at : at + parameter.numel()].reshape(num, *parameter.shape)
             at += parameter.numel()
-        self.normalize: Any = numpy_normalizer(network.normalizer)
-        modules: list[Any] = [*network.perceptron().layers, nn.Identity()]
+        self.normalize: Callable[[np.ndarray], np.ndarray] = numpy_normalizer(network.normalizer)
+        modules = [*network.perceptron().layers, nn.Identity()]
         self.layers = [
             (own[layer.weight].swapaxes(1, 2), own[layer.bias], NUMPY_ACTIVATIONS[type(after)])
             for layer, after in zip(modules[::2], modules[1::2], strict=False)
         ]
 
     def set(self, k: int, noise: np.ndarray) -> None:
-        """Give member k the network's parameters and some noise `[P]`."""
+        """Give member k the network's parameters plus some noise `[P]`."""
         np.add(self.centre, noise, out=self.rows[k])
 
     def act(self, obs: Tree, memory: Tree, episode_start: np.ndarray) -> tuple[Tensor, Tree]:
-        """The inputs `[K, num_inputs]` of the distribution at observations `[K, ...]`, arrays, and the new memory."""
+        """Return the inputs `[K, num_inputs]` of the distribution at observations `[K, ...]`, arrays, and the new memory."""
         x = self.normalize(obs)[:, None]
         for weight, bias, activate in self.layers:
             x = x @ weight + bias[:, None]
@@ -68,11 +69,12 @@ class NumpyPopulation:
         return torch.from_numpy(x[:, 0]), memory
 
 
-class TorchPopulation:
-    """Members of any network, on its device. Arguments and methods as those of `NumpyPopulation`."""
+class TorchPopulation(nn.Module):
+    """Members of any network, on its device. Arguments and methods as `NumpyPopulation`."""
 
-    def __init__(self, network: Any, names: Sequence[str], num: int) -> None:
-        self.network = PolicyOf(network)
+    def __init__(self, network: PolicyNetwork, names: Sequence[str], num: int) -> None:
+        super().__init__()
+        self.network = network
         self.centre = flat_parameters(network, names)
         self.size, self.device, self.rows = len(self.centre), self.centre.device, self.centre.repeat(num, 1)
         shapes = [network.get_parameter(name).shape for name in names]
@@ -83,50 +85,42 @@ class TorchPopulation:
         self.rows[k] = self.centre + torch.from_numpy(noise).to(self.centre)
 
     def act(self, obs: Tree, memory: Tree, episode_start: np.ndarray) -> tuple[Tensor, Tree]:
-        seen, start = tree_to_torch(obs, self.device), torch.as_tensor(episode_start, device=self.device)
-        x, memory = self.ask(tree_map(lambda leaf: leaf.unsqueeze(1), (seen, memory, start)))
+        rows = (tree_to_torch(obs, self.device), memory, torch.as_tensor(episode_start, device=self.device))
+        x, memory = self.evaluate(tree_map(lambda leaf: leaf.unsqueeze(1), rows))
         return x.squeeze(1), tree_map(lambda leaf: leaf.squeeze(1), memory)
 
-    def ask(self, rows: Tree) -> tuple[Tensor, Tree]:
-        """What each member says of its row, all `[K, 1, ...]`."""
-        return vmap(self._ask_one)(self.own, rows)
+    def evaluate(self, rows: Tree) -> tuple[Tensor, Tree]:
+        """Return what each member makes of its row, all `[K, 1, ...]`."""
+        return vmap(self.evaluate_one)(self.own, rows)
 
-    def _ask_one(self, own: dict[str, Tensor], row: Tree) -> tuple[Tensor, Tree]:
-        return functional_call(self.network, own, row, tie_weights=False)  # or what networks share stays exchanged
-
-
-class SequentialPopulation(TorchPopulation):
-    """Members that are asked one after the other."""
-
-    def ask(self, rows: Tree) -> tuple[Tensor, Tree]:
-        return tree_stack([self._ask_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
-
-
-class PolicyOf(nn.Module):
-    """A network whose call is its `policy`."""
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        self.network = network
+    def evaluate_one(self, own: dict[str, Tensor], row: Tree) -> tuple[Tensor, Tree]:
+        return functional_call(self, own, row, tie_weights=False)  # tying would leave shared parameters replaced
 
     def forward(self, obs: Tree, memory: Tree, episode_start: Tensor) -> tuple[Tensor, Tree]:
         return self.network.policy(obs, memory, episode_start)
 
 
+class SequentialPopulation(TorchPopulation):
+    """Members that are evaluated one after the other."""
+
+    def evaluate(self, rows: Tree) -> tuple[Tensor, Tree]:
+        return tree_stack([self.evaluate_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
+
+
 Population = NumpyPopulation | TorchPopulation
 
 
-def make_population(network: Any, names: Sequence[str], num: int, obs: Tree) -> Population:
-    """The cheapest one that a network allows for observations like these."""
+def make_population(network: PolicyNetwork, names: Sequence[str], num: int, obs: Tree) -> Population:
+    """Return the cheapest one that a network allows for observations like these."""
     if tree_leaves(network.initial_memory(1)):
         return SequentialPopulation(network, names, num)
     plain = next(network.parameters()).device.type == "cpu" and fits_numpy(network, obs)
     return (NumpyPopulation if plain else TorchPopulation)(network, names, num)
 
 
-def draw_actions(network: Any, x: Tensor, mask: Tree, generators: Sequence[torch.Generator]) -> Tree:
-    """The environments' actions for inputs `[K, num_inputs]` and masks `[K, M]`: the middle of each distribution, or a draw by a
-    generator of each member's own."""
+def draw_actions(network: PolicyNetwork, x: Tensor, mask: Tree, generators: Sequence[torch.Generator]) -> Tree:
+    """Return the environments' actions for inputs `[K, num_inputs]` and masks `[K, M]`: the mode of each distribution, or a draw with
+    each member's generator."""
     distribution = network.distribution
     mask = tree_to_torch(mask, x.device)
     if not generators:
@@ -135,13 +129,9 @@ def draw_actions(network: Any, x: Tensor, mask: Tree, generators: Sequence[torch
     return distribution.to_env(tree_to_numpy(tree_map(lambda *leaves: torch.cat(leaves), rows[0], *rows[1:])))
 
 
-NOISE, CHANCE = 0, 1
-"""Streams of a job."""
-
-
 class Generation(NamedTuple):
-    """Of what jobs are: the seed of the run, the number of the generation, σ, the longest episode (None leaves it to the environment),
-    and the lessons that environments play."""
+    """What jobs follow from: the seed of the run, the number of the generation, σ, the longest episode (None: as the environment ends
+    it), and the lessons of the environments."""
 
     seed: int
     number: int
@@ -150,71 +140,86 @@ class Generation(NamedTuple):
     lessons: Mapping[str, dict[str, Any]] = {}
 
     def noise(self, job: int, size: int) -> np.ndarray:
-        """ε of a job, `[size]`."""
-        return np.random.default_rng(self._stream(job, NOISE)).standard_normal(size, np.float32)
+        """Return ε of a job, `[size]`."""
+        return np.random.default_rng(self._stream(job, 0)).standard_normal(size, np.float32)
 
-    def chance(self, job: int) -> int:
-        """The seed of a job's episodes."""
-        return int(self._stream(job, CHANCE).generate_state(1)[0]) // 2
+    def episode_seed(self, job: int) -> int:
+        """Return the seed of both episodes of a job."""
+        return int(self._stream(job, 1).generate_state(1)[0]) // 2
 
     def _stream(self, job: int, which: int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self.seed, spawn_key=(self.number, job, which))
 
 
-class Played(NamedTuple):
-    """An episode: of which job, with + or −; what is to be told of it; the sum of its rewards' signs; what was seen, `[R, ...]` or ()."""
+class JobEpisode(NamedTuple):
+    """An episode: its job, and whether it was played with + or −; its statistics; the sum of its rewards' signs; and its observations
+    `[R, ...]`, or () if its job is not watched."""
 
     job: int
     sign: int
     finished: Finished
     signs: float
-    seen: Tree
+    obs: Tree
 
 
 class Evaluator:
-    """Plays up to K episodes at once, each with weights of its own, in one batch.
+    """Plays up to K episodes at once, each with its own weights, in one batch.
 
     Args:
         envs: K of them.
-        network: whose weights are moved, those that have these names.
-        names: of parameters.
+        network: whose weights are perturbed.
+        names: of the perturbed parameters.
         spaces: of the algorithm.
         stochastic: whether actions are drawn.
-        on_nan: what to do about numbers that are none.
+        on_nan: what to do about non-finite values.
     """
 
-    def __init__(self, envs: list[Any], network: Any, names: Sequence[str], spaces: Spaces, stochastic: bool, on_nan: str) -> None:
+    def __init__(
+        self, envs: list[gym.Env], network: PolicyNetwork, names: Sequence[str], spaces: Spaces, stochastic: bool, on_nan: str
+    ) -> None:
         self.network, self.names, self.spaces, self.stochastic = network, names, spaces, stochastic
-        self.seats = [Seat(k, env, spaces.masked, on_nan, "in a generation") for k, env in enumerate(envs)]
+        self.seats = [_JobSeat(k, env, spaces.masked, on_nan, "in a generation") for k, env in enumerate(envs)]
         self.longest = longest_episode(envs[0])
 
     def describe(self) -> str:
-        """The environment's name."""
+        """Return the environment's name."""
         return self.seats[0].name
 
     @torch.no_grad()
-    def evaluate(self, generation: Generation, jobs: Sequence[int], watched: Sequence[int] = ()) -> list[Played]:
-        """Do some jobs with the network's weights as they are; of those that are `watched`, tell what was seen."""
+    def evaluate(self, generation: Generation, jobs: Sequence[int], watched: Sequence[int] = ()) -> list[JobEpisode]:
+        """Do some jobs with the network's current weights, and keep the observations of those that are watched."""
         self._set_lessons(generation.lessons)
         longest, num = min(self.longest, generation.longest or self.longest), len(self.seats)
         obs, mask, start = allocate(self.spaces.observation, num), self.spaces.masks(num), np.ones(num, dtype=bool)
         population, memory = make_population(self.network, self.names, num, obs), self.network.initial_memory(num)
-        waiting, played = deque((job, sign) for job in jobs for sign in (1, -1)), list[Played]()
-        turns = [_Turn(seat, generation, watched, population) for seat in self.seats]
-        busy = [turn for turn in turns if turn.begin(waiting)]
-        while busy:
-            for turn in busy:
-                turn.look(obs, mask, start)
-            x, memory = population.act(obs, memory, start)
-            actions = draw_actions(self.network, x, mask, [turn.generator for turn in turns] if self.stochastic else [])
-            for turn in busy:
-                if turn.step(tree_index(actions, turn.seat.index), longest):
-                    played.append(turn.played())
-                    turn.begin(waiting)
-            busy = [turn for turn in busy if turn.job is not None]
-        return played
+        generators = [Generator(population.device) for _ in self.seats]
+        waiting, episodes = deque((job, sign) for job in jobs for sign in (1, -1)), list[JobEpisode]()
+        busy = self.seats[: len(waiting)]
 
-    def _set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
+        def begin(seat: _JobSeat) -> None:
+            seat.job, seat.sign = waiting.popleft()
+            population.set(seat.index, seat.sign * generation.sigma * generation.noise(seat.job, population.size))
+            seed = generation.episode_seed(seat.job)
+            generators[seat.index].manual_seed(seed)
+            seat.begin(seed, seat.job in watched)
+
+        for seat in busy:
+            begin(seat)
+        while busy:
+            for seat in busy:
+                seat.write(obs, mask, start)
+            x, memory = population.act(obs, memory, start)
+            actions = draw_actions(self.network, x, mask, generators if self.stochastic else [])
+            ended = [seat for seat in busy if seat.play(tree_index(actions, seat.index), longest)]
+            for seat in ended:
+                episodes.append(seat.episode())
+                if waiting:
+                    begin(seat)
+                else:
+                    busy = [each for each in busy if each is not seat]
+        return episodes
+
+    def _set_lessons(self, lessons: Lessons) -> None:
         for env in (seat.env for seat in self.seats if lessons):
             if not env.has_wrapper_attr("set_lessons"):
                 raise SettingError(f"{self.describe()} takes no lessons; build it from settings with env.parameters, or in EnvParameters")
@@ -226,66 +231,49 @@ class Evaluator:
             seat.env.close()
 
 
-class _Turn:
-    """A seat, and the half of a job that is done in it."""
+class _JobSeat(Seat):
+    """An environment, and the episode of a job in it."""
 
-    def __init__(self, seat: Seat, generation: Generation, watched: Sequence[int], population: Population) -> None:
-        self.seat, self.generation, self.watched, self.population = seat, generation, watched, population
-        self.generator = Generator(population.device)
-        self.job: int | None = None
+    job = sign = 0
 
-    def begin(self, waiting: deque[tuple[int, int]]) -> bool:
-        """Take the next half. Whether there is one."""
-        self.job, self.sign = waiting.popleft() if waiting else (None, 0)
-        if self.job is None:
-            return False
-        k, generation = self.seat.index, self.generation
-        noise, chance = generation.noise(self.job, self.population.size), generation.chance(self.job)
-        self.population.set(k, self.sign * generation.sigma * noise)
-        self.generator.manual_seed(chance)
-        self.seat.start(chance)
-        self.signs, self.seen = 0.0, list[Tree]()
-        return True
+    def begin(self, seed: int, is_watched: bool) -> None:
+        """Begin an episode of the current job."""
+        self.is_watched, self.signs, self.watched_obs = is_watched, 0.0, list[Tree]()
+        self.start(seed)
 
-    def look(self, obs: Tree, mask: Tree, start: np.ndarray) -> None:
-        """Fill the seat's row of observations `[K, ...]`, masks `[K, M]` and beginnings `[K]`."""
-        k = self.seat.index
-        tree_map(partial(_fill, k), obs, self.seat.obs)
-        tree_map(partial(_fill, k), mask, self.seat.mask)
-        start[k] = self.seat.length == 0
-        if self.job in self.watched:
-            self.seen.append(tree_map(lambda leaf: leaf[k].copy(), obs))
+    def write(self, obs: Tree, mask: Tree, start: np.ndarray) -> None:
+        """Fill the environment's row of observations `[K, ...]`, masks `[K, M]` and episode starts `[K]`."""
+        for rows, value in ((obs, self.obs), (mask, self.mask)):
+            tree_map(lambda row, leaf: row.__setitem__(self.index, leaf), rows, value)
+        start[self.index] = self.length == 0
+        if self.is_watched:
+            self.watched_obs.append(tree_map(lambda leaf: leaf[self.index].copy(), obs))
 
-    def step(self, action: Tree, longest: int) -> bool:
-        """Step once. Whether this ended the episode."""
-        over = self.seat.step(action, longest)
-        self.signs += (self.seat.reward > 0) - (self.seat.reward < 0)
+    def play(self, action: Tree, max_episode_steps: int) -> bool:
+        """Step once; return whether this ended the episode."""
+        over = self.step(action, max_episode_steps)
+        self.signs += (self.reward > 0) - (self.reward < 0)
         return over
 
-    def played(self) -> Played:
-        """The episode that ended."""
-        assert self.job is not None
-        lessons, drawn = (info_arrays(self.seat.info, key) if key in self.seat.info else {} for key in (LESSONS, PARAMETERS))
-        finished = Finished(self.seat.return_, self.seat.success, lessons, self.seat.length, drawn)
-        return Played(self.job, self.sign, finished, self.signs, tree_stack(self.seen) if self.seen else ())
-
-
-def _fill(k: int, rows: np.ndarray, value: Any) -> None:
-    rows[k] = value
+    def episode(self) -> JobEpisode:
+        """Return the episode that ended."""
+        lessons, drawn = (info_arrays(self.info, key) if key in self.info else {} for key in (LESSONS, PARAMETERS))
+        finished = Finished(self.return_, self.success, lessons, self.length, drawn)
+        return JobEpisode(self.job, self.sign, finished, self.signs, tree_stack(self.watched_obs) if self.watched_obs else ())
 
 
 @dataclass(frozen=True)
 class BuildEvaluator:
-    """Makes an evaluator, wherever it is called.
+    """Builds an evaluator, in whatever process it is called.
 
     Args:
-        env: settings, or what builds one environment.
+        env: of the evaluator.
         num_envs: K, how many episodes it plays at once.
         spaces: of the algorithm.
         names, stochastic, on_nan: see `Evaluator`.
     """
 
-    env: Any
+    env: EnvConfig | Callable[[], gym.Env]
     num_envs: int
     spaces: Spaces
     names: tuple[str, ...]
@@ -298,4 +286,4 @@ class BuildEvaluator:
         found = as_spaces(envs[0].observation_space, envs[0].action_space)
         if (found.observation, found.action) != (self.spaces.observation, self.spaces.action):
             raise SettingError(f"the environment's spaces are not those of the model, {self.spaces}; load it with its own environment")
-        return Evaluator(envs, network, self.names, self.spaces, self.stochastic, self.on_nan)
+        return Evaluator(envs, network, self.names, self.spaces, self.stochastic, self.on_nan)  # type: ignore[arg-type]

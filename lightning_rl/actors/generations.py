@@ -1,11 +1,11 @@
-"""Evaluators in the place of a collector: generations of episodes, each job of which may be done by anybody."""
+"""A pool of evaluators in the place of a collector: generations of episodes, each job of which any evaluator may do."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from lightning_rl.actors.actor import Lessons
 from lightning_rl.actors.config import ActorsConfig
-from lightning_rl.actors.evaluator import Generation, Played
+from lightning_rl.actors.evaluator import Generation, JobEpisode
 from lightning_rl.actors.workers import Workers
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.episodes import EpisodeStatistics
@@ -23,17 +24,17 @@ from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.spaces import allocate
+from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import Rollout, Tree, tree_leaves, tree_map, tree_to_torch
 
 STATE = ("env_steps", "rows", "seed", "number", "mean_length")
 
-AT_ONCE = 2
-"""Calls that an evaluator has at once: one that it answers, and one to go on with."""
+CALLS_PER_EVALUATOR = 2
+"""One that it answers, and one to go on with."""
 
 
 class Results(NamedTuple):
-    """What the n jobs of a generation came to, on all ranks alike: returns, sums of the signs of rewards, and lengths, `[n, 2]` each."""
+    """Results of the n jobs of a generation, the same on all ranks: returns, sums of the signs of rewards, and lengths, `[n, 2]` each."""
 
     generation: Generation
     returns: Tensor
@@ -44,14 +45,14 @@ class Results(NamedTuple):
 class GenerationDataset(RolloutDataset):
     """Endless generations, each a batch; see `EvaluatorPool`."""
 
-    anew = "noise is drawn anew"
+    anew = "new noise is drawn"
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How large generations are; see `EvolutionStrategies`, which has these settings.
+    """The size of generations; see `EvolutionStrategies`, which has these settings.
 
-    rank, ranks: which of how many this is; each does its share of the jobs.  device: of what ranks tell each other.
+    rank, ranks: each rank does its share of the jobs.  device: where ranks exchange results.
     """
 
     pairs: int
@@ -65,16 +66,16 @@ class GenerationSettings:
 
 
 class EvaluatorPool:
-    """Has generations of jobs done, by evaluators side by side; what comes out does not depend on how many they are.
+    """Collects generations from parallel evaluators; their results do not depend on the number of evaluators.
 
     Args:
         workers: the evaluators, see `evaluator.py`.
-        actors: how many calls they have at once.
-        settings: see there.
+        actors: the number of evaluators, and where they are.
+        settings: the size of generations.
         spaces: of the algorithm.
         seed: of all jobs, the same on all ranks.
-        sigma: σ of the generation that begins.
-        random_collector: builds a collector that steps environments without a policy.
+        sigma: returns σ of the next generation.
+        random_collector: builds a collector that steps environments at random.
     """
 
     num_envs, n_steps, can_be_saved = 1, math.inf, True
@@ -84,7 +85,7 @@ class EvaluatorPool:
         workers: Workers,
         actors: ActorsConfig,
         settings: GenerationSettings,
-        spaces: Any,
+        spaces: Spaces,
         seed: int,
         sigma: Callable[[], float],
         random_collector: Callable[[], Collector],
@@ -95,22 +96,22 @@ class EvaluatorPool:
         self.env_steps = self.rows = 0
         self.mean_length = 0.0
         """Of the last generation's episodes."""
-        self.lessons: Mapping[str, dict[str, Any]] = {}
+        self.lessons: Lessons = {}
         self.guard, self.generator, self.statistics = Guard(), Generator().manual_seed(0), EpisodeStatistics(1)
-        self.seen: list[Tree] = []
+        self.watched_obs: list[Tree] = []
         self.seconds = 0.0
         self.workers.call(0, "describe")
         self.name = self.workers.receive().value
 
     def collect(self) -> Results:
-        """The next generation, with the newest weights: rounds of as many jobs, until there are enough steps."""
+        """Return the next generation, with the newest weights: rounds of equal size, until there are enough steps."""
         began, ratio = time.monotonic(), self.settings.max_length_ratio
         self.statistics.finished.clear()
         longest = max(1, round(ratio * self.mean_length)) if ratio is not None and self.mean_length else None
         generation = Generation(self.seed, self.number, self.sigma(), longest, self.lessons)
         self.number += 1
         self.workers.publish(self.number)
-        self.seen, rounds = [], list[Tensor]()
+        self.watched_obs, rounds = [], list[Tensor]()
         while not rounds or sum(float(table[..., 2].sum()) for table in rounds) < self.settings.min_steps:
             rounds.append(self._round(generation, len(rounds) * self.settings.pairs))
         returns, signs, lengths = torch.cat(rounds).unbind(-1)
@@ -120,48 +121,48 @@ class EvaluatorPool:
         return Results(generation, returns, signs, lengths)
 
     def _round(self, generation: Generation, first: int) -> Tensor:
-        """The return, the signs and the length of each episode, `[n, 2, 3]`, in the order of the jobs, + before −."""
+        """Return the return, the signs and the length of each episode, `[n, 2, 3]`, in the order of the jobs, + before −."""
         pairs, settings = self.settings.pairs, self.settings
-        table, played, failed = torch.zeros(pairs, 2, 3, dtype=torch.float64), list[Played](), None
+        table, episodes, failed = torch.zeros(pairs, 2, 3, dtype=torch.float64), list[JobEpisode](), None
         try:
-            played = self._evaluate(generation, range(first + settings.rank, first + pairs, settings.ranks))
-        except SettingError as error:  # which is told to the other ranks, so that all stop
+            episodes = self._evaluate(generation, range(first + settings.rank, first + pairs, settings.ranks))
+        except SettingError as error:  # which the other ranks must know, so that all stop
             failed = error
             table.fill_(math.nan)
-        for each in played:
-            episode = each.finished
-            numbers = torch.tensor([episode.return_, each.signs, episode.length], dtype=torch.float64)
+        for each in episodes:
+            finished = each.finished
+            numbers = torch.tensor([finished.return_, each.signs, finished.length], dtype=torch.float64)
             table[each.job - first, (1 - each.sign) // 2] = numbers
-            self.env_steps += episode.length
-            self.statistics.add(episode)
-            if len(each.seen):
-                self.seen.append(each.seen)
-        table = sum_over_ranks(table.to(settings.device)).cpu()  # rows of others are zeros
+            self.env_steps += finished.length
+            self.statistics.add(finished)
+            if len(each.obs):
+                self.watched_obs.append(each.obs)
+        table = sum_over_ranks(table.to(settings.device)).cpu()  # rows of other ranks are zeros
         if table.isnan().any():
             raise failed or SettingError("an evaluator of another rank stopped")
         return table
 
-    def _evaluate(self, generation: Generation, jobs: Sequence[int]) -> list[Played]:
-        """Have jobs done. All episodes, in the order of the jobs."""
-        share, workers = self.settings.watched_share, self.actors.num_actors
+    def _evaluate(self, generation: Generation, jobs: Sequence[int]) -> list[JobEpisode]:
+        """Have jobs done; return all episodes, in the order of the jobs."""
+        share = self.settings.watched_share
         watched = {job for job in jobs if math.ceil((job + 1) * share) > math.ceil(job * share)}  # the first one in any case
-        waiting, asked, played = deque(self._portions(jobs)), 0, list[Played]()
-        idle = deque([*range(workers)] * AT_ONCE)
-        while waiting or asked:
+        waiting, requested, episodes = deque(self._portions(jobs)), 0, list[JobEpisode]()
+        idle = deque([*range(self.actors.num_actors)] * CALLS_PER_EVALUATOR)
+        while waiting or requested:
             while waiting and idle:
                 portion = waiting.popleft()
                 self.workers.call(idle.popleft(), "evaluate", generation, portion, sorted(watched & set(portion)))
-                asked += 1
+                requested += 1
             answer = self.workers.receive()
-            played += answer.value
+            episodes += answer.value
             idle.append(answer.worker)
-            asked -= 1
-        return sorted(played, key=lambda each: (each.job, -each.sign))
+            requested -= 1
+        return sorted(episodes, key=lambda each: (each.job, -each.sign))
 
     def _portions(self, jobs: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Jobs to ask for in one call: all of a worker that is alone, else fewer and fewer, so that all are done at about one time.
+        """Yield the jobs of each call: all for a single local worker, else fewer and fewer, so that all workers finish together.
 
-        Elsewhere a call is short, as one that takes too long is taken for frozen.
+        Remote calls are short, as a worker that takes too long counts as frozen.
         """
         workers, limit = self.actors.num_actors, len(jobs) if self.actors.backend == "in_process" else self.settings.num_envs
         while jobs:
@@ -170,15 +171,15 @@ class EvaluatorPool:
             jobs = jobs[size:]
 
     def rollout(self) -> Rollout:
-        """What was seen in the watched episodes of the last generation, one after the other."""
-        seen = self.seen or [allocate(self.space, 0)]
-        obs = tree_to_torch(tree_map(lambda *leaves: np.concatenate(leaves)[:, None], *seen))
+        """Return the observations of the watched episodes of the last generation, one after the other."""
+        watched = self.watched_obs or [allocate(self.space, 0)]
+        obs = tree_to_torch(tree_map(lambda *leaves: np.concatenate(leaves)[:, None], *watched))
         rows = len(tree_leaves(obs)[0])
         none, flag = torch.zeros(1, rows, 1), torch.zeros(rows, 1, dtype=torch.bool)
         return Rollout(obs, (), (), none, none, none, flag, flag, ~flag, flag)
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
-        """As that of a collector."""
+        """Return observations of random steps, as `Collector.random_steps`."""
         with closing(self.random_collector()) as collector:
             if self.lessons:
                 collector.set_lessons(self.lessons)
@@ -187,31 +188,31 @@ class EvaluatorPool:
             self.env_steps, self.rows = self.env_steps + collector.env_steps, self.rows + collector.rows
         return obs
 
-    def set_lessons(self, lessons: Mapping[str, dict[str, Any]]) -> None:
-        """What environments draw their parameters from in the next generation."""
+    def set_lessons(self, lessons: Lessons) -> None:
+        """Set the lessons of the next generation."""
         self.lessons = lessons
 
     def begin_anew(self) -> None:
-        """Between generations no episode is under way."""
+        """Do nothing: between generations there are no current episodes."""
 
     def get_state(self) -> dict[str, Any]:
-        """Between iterations: all that the next one depends on."""
+        """Return, between iterations, all that the next one depends on."""
         state: dict[str, Any] = {name: getattr(self, name) for name in STATE}
         return {**state, "statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """The inverse, before the first iteration."""
+        """Restore a state before the first iteration."""
         for name in STATE:
             setattr(self, name, state[name])
         self.statistics.set_state(state["statistics"])
 
     def metrics(self) -> dict[str, float]:
-        """Of the last 100 episodes, with weights that were moved, and of the evaluators."""
+        """Return means over the last 100 episodes, with perturbed weights, and metrics of the evaluators."""
         restarts = {"env/actor_restarts": float(self.workers.restarts)} if self.workers.restarts else {}
         return {**self.statistics.metrics(), **restarts, "time/generation": self.seconds}
 
     def take_notices(self) -> list[str]:
-        """What befell evaluators since the last time."""
+        """Return new lines about evaluators."""
         notices = self.workers.notices[:]
         self.workers.notices.clear()
         return notices

@@ -1,256 +1,280 @@
-"""Workers in processes of their own on this machine."""
+"""Workers in processes on this machine, with weights and large answers in shared memory and everything else in pipes."""
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
+import multiprocessing.spawn
 import os
 import pickle
+import shutil
 import time
-import traceback
-from collections import deque
 from contextlib import suppress
-from heapq import heappop, heappush
+from functools import partial
 from multiprocessing.connection import Connection, wait
-from textwrap import shorten
-from typing import Any
-from weakref import WeakSet
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
-from gymnasium.vector.utils import clear_mpi_env_vars
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_rl.actors.shared_memory import SharedWeights, Slot, SlotWriter, room
-from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
+from lightning_rl.actors.workers import Answer, Call, RemoteWorker, RemoteWorkers
 from lightning_rl.errors import SettingError
-from lightning_rl.startup import live_and_die_with_the_parent
-from lightning_rl.threads import one_thread
+from lightning_rl.processes import Child, WorkerError, close_at_exit, close_children
 
 RAN_THE_PROGRAM = 78
 """Exit status of a process that found itself running the program from its beginning."""
-ERROR = "error"
-"""Stands where an answer has its time, if the worker raised."""
+UNGUARDED = 'processes of actors import the program: let it train below `if __name__ == "__main__":`'
 
 
 def leave_the_program() -> None:
-    """End a process that was spawned for a worker and, on its way there, imports a program that trains as it is imported."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+    """End a process that was spawned for a worker and imports, before it works, a program that trains as it is imported."""
+    try:
+        multiprocessing.spawn.get_preparation_data("")  # raises where multiprocessing could not start a process either
+    except RuntimeError:
         os._exit(RAN_THE_PROGRAM)
 
 
 def work(index: int, restarts: int, made_of: bytes, weights_name: str, pipe: Connection) -> None:
-    """Build a worker and answer, until told to close or until the other end of the pipe is gone."""
-    live_and_die_with_the_parent()
-    torch.set_num_threads(1)  # the others have the other cores
-    one_thread()
-    worker, writers = None, dict[int, SlotWriter]()
+    """Answer calls of a worker, until asked to end or until the other end of the pipe is gone."""
+    remote = RemoteWorker(index, restarts, made_of)
     try:
-        build, network = pickle.loads(made_of)
-        weights = SharedWeights(network, weights_name)
+        weights = SharedWeights(remote.network, weights_name)
         while (request := pipe.recv()) is not None:
-            slot, method, arguments, slot_name = request
-            if worker is None:  # which takes seconds; weights are read behind it
-                worker = build(index, restarts, network)
-            version, began = weights.read(network), time.monotonic()
-            value = getattr(worker, method)(*arguments)
-            answer = writers.setdefault(slot, SlotWriter()).dump(slot_name, value)
-            pipe.send((time.monotonic(), version, *answer[:2], answer[2], time.monotonic() - began))
+            method, arguments, block = request
+            answer = remote.answer(partial(weights.read, remote.network), method, arguments)
+            answer = answer._replace(value=pack(answer.value, block))
+            pipe.send((time.monotonic(), answer))
     except (EOFError, ConnectionError):
         pass
     except Exception as error:  # an environment of others may raise anything
-        line = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
-        pipe.send((ERROR, line, traceback.format_exc()))
+        pipe.send(remote.describe_error(error))
     finally:
-        if worker is not None:
-            worker.close()
-        for writer in writers.values():
-            writer.close()
+        if remote.worker is not None:
+            remote.worker.close()
 
 
-CLOSE_TIMEOUT = 5.0
-UNGUARDED = 'processes of actors import the program: let it train below `if __name__ == "__main__":`'
-
-_open: WeakSet[Processes] = WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for workers in list(_open):
-        workers.close()
-
-
-class Process:
-    """One worker's process, and the calls that it has not answered."""
-
-    def __init__(self, process: Any, pipe: Connection) -> None:
-        self.process, self.pipe, self.deadline = process, pipe, 0.0
-
-
-class Processes:
-    """Workers in a process each, spawned, with weights and large answers in shared memory and all else in pipes.
-
-    A worker that dies or freezes is started anew, and its calls are made again.
-
-    Args:
-        build: makes a worker in its process.
-        num: how many.
-        network: whose weights are published; each worker begins with a copy.
-        timeout: seconds after which one that does not answer is taken for frozen.
-        max_restarts: how often each may be started anew in an hour.
-        name: of a worker, for messages.
+class ProcessWorkers(RemoteWorkers):
+    """Workers in a spawned process each.
 
     Raises:
         SettingError: from `receive`: the program trains as it is imported.
     """
 
-    def __init__(
-        self,
-        build: Build,
-        num: int,
-        network: nn.Module,
-        timeout: float = 60.0,
-        max_restarts: int = 10,
-        name: str = "actor",
-    ) -> None:
+    def _open(self) -> None:
         leave_the_program()
-        self.build, self.num, self.network, self.name = build, num, network, name
-        self.timeout, self.failures = timeout, Failures(name, num, max_restarts)
         self.context = multiprocessing.get_context("spawn")
-        self.restarts, self.notices = 0, list[str]()
-        self.weights = SharedWeights(network)
-        self.weights.write(network, 0)
-        self.slots: list[list[Slot]] = [[] for _ in range(num)]
-        """Of each worker, one for each call whose answer was not received, and free ones."""
-        self.free: list[list[int]] = [[] for _ in range(num)]
+        self.weights = SharedWeights(self.network)
+        self.weights.write(self.network, 0)
+        self.processes: dict[int, Child] = {}
+        self.slots: list[list[Slot]] = [[] for _ in range(self.num)]
+        """Of each worker, those that no call uses."""
         self.is_full = False
         """Whether shared memory had no room for an answer."""
-        self.calls: list[deque[tuple[int, str, tuple[Any, ...]]]] = [deque() for _ in range(num)]
-        """Of each worker, those without an answer: the slot, the method and its arguments."""
-        self.ready: list[tuple[float, int, int, str, Any]] = []
-        """Answers in the order in which they were given: when, by whom, in which slot, what was asked and what was sent."""
-        self._owner = os.getpid()
-        self.processes: list[Process | None] = [None] * num
-        _open.add(self)
-        try:
-            for i in range(num):
-                self._start(i)
-        except BaseException:
-            self.close()
-            raise
+        self.is_open = True
+        close_at_exit(self)
 
     def publish(self, version: int) -> None:
         self.weights.write(self.network, version)
 
-    def call(self, worker: int, method: str, *arguments: Any) -> None:
-        if not self.free[worker]:
-            self.free[worker].append(len(self.slots[worker]))
-            self.slots[worker].append(Slot())
-        self.calls[worker].append((self.free[worker].pop(), method, arguments))
-        self._send(worker, self.calls[worker][-1])
-
-    def receive(self) -> Answer:
-        while not self.ready:
-            pipes = {each.pipe: i for i, each in enumerate(self.processes) if each is not None and self.calls[i]}
-            soonest = min(self._process(i).deadline for i in pipes.values())
-            for pipe in wait(list(pipes), max(0.0, soonest - time.monotonic())):
-                self._read(pipes[pipe])  # type: ignore[index]
-            for i in pipes.values():
-                if self.calls[i] and time.monotonic() > self._process(i).deadline:
-                    self._replace(i, f"no answer in {self.timeout:g} s (actors.timeout)")
-        _, worker, slot, method, (version, header, sizes, inline, seconds) = heappop(self.ready)
-        self.free[worker].append(slot)
-        if inline is None:
-            return Answer(worker, method, version, self.slots[worker][slot].load(header, sizes), seconds)
-        if sizes and not self.slots[worker][slot].grow(room(sizes)) and not self.is_full:
-            self.is_full = True
-            self.notices.append(f"shared memory is full: what {self.name} {worker} answers goes through pipes")
-        return Answer(worker, method, version, pickle.loads(header, buffers=map(bytearray, inline)), seconds)
-
-    def num_ready(self) -> int:
-        for i, each in enumerate(self.processes):
-            while each is not None and self.calls[i] and each is self.processes[i] and each.pipe.poll():
-                self._read(i)
-        return len(self.ready)
-
     def close(self) -> None:
-        if self not in _open or os.getpid() != self._owner:
+        if not self.is_open:
             return
-        _open.discard(self)
-        for each in self.processes:
-            if each is not None:
-                with suppress(OSError):
-                    each.pipe.send(None)
-                each.pipe.close()  # so that one at work hears of it with its next answer
-        deadline = time.monotonic() + CLOSE_TIMEOUT
-        for each in self.processes:
-            if each is not None:
-                each.process.join(max(0.0, deadline - time.monotonic()))
-        for i in range(self.num):
-            self._end(i)
-        for slot in (slot for slots in self.slots for slot in slots):
+        self.is_open = False
+        close_children(self.processes.values(), None)
+        self.processes.clear()
+        for slot in (*(slot for slots in self.slots for slot in slots), *(call.handle for calls in self.calls for call in calls)):
             slot.close()
         self.weights.close(unlink=True)
 
-    def _process(self, i: int) -> Process:
-        process = self.processes[i]
-        assert process is not None
-        return process
-
-    def _start(self, i: int) -> None:
-        ours, theirs = self.context.Pipe()
-        made_of = cloudpickle.dumps((self.build, own_copy(self.network)))
-        arguments = (i, len(self.failures.times[i]), made_of, self.weights.name, theirs)
-        process = self.context.Process(target=work, args=arguments, name=f"{self.name}-{i}")  # no daemon, which has no children
-        with clear_mpi_env_vars():
-            process.start()
-        theirs.close()
-        self.processes[i] = Process(process, ours)
-        self._process(i).deadline = time.monotonic() + max(self.timeout, START_TIMEOUT)
-        for call in self.calls[i]:
-            self._send(i, call)
+    def _start(self, i: int, restarts: int, made_of: bytes) -> None:
+        arguments = (i, restarts, made_of, self.weights.name)
+        self.processes[i] = Child(self.context, work, arguments, f"actor-{i}")  # no daemon, which could not have children
 
     def _end(self, i: int) -> None:
-        """End a worker at once. A frozen one hears nothing but this."""
-        each = self.processes[i]
-        if each is not None:
-            self.processes[i] = None
-            each.pipe.close()
-            each.process.kill()
-            each.process.join()
-            each.process.close()
+        self.processes.pop(i).kill()
 
-    def _send(self, i: int, call: tuple[int, str, tuple[Any, ...]]) -> None:
-        each = self._process(i)
-        if len(self.calls[i]) == 1:
-            each.deadline = max(each.deadline, time.monotonic() + self.timeout)
-        with suppress(OSError):  # one that is dead is found to be when its answer is awaited
-            each.pipe.send((*call, self.slots[i][call[0]].name))
+    def _send(self, i: int, call: Call) -> None:
+        call.handle = call.handle or (self.slots[i].pop() if self.slots[i] else Slot())
+        with suppress(OSError):  # a dead worker is noticed when its answer is awaited
+            self.processes[i].pipe.send((call.method, call.arguments, call.handle.name))
 
-    def _read(self, i: int) -> None:
-        each = self._process(i)
+    def _wait(self, busy: list[int], seconds: float) -> list[int]:
+        workers: dict[Any, int] = {self.processes[i].pipe: i for i in busy}
+        return [workers[pipe] for pipe in wait(list(workers), seconds)]
+
+    def _answer(self, i: int, call: Call) -> tuple[float, Answer] | WorkerError | str:
         try:
-            finished, *sent = each.pipe.recv()
+            received = self.processes[i].pipe.recv()
         except (EOFError, OSError):
-            each.process.join(1.0)
-            if each.process.exitcode == RAN_THE_PROGRAM:
+            reason = self.processes[i].exit_reason()
+            if self.processes[i].process.exitcode == RAN_THE_PROGRAM:
                 raise SettingError(UNGUARDED) from None
-            self._replace(i, f"it died with exit code {each.process.exitcode}")
-            return
-        if finished == ERROR:
-            line, text = sent
-            raise WorkerError(f"{self.name} {i} raised {line}") from RemoteTraceback(text)
-        slot, method, _ = self.calls[i].popleft()
-        each.deadline = time.monotonic() + self.timeout
-        heappush(self.ready, (finished, i, slot, method, tuple(sent)))
+            return reason
+        if isinstance(received, WorkerError):
+            return received
+        (finished, answer), slot = received, call.handle
+        packed: Packed = answer.value
+        self.slots[i].append(slot)
+        value = slot.load(packed)
+        if packed.arrays and not slot.resize(room(packed.sizes)) and not self.is_full:
+            self.is_full = True
+            self.notices.append(f"shared memory is full: answers of actor {i} go through pipes")
+        return finished, answer._replace(value=value)
 
-    def _replace(self, i: int, failure: str) -> None:
-        """Start a worker anew.
 
-        Raises:
-            WorkerError: it failed too often.
-        """
-        self._end(i)
-        self.notices.append(self.failures.add(i, failure))
-        self.restarts += 1
-        self._start(i)
+ALIGNMENT = 64
+FOLDER = Path("/dev/shm")
+"""Where Linux has shared memory."""
+HEAD = ALIGNMENT
+"""Bytes before the weights, which begin with two versions."""
+
+
+class SharedWeights:
+    """The weights of a network in one block of shared memory.
+
+    There are two versions: one changes before the weights are written, the other after. A reader that finds them different, or changed
+    meanwhile, has read half-written weights, and reads again.
+
+    Args:
+        network: whose `state_dict` it holds.
+        name: of a block that another process made; None makes one.
+
+    Raises:
+        SettingError: there is no memory for it.
+    """
+
+    def __init__(self, network: nn.Module, name: str | None = None) -> None:
+        state = network.state_dict()
+        size = room([tensor.nbytes for tensor in state.values()])
+        if name is None and not _has_room(size):
+            raise SettingError(f"{FOLDER} has no room for a network of {size / 1e6:,.0f} MB; enlarge it (docker run --shm-size)")
+        self.block = SharedMemory(name, create=name is None, size=0 if name else HEAD + size)
+        buffer = memory_of(self.block)
+        head = torch.frombuffer(buffer, dtype=torch.int64, count=2)
+        self.begun, self.done = head[:1], head[1:]
+        self.weights: dict[str, Tensor] = {}
+        offset = HEAD
+        for key, tensor in state.items():
+            flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+            self.weights[key] = flat.view(tensor.shape)
+            offset += room([tensor.nbytes])
+
+    @property
+    def name(self) -> str:
+        """Return the name by which another process finds it."""
+        return self.block.name
+
+    def write(self, network: nn.Module, version: int) -> None:
+        """Publish a network's weights."""
+        self.begun.fill_(version)
+        for key, tensor in network.state_dict().items():
+            self.weights[key].copy_(tensor)
+        self.done.fill_(version)
+
+    @torch.no_grad()
+    def read(self, network: nn.Module) -> int:
+        """Copy the newest weights into a network; return their version."""
+        state = network.state_dict()
+        while True:
+            version = int(self.done)
+            for key, tensor in self.weights.items():
+                state[key].copy_(tensor)
+            if int(self.begun) == version:
+                return version
+            time.sleep(1e-4)
+
+    def close(self, unlink: bool = False) -> None:
+        """Release the block; the process that made it also removes it."""
+        self.weights.clear()
+        del self.begun, self.done
+        _close(self.block, unlink)
+
+
+class Packed(NamedTuple):
+    """A pickled answer, the sizes of its arrays, and the arrays themselves where they did not fit into shared memory."""
+
+    pickled: bytes
+    sizes: list[int]
+    arrays: list[bytes] | None
+
+
+def pack(value: Any, block: str | None) -> Packed:
+    """Pickle an answer, with its arrays in the shared memory of a name if there is room."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    views = [buffer.raw() for buffer in buffers]
+    sizes = [view.nbytes for view in views]
+    memory = None if block is None or not sizes else SharedMemory(block)
+    if memory is None or memory.size < room(sizes):
+        arrays: list[bytes] | None = list(map(bytes, views))
+    else:
+        arrays, offset = None, 0
+        for view, size in zip(views, sizes, strict=True):
+            memory_of(memory)[offset : offset + size] = view
+            offset += room([size])
+    if memory is not None:
+        memory.close()
+    return Packed(pickled, sizes, arrays)
+
+
+class Slot:
+    """Shared memory for the answer to one call, as large as the last answer that did not fit."""
+
+    def __init__(self) -> None:
+        self.block: SharedMemory | None = None
+
+    @property
+    def name(self) -> str | None:
+        """Return the name by which the worker finds it; None if it is empty."""
+        return None if self.block is None else self.block.name
+
+    def resize(self, size: int) -> bool:
+        """Replace it by one of so many bytes, if there is memory for it; return whether there is."""
+        self.close()
+        if not _has_room(size):
+            return False
+        self.block = SharedMemory(create=True, size=size)
+        memory_of(self.block)[:size] = bytes(size)  # memory is only taken when written to, and would be promised to the next one too
+        return True
+
+    def load(self, packed: Packed) -> Any:
+        """Return a copy of an answer."""
+        if packed.arrays is not None:
+            return pickle.loads(packed.pickled, buffers=map(bytearray, packed.arrays))
+        assert self.block is not None
+        buffers, offset = [], 0
+        for size in packed.sizes:
+            buffers.append(bytearray(memory_of(self.block)[offset : offset + size]))
+            offset += room([size])
+        return pickle.loads(packed.pickled, buffers=buffers)
+
+    def close(self) -> None:
+        """Remove its memory."""
+        if self.block is not None:
+            _close(self.block, unlink=True)
+            self.block = None
+
+
+def room(sizes: list[int]) -> int:
+    """Return the bytes that arrays of these sizes take in shared memory."""
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+
+
+def memory_of(block: SharedMemory) -> memoryview:
+    """Return the memory of an open block."""
+    assert block.buf is not None
+    return block.buf
+
+
+def _has_room(size: int) -> bool:
+    """Return whether so many bytes can be written: writing where there is no room would kill the process."""
+    return not FOLDER.exists() or shutil.disk_usage(FOLDER).free >= 2 * size
+
+
+def _close(block: SharedMemory, unlink: bool = False) -> None:
+    if unlink:
+        with suppress(FileNotFoundError):
+            block.unlink()
+    with suppress(BufferError):  # a view of it is still in use; the memory goes with it
+        block.close()

@@ -1,26 +1,38 @@
-"""Calls of objects that work elsewhere: in this process, in its threads."""
+"""Calls of objects that work elsewhere: one interface, and workers in this process, its threads, or outside of it."""
 
 from __future__ import annotations
 
+import pickle
 import time
+import traceback
+from abc import ABC, abstractmethod
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from queue import SimpleQueue
-from textwrap import shorten
 from typing import Any, NamedTuple, Protocol
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.errors import SettingError
+from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, FailureLimit, WorkerError, error_line
+from lightning_rl.threads import one_thread
 
-HOUR = 3600.0
-START_TIMEOUT = 300.0
-"""Seconds for a process to start and to build its worker, with many others at once."""
-Build = Callable[[int, int, nn.Module], Any]
-"""Makes a worker from its index, how often it was started anew, and its network."""
+
+class Worker(Protocol):
+    """Any object whose methods are called by name."""
+
+    def close(self) -> None: ...
+
+
+Build = Callable[[int, int, nn.Module], Worker]
+"""Makes a worker from its index, how often it was restarted, and its network."""
 
 
 class Answer(NamedTuple):
@@ -33,69 +45,64 @@ class Answer(NamedTuple):
     seconds: float
 
 
-class Workers(Protocol):
+class Workers(ABC):
     """Some workers. The caller of `receive` owns what it gets.
 
-    num: how many.  restarts: how often one was started anew.  notices: what befell them, a line each; who prints them clears the list.
+    restarts: how often one was restarted.  notices: a line for each time; whoever prints them clears the list.
     """
 
-    num: int
-    restarts: int
-    notices: list[str]
+    def __init__(self, num: int, network: nn.Module) -> None:
+        self.num, self.network = num, network
+        self.restarts, self.notices = 0, list[str]()
 
+    @abstractmethod
     def publish(self, version: int) -> None:
-        """Let calls that begin from now on see the network's weights as they are, under a number."""
+        """Let calls that begin from now on use the network's current weights, under a number."""
 
+    @abstractmethod
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        """Ask for something; each call is answered once, those of one worker in their order.
+        """Call a method; each call is answered once, those of one worker in their order.
 
         Large arguments only where the worker owes no other answer: both sides would wait for room in their pipe.
         """
 
+    @abstractmethod
     def receive(self) -> Answer:
-        """The next answer, of whichever worker has one; waits for it.
+        """Wait for the next answer of any worker.
 
         Raises:
-            WorkerError: a worker raised, or failed too often.
+            WorkerError: a worker raised an exception, or failed too often.
         """
 
+    @abstractmethod
     def num_ready(self) -> int:
-        """How many answers are there."""
+        """Return how many answers can be received without waiting."""
 
+    @abstractmethod
     def close(self) -> None:
         """End all workers, in whatever state they are."""
 
 
-class WorkerError(SettingError):
-    """What a worker raised; the cause holds its traceback."""
+def make_answer(index: int, worker: Worker, version: int, method: str, arguments: tuple[Any, ...]) -> Answer:
+    """Call a method of a worker."""
+    began = time.monotonic()
+    return Answer(index, method, version, getattr(worker, method)(*arguments), time.monotonic() - began)
 
 
-class RemoteTraceback(Exception):
-    """Where a worker raised."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"
-
-
-class InTurn:
-    """Workers in this process, that work when an answer is awaited. They share the network, so they always have its newest weights."""
-
-    restarts = 0
+class LocalWorkers(Workers):
+    """Workers in this process that work when an answer is awaited. They share the network, so they always have its newest weights."""
 
     def __init__(self, build: Build, num: int, network: nn.Module) -> None:
-        self.num, self.version, self.notices = num, 0, list[str]()
-        self.workers: list[Any] = []
+        super().__init__(num, network)
+        self.version = 0
+        self.calls: deque[tuple[int, str, tuple[Any, ...]]] = deque()
+        self.workers: list[Worker] = []
         try:
             for i in range(num):
                 self.workers.append(build(i, 0, network))
         except BaseException:
             self.close()
             raise
-        self.calls: deque[tuple[int, str, tuple[Any, ...]]] = deque()
 
     def publish(self, version: int) -> None:
         self.version = version
@@ -104,8 +111,8 @@ class InTurn:
         self.calls.append((worker, method, arguments))
 
     def receive(self) -> Answer:
-        (worker, method, arguments), began = self.calls.popleft(), time.monotonic()
-        return Answer(worker, method, self.version, getattr(self.workers[worker], method)(*arguments), time.monotonic() - began)
+        worker, method, arguments = self.calls.popleft()
+        return make_answer(worker, self.workers[worker], self.version, method, arguments)
 
     def num_ready(self) -> int:
         return 0
@@ -115,71 +122,31 @@ class InTurn:
             worker.close()
 
 
-class Failures:
-    """When each worker died or froze.
-
-    Args:
-        name: of a worker, for messages.
-        num: how many workers.
-        allowed: how often each may, in an hour.
-    """
-
-    def __init__(self, name: str, num: int, allowed: int) -> None:
-        self.name, self.allowed = name, allowed
-        self.times: list[list[float]] = [[] for _ in range(num)]
-
-    def add(self, worker: int, failure: str) -> str:
-        """A line that a worker is started anew.
-
-        Raises:
-            WorkerError: it failed too often.
-        """
-        now, times = time.monotonic(), self.times[worker]
-        times.append(now)
-        if sum(now - each <= HOUR for each in times) > self.allowed:
-            raise WorkerError(f"{self.name} {worker} failed more than {self.allowed} times in an hour; last: {failure}")
-        return shorten(f"{self.name} {worker} was started anew: {failure}", 200, placeholder=" …")
-
-
-def own_copy(network: nn.Module) -> nn.Module:
-    """A network for a worker, on the CPU, that nothing is trained with."""
-    return deepcopy(network).cpu().requires_grad_(False)
-
-
-Published = tuple[int, dict[str, Tensor]]
-"""Weights and their version."""
-
-
-class InThreads:
-    """Workers in a thread each, with a copy of the network each. A call has the weights of when it was made, so that what comes of it does
-    not depend on when its thread begins."""
-
-    restarts = 0
+class ThreadWorkers(Workers):
+    """Workers in a thread each, with a copy of the network each. A call uses the weights of when it was made, so that its result does not
+    depend on when its thread begins."""
 
     def __init__(self, build: Build, num: int, network: nn.Module) -> None:
-        self.num, self.network, self.notices = num, network, list[str]()
-        self.copies = [own_copy(network) for _ in range(num)]
+        super().__init__(num, network)
+        self.copies = [inference_copy(network) for _ in range(num)]
         self.workers = [build(i, 0, copy) for i, copy in enumerate(self.copies)]
         self.threads = [ThreadPoolExecutor(1, f"actor-{i}") for i in range(num)]
-        self.calls: list[deque[tuple[str, Future[Any]]]] = [deque() for _ in range(num)]
+        self.answers: list[deque[Future[Answer]]] = [deque() for _ in range(num)]
         self.done: SimpleQueue[int] = SimpleQueue()
-        """Whose calls were done, in the order in which they were."""
+        """The workers of finished calls, in the order in which they finished."""
         self.publish(0)
 
     def publish(self, version: int) -> None:
-        weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.network.state_dict().items()}
-        self.published: Published = version, weights
+        self.version = version
+        self.weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.network.state_dict().items()}
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        answer = self.threads[worker].submit(self._answer, worker, self.published, method, arguments)
-        self.calls[worker].append((method, answer))
+        answer = self.threads[worker].submit(self._answer, worker, self.version, self.weights, method, arguments)
+        self.answers[worker].append(answer)
         answer.add_done_callback(lambda _: self.done.put(worker))
 
     def receive(self) -> Answer:
-        worker = self.done.get()
-        method, answer = self.calls[worker].popleft()
-        version, value, seconds = answer.result()
-        return Answer(worker, method, version, value, seconds)
+        return self.answers[self.done.get()].popleft().result()
 
     def num_ready(self) -> int:
         return self.done.qsize()
@@ -190,14 +157,156 @@ class InThreads:
         for worker in self.workers:
             worker.close()
 
-    def _answer(self, worker: int, published: Published, method: str, arguments: tuple[Any, ...]) -> tuple[int, Any, float]:
-        began, (version, weights) = time.monotonic(), published
-        load(self.copies[worker], weights)
-        return version, getattr(self.workers[worker], method)(*arguments), time.monotonic() - began
+    @torch.no_grad()
+    def _answer(self, worker: int, version: int, weights: dict[str, Tensor], method: str, arguments: tuple[Any, ...]) -> Answer:
+        for name, tensor in self.copies[worker].state_dict().items():
+            tensor.copy_(weights[name])  # in place, where actors have views of it
+        return make_answer(worker, self.workers[worker], version, method, arguments)
 
 
-@torch.no_grad()
-def load(network: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy weights into a network in place, where others have views of them."""
-    for name, tensor in network.state_dict().items():
-        tensor.copy_(weights[name])
+def inference_copy(network: nn.Module) -> nn.Module:
+    """Return a network for a worker, on the CPU, without gradients."""
+    return deepcopy(network).cpu().requires_grad_(False)
+
+
+@dataclass
+class Call:
+    """A call of a remote worker without an answer; `handle` is what its backend finds the answer by."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    handle: Any = None
+    asked: float = field(default_factory=time.monotonic)
+
+
+class RemoteWorkers(Workers):
+    """Workers outside this process. One that dies or freezes is restarted, and its calls are repeated.
+
+    Args:
+        build: makes a worker where it runs.
+        num: number of workers.
+        network: whose weights are published; each worker begins with a copy.
+        timeout: seconds after which a worker that does not answer is restarted.
+        max_restarts: how often each may be restarted in an hour.
+    """
+
+    def __init__(
+        self, build: Build, num: int, network: nn.Module, timeout: float = ANSWER_TIMEOUT, max_restarts: int = MAX_RESTARTS
+    ) -> None:
+        super().__init__(num, network)
+        self.build, self.timeout = build, timeout
+        self.failures = FailureLimit("actor", num, max_restarts)
+        self.calls: list[deque[Call]] = [deque() for _ in range(num)]
+        self.deadlines = [0.0] * num
+        self.ready: list[tuple[float, Answer]] = []
+        self._open()
+        try:
+            for i in range(num):
+                self._start_worker(i)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, worker: int, method: str, *arguments: Any) -> None:
+        if not self.calls[worker]:
+            self.deadlines[worker] = max(self.deadlines[worker], time.monotonic() + self.timeout)
+        self.calls[worker].append(Call(method, arguments))
+        self._send(worker, self.calls[worker][-1])
+
+    def receive(self) -> Answer:
+        while not self.ready:
+            busy = [i for i, calls in enumerate(self.calls) if calls]
+            self._read(busy, max(0.0, min(self.deadlines[i] for i in busy) - time.monotonic()))
+            for i in busy:
+                if self.calls[i] and time.monotonic() > self.deadlines[i]:
+                    self._restart(i, f"no answer in {self.timeout:g} s (actors.timeout)")
+        return self.ready.pop(0)[1]
+
+    def num_ready(self) -> int:
+        while (busy := [i for i, calls in enumerate(self.calls) if calls]) and self._read(busy, 0.0):
+            pass
+        return len(self.ready)
+
+    def _read(self, busy: list[int], seconds: float) -> bool:
+        """Wait for workers that owe answers, and read one of each that has some. Return whether there were any."""
+        workers = self._wait(busy, seconds)
+        for i in workers:
+            found = self._answer(i, self.calls[i][0])
+            if isinstance(found, WorkerError):
+                raise found
+            if isinstance(found, str):
+                self._restart(i, found)
+            else:
+                self.calls[i].popleft()
+                self.deadlines[i] = time.monotonic() + self.timeout
+                insort(self.ready, found, key=itemgetter(0))
+        return bool(workers)
+
+    def _start_worker(self, i: int) -> None:
+        self._start(i, len(self.failures.times[i]), cloudpickle.dumps((self.build, inference_copy(self.network))))
+        self.deadlines[i] = time.monotonic() + max(self.timeout, START_TIMEOUT)
+
+    def _restart(self, i: int, reason: str) -> None:
+        """Replace a worker and repeat its calls.
+
+        Raises:
+            WorkerError: it failed too often.
+        """
+        self.notices.append(self.failures.add(i, reason))
+        self.restarts += 1
+        self._end(i)
+        self._start_worker(i)
+        for call in self.calls[i]:
+            self._send(i, call)
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Prepare what workers are started with."""
+
+    @abstractmethod
+    def _start(self, i: int, restarts: int, made_of: bytes) -> None:
+        """Start a worker with the arguments of `RemoteWorker`."""
+
+    @abstractmethod
+    def _end(self, i: int) -> None:
+        """End a worker at once."""
+
+    @abstractmethod
+    def _send(self, i: int, call: Call) -> None:
+        """Send a call, and set its handle."""
+
+    @abstractmethod
+    def _wait(self, busy: list[int], seconds: float) -> list[int]:
+        """Return those of some workers that have an answer to their first call, or are gone; wait until there is one."""
+
+    @abstractmethod
+    def _answer(self, i: int, call: Call) -> tuple[float, Answer] | WorkerError | str:
+        """Return the answer to a worker's first call, with its place in the order of answers; what it raised; or how it was lost."""
+
+
+class RemoteWorker:
+    """The far side of a remote worker: builds it at its first call, and gives its network the newest weights before each.
+
+    Args:
+        index: of the worker.
+        restarts: how often it was restarted.
+        made_of: its `Build` and its network, pickled.
+    """
+
+    def __init__(self, index: int, restarts: int, made_of: bytes) -> None:
+        torch.set_num_threads(1)  # the other workers have the other cores
+        one_thread()
+        build, self.network = pickle.loads(made_of)
+        self.index, self.build = index, partial(build, index, restarts, self.network)
+        self.worker: Worker | None = None
+
+    def answer(self, update_weights: Callable[[], int], method: str, arguments: tuple[Any, ...]) -> Answer:
+        """Call a method; `update_weights` returns their version."""
+        self.worker = self.worker or self.build()  # which takes seconds; weights are read after it
+        return make_answer(self.index, self.worker, update_weights(), method, arguments)
+
+    def describe_error(self, error: Exception) -> WorkerError:
+        """Return what is raised where the answer is awaited, with the traceback of what was raised here."""
+        described = WorkerError(f"actor {self.index} raised {error_line(error)}")
+        described.add_note(traceback.format_exc())
+        return described

@@ -1,4 +1,4 @@
-"""Jobs: the same whoever does them."""
+"""Jobs have the same result whichever evaluator does them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def evaluator(env=CARTPOLE, num_envs=2, stochastic=False, on_nan="raise", networ
     return BuildEvaluator(env, num_envs, spaces, names, stochastic, on_nan)(0, 0, network)
 
 
-def told(played):
-    """Of each episode, in the order of jobs: its job, sign, return, length and signs."""
+def summary(played):
+    """Return of each episode, in the order of jobs: its job, sign, return, length and signs."""
     rows = [(each.job, each.sign, each.finished.return_, each.finished.length, each.signs) for each in played]
     return sorted(rows, key=lambda row: (row[0], -row[1]))
 
 
-def test_noise_is_that_of_its_numbers():
+def test_noise_follows_from_its_numbers_in_all_versions():
     assert FIRST.noise(5, 4).tolist() == Generation(3, 0, 9.0).noise(5, 4).tolist()
     assert FIRST.noise(0, 3).tolist() == pytest.approx(NOISE, abs=1e-6)
     assert FIRST.noise(0, 3).dtype == np.float32
 
 
 NOISE = [1.7305270, -1.0721536, -2.1191585]
-"""Written down, so that runs continue with the noise that they began with."""
+"""Fixed, so that runs continue with the noise that they began with."""
 
 
 def test_noise_of_jobs_generations_and_runs_is_independent():
@@ -50,36 +50,36 @@ def test_noise_of_jobs_generations_and_runs_is_independent():
     close = 5 / np.sqrt(size)
     assert np.abs(noise.mean(1)).max() < close and np.abs(noise.std(1) - 1).max() < close
     assert np.abs(np.corrcoef(noise) - np.eye(len(noise))).max() < close
-    seeds = [each.chance(job) for each in others for job in range(1000)]
+    seeds = [each.episode_seed(job) for each in others for job in range(1000)]
     assert len(set(seeds)) == len(seeds) and min(seeds) >= 0 and max(seeds) < 2**31
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": LSTM(4, 4)}, {"stochastic": True}])
-def test_a_job_is_the_same_whoever_does_it_and_beside_whom(settings):
-    expected = told(evaluator(**settings).evaluate(FIRST, range(6)))
+def test_a_job_has_the_same_result_whichever_evaluator_does_it_and_whatever_it_does_at_once(settings):
+    expected = summary(evaluator(**settings).evaluate(FIRST, range(6)))
     assert [row[:2] for row in expected] == [(job, sign) for job in range(6) for sign in (1, -1)]
     assert len({row[2] for row in expected}) > 3
     for num_envs in (1, 5, 20):
-        assert told(evaluator(num_envs=num_envs, **settings).evaluate(FIRST, range(6))) == expected
+        assert summary(evaluator(num_envs=num_envs, **settings).evaluate(FIRST, range(6))) == expected
     again = evaluator(num_envs=3, **settings)
-    assert told([*again.evaluate(FIRST, [5, 1]), *again.evaluate(FIRST, [4, 0, 3, 2])]) == expected
+    assert summary([*again.evaluate(FIRST, [5, 1]), *again.evaluate(FIRST, [4, 0, 3, 2])]) == expected
 
 
 def test_generations_differ():
     here = evaluator()
-    assert told(here.evaluate(FIRST, range(3))) != told(here.evaluate(Generation(3, 1, 0.5), range(3)))
+    assert summary(here.evaluate(FIRST, range(3))) != summary(here.evaluate(Generation(3, 1, 0.5), range(3)))
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_both_episodes_of_a_job_have_the_same_chance(stochastic):
+def test_both_episodes_of_a_job_have_the_same_seed(stochastic):
     still = Generation(3, 0, sigma=0.0)
-    played = told(evaluator(stochastic=stochastic).evaluate(still, range(4)))
+    played = summary(evaluator(stochastic=stochastic).evaluate(still, range(4)))
     returns = np.array([row[2] for row in played]).reshape(4, 2)
     assert (returns[:, 0] == returns[:, 1]).all() and len(set(returns[:, 0])) > 1
 
 
-def test_actions_are_drawn_only_if_that_is_asked():
-    deterministic, drawn = (told(evaluator(stochastic=each).evaluate(FIRST, range(4))) for each in (False, True))
+def test_actions_are_drawn_only_if_stochastic():
+    deterministic, drawn = (summary(evaluator(stochastic=each).evaluate(FIRST, range(4))) for each in (False, True))
     assert deterministic != drawn
 
 
@@ -90,12 +90,12 @@ def test_the_network_keeps_its_weights():
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-def test_what_is_seen_is_told_of_jobs_that_are_watched():
+def test_observations_are_returned_of_watched_jobs():
     played = evaluator().evaluate(FIRST, range(3), watched=[1])
-    assert [len(each.seen) for each in played if each.job != 1] == [0] * 4
+    assert [len(each.obs) for each in played if each.job != 1] == [0] * 4
     for each in (each for each in played if each.job == 1):
-        assert each.seen.shape == (each.finished.length, 4) and np.abs(each.seen[0]).max() <= 0.05
-    first, second = (each.seen for each in played if each.job == 1)
+        assert each.obs.shape == (each.finished.length, 4) and np.abs(each.obs[0]).max() <= 0.05
+    first, second = (each.obs for each in played if each.job == 1)
     assert (first[0] == second[0]).all() and (first[1] != second[1]).any()
 
 
@@ -110,7 +110,7 @@ def test_the_signs_of_rewards_are_summed_too():
     assert [each.signs for each in played] == [-7.0, -7.0] and -7.0 < played[0].finished.return_ < 0.0
 
 
-def test_environments_play_the_lessons_that_a_generation_brings():
+def test_environments_play_the_lessons_of_a_generation():
     lessons = {"curriculum": [{"value": 1.0, "completion_criteria": {"threshold": 1}}, {"value": 2.0}]}
     env = EnvConfig("CartPole-v1", parameters={"length": lessons})
     given = {"length": {"values": [1.0], "replay": 0.0, "first": 0}}
@@ -121,13 +121,13 @@ def test_environments_play_the_lessons_that_a_generation_brings():
 
 @pytest.mark.parametrize("way", ["info", "key", "method"])
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_what_an_environment_rules_out_is_not_done(way, stochastic):
+def test_illegal_actions_are_not_taken(way, stochastic):
     env = EnvConfig("tests.environments:Choosy-v0", kwargs={"way": way, "period": 10})
-    played = evaluator(env, stochastic=stochastic).evaluate(FIRST, range(3))  # it raises where something illegal is done
+    played = evaluator(env, stochastic=stochastic).evaluate(FIRST, range(3))  # it raises at an illegal action
     assert {each.finished.length for each in played} == {10}
 
 
-def test_numbers_that_are_none_are_told_or_stood_in_for():
+def test_nan_raises_or_is_replaced():
     env = EnvConfig("tests.poisoned:Poisoned-v0", kwargs={"door": "reward", "value": float("nan"), "at": 3})
     with pytest.raises(NotFiniteError, match="reward is nan in a generation, at step 3 of the episode with seed"):
         evaluator(env).evaluate(FIRST, [0])
@@ -135,7 +135,7 @@ def test_numbers_that_are_none_are_told_or_stood_in_for():
     assert [each.finished.return_ for each in played] == [4.0, 5.0]  # reward 0 once
 
 
-def test_other_environments_than_the_models_are_refused():
+def test_an_environment_with_other_spaces_than_the_model_is_an_error():
     build = BuildEvaluator(EnvConfig("Pendulum-v1"), 1, probe_spaces(CARTPOLE), (), False, "raise")
     with pytest.raises(SettingError, match="the environment's spaces are not those of the model"):
         build(0, 0, torch.nn.Linear(1, 1))

@@ -1,4 +1,4 @@
-"""Actors in the place of a collector: whose turn it is, how old rollouts are, and what actors that are started anew must know."""
+"""A pool of actors in the place of a collector: turns, the age of rollouts, and restarts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from lightning_rl import IMPALA, PPO, SAC, EnvConfig, SettingError
 from lightning_rl.actors.actor import BuildActor
-from lightning_rl.actors.processes import _open
-from lightning_rl.actors.workers import InTurn
+from lightning_rl.actors.workers import LocalWorkers
 from lightning_rl.training import experience
 from tests.command_line import run_python
 from tests.fitting import Rows, fit, tiny
@@ -27,7 +25,7 @@ LESSONS = [
     {"name": "short", "value": 0.5, "completion_criteria": {"measure": "reward", "threshold": 1e9, "min_lesson_length": 1}},
     {"name": "long", "value": 1.0},
 ]
-"""Of which the first is never learned."""
+"""The first of them is never completed."""
 
 
 PROGRAM = """
@@ -38,7 +36,7 @@ fit(tiny(IMPALA, actors={'num_actors': 1}))
 
 
 def each_iteration(model, watch):
-    """Have something done after each iteration of learning."""
+    """Call a function after each iteration of learning."""
     step = model.training_step
 
     def then(batch, batch_idx):
@@ -48,7 +46,7 @@ def each_iteration(model, watch):
     model.training_step = then
 
 
-def test_all_actors_have_their_turn_where_a_batch_has_fewer_rollouts():
+def test_all_actors_take_turns_where_a_batch_has_fewer_rollouts():
     model = tiny(IMPALA, actors={"num_actors": 3, "rollouts_per_batch": 2, "backend": "in_process"})
     steps = []
     each_iteration(model, lambda pool: steps.append([actor.collector.env_steps for actor in pool.workers.workers]))
@@ -56,8 +54,8 @@ def test_all_actors_have_their_turn_where_a_batch_has_fewer_rollouts():
     assert steps == [[16, 0, 16], [16, 16, 32], [32, 32, 32]]
 
 
-class LastFirst(InTurn):
-    """Of the calls that wait, the last one is answered first."""
+class LastFirst(LocalWorkers):
+    """Workers that answer the last waiting call first."""
 
     def receive(self):
         self.calls.reverse()
@@ -66,8 +64,8 @@ class LastFirst(InTurn):
         return answer
 
 
-@pytest.mark.parametrize("workers", [InTurn, LastFirst])
-def test_episodes_of_ordered_actors_are_counted_in_the_order_of_rows_whoever_comes_first(workers, monkeypatch):
+@pytest.mark.parametrize("workers", [LocalWorkers, LastFirst])
+def test_episodes_of_ordered_actors_are_counted_in_the_order_of_rows_whichever_comes_first(workers, monkeypatch):
     monkeypatch.setattr(experience, "make_workers", lambda build, config, network: workers(build, config.num_actors, network))
     model = tiny(IMPALA, actors={"num_actors": 2, "ordered": True, "backend": "in_process"}, env={"num_envs": 1}, max_env_steps=16)
     seen = []
@@ -78,12 +76,12 @@ def test_episodes_of_ordered_actors_are_counted_in_the_order_of_rows_whoever_com
     assert returns == pytest.approx(by_rows) and len(set(returns)) == 4
 
 
-def test_rollouts_are_at_most_as_old_as_the_settings_say_however_slow_learning_is():
+def test_rollouts_are_at_most_as_old_as_the_settings_allow_however_slow_learning_is():
     actors = {"num_actors": 3, "rollouts_per_batch": 1, "queue_factor": 1.0, "backend": "threads"}
     model = tiny(IMPALA, actors=actors, max_env_steps=16 * 12, log_interval=1)
 
     def until_all_have_acted(pool):
-        while pool.workers.num_ready() < pool.under_way:
+        while pool.workers.num_ready() < pool.requested:
             time.sleep(0.001)
 
     each_iteration(model, until_all_have_acted)
@@ -93,16 +91,16 @@ def test_rollouts_are_at_most_as_old_as_the_settings_say_however_slow_learning_i
     assert lags[-1] == max(lags) == 4  # queue_factor + num_actors / rollouts_per_batch
 
 
-def test_an_actor_with_an_environment_of_other_spaces_is_refused_and_nothing_stays_behind():
+def test_an_environment_with_other_spaces_than_the_model_is_an_error_and_no_process_stays_behind():
     model = tiny(IMPALA, actors={"num_actors": 1})
     model.env = EnvConfig("tests.environments:ScriptedBox-v0", num_envs=2)
     with pytest.raises(SettingError, match="the environment's spaces are not those of the model"):
         fit(model)
-    assert not multiprocessing.active_children() and not list(_open)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow
-def test_a_program_that_trains_as_it_is_imported_is_told_so(tmp_path):
+def test_a_program_that_trains_as_it_is_imported_gets_one_line(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     path = f"{Path.cwd()}:{os.environ.get('PYTHONPATH', '')}"
@@ -111,7 +109,7 @@ def test_a_program_that_trains_as_it_is_imported_is_told_so(tmp_path):
     assert run.returncode == 1 and run.stderr.strip().endswith(last) and run.stderr.count("Traceback") == 1
 
 
-def test_an_actor_that_is_started_anew_plays_the_lesson_of_now_in_environments_with_processes_of_their_own():
+def test_a_restarted_actor_plays_the_current_lesson_in_environments_with_their_own_processes():
     env = {"num_envs": 1, "vectorization": "async", "max_episode_steps": 4, "parameters": {"length": {"curriculum": LESSONS}}}
     model = tiny(IMPALA, "CartPole-v1", env=env, actors={"num_actors": 1}, max_env_steps=8 * 8)
     played, killed = [], []
@@ -128,7 +126,7 @@ def test_an_actor_that_is_started_anew_plays_the_lesson_of_now_in_environments_w
     assert len(played) >= 10 and all(lessons == {"length": 0} for lessons in played)
 
 
-def test_bad_numbers_that_an_actor_met_are_told_and_counted(capsys):
+def test_nan_of_an_actor_is_reported_and_counted(capsys):
     rows, kwargs = Rows(), {"door": "observation", "value": float("nan"), "at": 20}
     model = tiny(
         PPO, "tests.poisoned:Poisoned-v0", threaded=True, env={"num_envs": 1, "kwargs": kwargs}, on_nan="skip_update", log_interval=1
@@ -138,18 +136,18 @@ def test_bad_numbers_that_an_actor_met_are_told_and_counted(capsys):
     assert capsys.readouterr().out.count("observation of environment 0 is nan") == 1
 
 
-def test_random_steps_of_an_actor_come_by_the_rollout_and_go_on_where_they_were():
+def test_random_steps_of_an_actor_continue_with_the_next_call():
     model = tiny(IMPALA)
     actor = BuildActor(model.env, model.spaces, n_steps=8, seed=0, first=0, on_nan="raise", next_obs=False)(0, 0, model.network)
     found = [actor.random_steps({}) for _ in range(3)]
     assert [steps for _, steps in found] == [16] * 3
-    times = np.concatenate([rows for rows, _ in found])[:, 1].reshape(24, 2)  # each observation tells its step in an episode of three
+    times = np.concatenate([rows for rows, _ in found])[:, 1].reshape(24, 2)  # each observation holds its step in an episode of three
     np.testing.assert_array_equal(times[:, 0], np.arange(24.0) % 3)
     assert actor.act({}).unroll.obs[0, 0, 1] == 0  # then new episodes begin
     actor.close()
 
 
-def test_actors_look_around_for_as_many_steps_as_asked():
+def test_actors_warm_up_the_normalizer_for_the_requested_number_of_steps():
     model = tiny(IMPALA, normalize_obs="frozen", normalize_obs_steps=64, actors={"num_actors": 2, "backend": "in_process"})
     fit(model)
     assert model.network.normalizer.statistics[0].count.round() == 64 and model.env_steps == 96
@@ -157,7 +155,7 @@ def test_actors_look_around_for_as_many_steps_as_asked():
 
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 @pytest.mark.parametrize("threaded", [True, False])
-def test_a_run_continues_with_a_thread_or_without_whatever_it_began_with(algorithm, threaded, tmp_path, capsys):
+def test_a_run_can_continue_with_a_thread_or_without(algorithm, threaded, tmp_path, capsys):
     model = tiny(algorithm, threaded=not threaded, max_env_steps=48)
     each_iteration(model, lambda _: model.trainer.save_checkpoint(tmp_path / "last.ckpt"))
     fit(model)
@@ -170,23 +168,15 @@ def test_a_run_continues_with_a_thread_or_without_whatever_it_began_with(algorit
 
 ALONE = """
 from gymnasium.envs.registration import EnvSpec
-from lightning_rl.actors.config import WithRegistration
+from lightning_rl.actors.config import BuildRegistered
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env
 
 spec = EnvSpec("ALE/Pong-v5", entry_point="ale_py.env:AtariEnv")
-WithRegistration(lambda *_: make_env(EnvConfig("ALE/Pong-v5")).close(), spec)(0, 0, None)
+BuildRegistered(lambda *_: make_env(EnvConfig("ALE/Pong-v5")).close(), spec)(0, 0, None)
 """
-"""What the process of an actor does before it acts."""
+"""Registers an environment of a package, as the process of an actor does."""
 
 
-def test_an_actor_says_nothing_of_environments_that_a_package_registers_there_too(tmp_path):
+def test_an_actor_prints_nothing_about_environments_that_a_package_registers_too(tmp_path):
     assert run_python(("-c", ALONE), "", tmp_path) == (0, "", "")
-
-
-def test_actors_know_an_environment_that_a_script_registered():
-    gym.register("OnlyHere-v0", "tests.environments:Scripted")
-    model = tiny(IMPALA, "OnlyHere-v0", actors={"num_actors": 1}, max_env_steps=16)
-    fit(model)
-    del gym.registry["OnlyHere-v0"]
-    assert model.env_steps == 16

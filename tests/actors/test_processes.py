@@ -1,15 +1,13 @@
-"""Workers in processes: answers, weights that are not torn, and what is done about those that raise, die or freeze."""
+"""Workers in processes: answers, weights that are read whole, and workers that raise, die or freeze."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
@@ -17,9 +15,9 @@ import pytest
 import torch
 
 from lightning_rl import SettingError
-from lightning_rl.actors.processes import Processes
-from lightning_rl.actors.shared_memory import FOLDER, SharedWeights, Slot, SlotWriter
-from lightning_rl.actors.workers import InThreads, InTurn, WorkerError
+from lightning_rl.actors.processes import FOLDER, ProcessWorkers, SharedWeights, Slot, pack
+from lightning_rl.actors.workers import LocalWorkers, ThreadWorkers
+from lightning_rl.processes import WorkerError
 
 
 class Echo:
@@ -73,10 +71,11 @@ def network(weight=1.0):
 
 @pytest.fixture(scope="module")
 def workers():
-    both = Processes(Echo, 2, network(), timeout=60.0, max_restarts=1)
+    both = ProcessWorkers(Echo, 2, network(), timeout=60.0, max_restarts=1)
     yield both
-    pids = [each.process.pid for each in both.processes if each is not None]
+    pids = [each.process.pid for each in both.processes.values()]
     blocks = [both.weights.name, *(slot.name for slots in both.slots for slot in slots if slot.name is not None)]
+    assert len(pids) == 2 and len(blocks) > 2
     both.close()
     for block in blocks:
         with pytest.raises(FileNotFoundError):
@@ -92,14 +91,14 @@ def ask(workers, *calls):
     return [workers.receive() for _ in calls]
 
 
-def test_each_call_is_answered_once_and_those_of_a_worker_in_their_order(workers):
+def test_each_call_is_answered_once_and_calls_of_one_worker_in_their_order(workers):
     answers = ask(workers, (0, "say", 1), (1, "say", 2), (0, "say", 3), (0, "say", 4))
     assert [answer.value for answer in answers if answer.worker == 0] == [1, 3, 4]
     assert [(answer.method, answer.value) for answer in answers if answer.worker == 1] == [("say", 2)]
     assert [answer.value for answer in ask(workers, (0, "who"), (1, "who"))] in ([(0, 0), (1, 0)], [(1, 0), (0, 0)])
 
 
-def test_large_arrays_come_through_shared_memory_and_belong_to_who_asked(workers):
+def test_large_arrays_come_through_shared_memory_and_belong_to_the_caller(workers):
     arrays = {"a": np.arange(100_000, dtype=np.float32), "b": (np.ones((3, 5), dtype=bool), "text")}
     first, second = (ask(workers, (0, "say", arrays))[0].value for _ in range(2))
     for answer in (first, second):  # the first one came through the pipe and made room for the others
@@ -112,7 +111,7 @@ def test_large_arrays_come_through_shared_memory_and_belong_to_who_asked(workers
         assert any(slot.block is not None and slot.block.size >= 400_000 for slot in workers.slots[0])
 
 
-def test_answers_that_wait_are_not_overwritten(workers):
+def test_waiting_answers_are_not_overwritten(workers):
     for _ in range(2):  # the first ones make room for the others
         answers = ask(workers, *((0, "fill", k) for k in range(6)))
         assert [(answer.value.min(), answer.value.max()) for answer in answers] == [(k, k) for k in range(6)]
@@ -130,43 +129,41 @@ def test_workers_import_no_lightning(workers):
     assert "torch" in modules and not {"pytorch_lightning", "lightning_rl.algorithms", "lightning_rl.training.trainer"} & set(modules)
 
 
-def test_a_worker_that_dies_or_freezes_is_started_anew_and_asked_again(workers):
-    assert [answer.value for answer in ask(workers, (0, "die_once"))] == [(0, 1)]
-    assert workers.restarts == 1 and workers.notices == ["actor 0 was started anew: it died with exit code -9"]
-    workers.notices.clear()
+def test_workers_that_die_or_freeze_are_restarted_and_asked_again(workers):
+    answers = ask(workers, (1, "wait", 0.01))
     workers.timeout = 0.5
     try:
-        answers = ask(workers, (1, "wait", 0.01), (1, "freeze_once"), (1, "say", "after it"))
+        answers += ask(workers, (0, "die_once"), (1, "freeze_once"), (1, "say", "after it"))
     finally:
         workers.timeout = 60.0
-    assert [answer.value for answer in answers] == [1, (1, 1), "after it"]
-    assert workers.notices == ["actor 1 was started anew: no answer in 0.5 s (actors.timeout)"]
+    assert [answer.value for answer in answers if answer.worker == 0] == [(0, 1)]
+    assert [answer.value for answer in answers if answer.worker == 1] == [1, (1, 1), "after it"]
+    assert workers.restarts == 2 and sorted(workers.notices) == [
+        "actor 0 was restarted: it died with exit code -9",
+        "actor 1 was restarted: no answer in 0.5 s (actors.timeout)",
+    ]
 
 
-def test_a_worker_that_fails_too_often_ends_the_run(workers):
-    os.kill(workers.processes[0].process.pid, signal.SIGKILL)  # once more than max_restarts
-    with pytest.raises(WorkerError, match=r"actor 0 failed more than 1 times in an hour; last: it died with exit code -9"):
-        ask(workers, (0, "say", 1))
-
-
-def test_shared_memory_that_is_full_is_told_once(workers, monkeypatch):
-    monkeypatch.setattr("lightning_rl.actors.shared_memory.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
+def test_full_shared_memory_is_reported_once(workers, monkeypatch):
+    monkeypatch.setattr("lightning_rl.actors.processes.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
     array = np.arange(1_000_000)
     workers.notices.clear()
     for _ in range(2):
         assert ask(workers, (1, "say", array))[0].value[-1] == 999_999
-    assert workers.notices == ["shared memory is full: what actor 1 answers goes through pipes"]
+    assert workers.notices == ["shared memory is full: answers of actor 1 go through pipes"]
     workers.notices.clear()
 
 
-def test_what_a_worker_raises_is_raised_here_with_its_traceback(workers):
+def test_an_exception_is_raised_here_with_its_traceback_and_a_worker_that_fails_too_often_ends_the_run(workers):
     with pytest.raises(WorkerError, match="actor 1 raised KeyError: 'nothing'") as error:
         ask(workers, (1, "fail"))
-    assert 'return {}["nothing"]' in str(error.value.__cause__)
+    assert 'return {}["nothing"]' in "".join(error.value.__notes__)
+    with pytest.raises(WorkerError, match=r"actor 1 failed more than 1 times in an hour; last: it died with exit code 0"):
+        ask(workers, (1, "say", 1))  # once more than max_restarts
 
 
-@pytest.mark.parametrize("kind", [InTurn, InThreads])
-def test_workers_of_this_process_answer_alike(kind):
+@pytest.mark.parametrize("kind", [LocalWorkers, ThreadWorkers])
+def test_workers_of_this_process_answer_alike_and_raise_what_they_raise(kind):
     module = network()
     both = kind(Echo, 2, module)
     assert sorted(answer.value for answer in ask(both, (1, "who"), (0, "who"))) == [(0, 0), (1, 0)]
@@ -178,9 +175,9 @@ def test_workers_of_this_process_answer_alike(kind):
     both.close()
 
 
-def test_workers_in_threads_have_the_weights_of_before_until_others_are_published():
+def test_workers_in_threads_use_the_published_weights():
     module = network(1.0)
-    both = InThreads(Echo, 1, module)
+    both = ThreadWorkers(Echo, 1, module)
     torch.nn.init.constant_(module.weight, 5.0)
     assert ask(both, (0, "weight"))[0].value == 3.0
     both.publish(1)
@@ -188,8 +185,8 @@ def test_workers_in_threads_have_the_weights_of_before_until_others_are_publishe
     both.close()
 
 
-def test_workers_in_threads_are_heard_in_the_order_in_which_they_finish():
-    both = InThreads(Echo, 2, network())
+def test_answers_of_threads_come_in_the_order_in_which_they_finish():
+    both = ThreadWorkers(Echo, 2, network())
     for worker in (1, 0):
         both.call(worker, "who")
         while both.num_ready() < 2 - worker:
@@ -199,7 +196,7 @@ def test_workers_in_threads_are_heard_in_the_order_in_which_they_finish():
     both.close()
 
 
-def test_torn_weights_are_read_again():
+def test_half_written_weights_are_read_again():
     module, reader = network(1.0), network(0.0)
     weights = SharedWeights(module)
     other = SharedWeights(reader, weights.name)
@@ -219,7 +216,7 @@ def test_torn_weights_are_read_again():
     weights.close(unlink=True)
 
 
-def test_weights_of_all_kinds_come_over():
+def test_weights_of_all_dtypes_are_shared():
     module = torch.nn.BatchNorm1d(3)
     module.double()
     module.num_batches_tracked.fill_(17)
@@ -230,28 +227,25 @@ def test_weights_of_all_kinds_come_over():
     weights.close(unlink=True)
 
 
-@pytest.mark.skipif(not FOLDER.exists(), reason="shared memory lies elsewhere")
-def test_shared_memory_that_is_promised_is_taken_and_too_little_for_a_network_is_told(monkeypatch):
+@pytest.mark.skipif(not FOLDER.exists(), reason="shared memory is elsewhere")
+def test_shared_memory_is_taken_at_once_and_too_little_for_a_network_is_an_error(monkeypatch):
     slot = Slot()
-    assert slot.grow(1 << 20)
+    assert slot.resize(1 << 20)
     assert (FOLDER / slot.name).stat().st_blocks * 512 >= 1 << 20
     slot.close()
-    monkeypatch.setattr("lightning_rl.actors.shared_memory.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
+    monkeypatch.setattr("lightning_rl.actors.processes.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
     with pytest.raises(SettingError, match=r"^/dev/shm has no room for a network of 0 MB"):
         SharedWeights(network())
 
 
-def test_an_answer_that_does_not_fit_its_slot_goes_another_way():
-    slot, writer = Slot(), SlotWriter()
-    header, sizes, inline = writer.dump(slot.name, np.arange(10))
-    np.testing.assert_array_equal(pickle.loads(header, buffers=inline), np.arange(10))
-    assert slot.grow(4096)
-    for length in (10, 512):
-        header, sizes, inline = writer.dump(slot.name, np.arange(length))
-        assert inline is None
-        np.testing.assert_array_equal(slot.load(header, sizes), np.arange(length))
-    assert writer.dump(slot.name, np.arange(513))[2] is not None
-    writer.close()
+def test_an_answer_that_does_not_fit_its_slot_is_sent_whole():
+    slot = Slot()
+
+    def send(length):
+        packed = pack(np.arange(length), slot.name)
+        np.testing.assert_array_equal(slot.load(packed), np.arange(length))
+        return packed.arrays is not None
+
+    assert send(10) and slot.resize(4096)
+    assert [send(length) for length in (10, 512, 513)] == [False, False, True]
     slot.close()
-    with suppress(FileNotFoundError):
-        SlotWriter()._attach("psm_is_not_there")

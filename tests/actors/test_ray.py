@@ -1,4 +1,4 @@
-"""Workers that Ray places behave as processes do; one local cluster for all of these tests."""
+"""Workers that Ray places behave like processes; one local cluster for all of these tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 from lightning_rl import SettingError
 from lightning_rl.actors.ray_workers import RayWorkers
-from lightning_rl.actors.workers import WorkerError
 from lightning_rl.errors import Interrupted
+from lightning_rl.processes import WorkerError
 from tests.actors.test_processes import Echo, ask, network
 
 ray = pytest.importorskip("ray")
@@ -28,7 +28,7 @@ def workers():
     assert not ray.is_initialized()
 
 
-def test_calls_are_answered_with_the_newest_weights_and_arrays_of_ones_own(workers):
+def test_calls_use_the_newest_weights_and_return_arrays_that_belong_to_the_caller(workers):
     torch.nn.init.constant_(workers.network.weight, 2.0)
     workers.publish(3)
     answers = ask(workers, (0, "weight"), (1, "weight"), (0, "say", np.arange(1000)))
@@ -40,7 +40,7 @@ def test_calls_are_answered_with_the_newest_weights_and_arrays_of_ones_own(worke
     assert "pytorch_lightning" not in modules
 
 
-def test_one_that_dies_or_freezes_is_replaced_and_asked_again(workers):
+def test_workers_that_die_or_freeze_are_restarted_and_asked_again(workers):
     assert [answer.value for answer in ask(workers, (0, "die_once"))] == [(0, 1)]
     workers.timeout = 1.0
     try:
@@ -48,13 +48,13 @@ def test_one_that_dies_or_freezes_is_replaced_and_asked_again(workers):
     finally:
         workers.timeout = 60.0
     assert [answer.value for answer in answers] == [1, (1, 1), "after it"]
-    assert workers.restarts == 2 and workers.notices[1] == "actor 1 was started anew: no answer in 1 s (actors.timeout)"
+    assert workers.restarts == 2 and workers.notices[1] == "actor 1 was restarted: no answer in 1 s (actors.timeout)"
 
 
-def test_what_one_raises_is_raised_here_and_one_that_fails_too_often_ends_the_run(workers):
+def test_exceptions_are_raised_here_and_a_worker_that_fails_too_often_ends_the_run(workers):
     with pytest.raises(WorkerError, match="actor 1 raised KeyError: 'nothing'") as error:
         ask(workers, (1, "fail"))
-    assert 'return {}["nothing"]' in str(error.value.__cause__)
+    assert 'return {}["nothing"]' in "".join(error.value.__notes__)
     workers.calls[1].clear()
     workers.call(0, "who")
     workers.ray.kill(workers.workers[0])
@@ -76,12 +76,12 @@ assert heard == [signal.SIGTERM]
 """
 
 
-def test_a_signal_after_ray_began_is_heard_by_the_program(tmp_path):
+def test_the_program_receives_a_signal_after_ray_began(tmp_path):
     done = subprocess.run([sys.executable, "-c", TERMINATED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "SIGTERM received" not in done.stderr, done.stderr
 
 
-def test_a_signal_while_ray_begins_is_heard_by_the_program(monkeypatch):
+def test_the_program_receives_a_signal_while_ray_begins(monkeypatch):
     heard = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
 
@@ -99,7 +99,7 @@ def test_a_signal_while_ray_begins_is_heard_by_the_program(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_no_cluster_at_an_address_is_told_in_one_line(workers):
+def test_a_missing_cluster_is_one_line(workers):
     workers.close()
     with pytest.raises(SettingError, match=r"^actors.address '127.0.0.1:1': there is no Ray cluster to join"):
         RayWorkers(Echo, 1, network(), address="127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""threaded: acting while the learner learns, with the policy of the iteration before."""
+"""threaded: act while the learner learns, with the policy of the iteration before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_ppo_learns_from_the_policy_of_one_iteration_before():
     assert lags == [0.0, *[1.0] * 5]  # the first rollout is made for the first iteration
 
 
-def test_the_ratio_is_one_in_the_first_iteration_and_tells_the_lag_afterwards():
+def test_the_ratio_is_one_in_the_first_iteration_only():
     model = tiny(PPO, threaded=True, learning_rate=0.05, batch_size=16, n_epochs=1)
     off, loss = [], model.loss
 
@@ -55,7 +55,7 @@ def test_all_steps_are_learned_from_once_and_a_run_has_its_length(algorithm):
         assert model.updates == 20  # as in turn
 
 
-def test_sac_keeps_in_turn_what_the_thread_stepped():
+def test_sac_keeps_the_steps_of_the_thread_in_order():
     model, kept = tiny(SAC, threaded=True, env={"num_envs": 1}), []
     model.on_train_end = lambda: kept.append(model.dataset.buffer.layout.row.observation.obs[:96].copy())
     fit(model)
@@ -63,7 +63,7 @@ def test_sac_keeps_in_turn_what_the_thread_stepped():
     np.testing.assert_array_equal(kept[0], np.stack([steps // 3, steps % 3], 1))  # the episode and the step that each row was
 
 
-def test_what_an_environment_raises_in_its_thread_ends_the_run():
+def test_nan_in_a_thread_ends_the_run():
     with pytest.raises(SettingError, match="reward of environment 0 is nan"):
         fit(tiny(PPO, "tests.poisoned:Poisoned-v0", threaded=True, env={"kwargs": {"door": "reward", "value": math.nan, "at": 20}}))
 

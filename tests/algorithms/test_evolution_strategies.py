@@ -19,20 +19,20 @@ from tests.fitting import Rows, fit, tiny, weights
 CARTPOLE = {"episodes_per_generation": 8, "normalize_obs": "running", "normalize_obs_share": 0.5, "max_env_steps": 600, "sigma": 0.1}
 
 
-def train(num_envs=2, actors=None, callbacks=(), **settings):
-    """CartPole for a few generations of the same seed."""
-    model = tiny(EvolutionStrategies, "CartPole-v1", env={"num_envs": num_envs}, actors=actors, **CARTPOLE | settings)
+def train(num_envs=2, actors=None, callbacks=(), env_id="CartPole-v1", **settings):
+    """Train on CartPole for a few generations with the same seed."""
+    model = tiny(EvolutionStrategies, env_id, env={"num_envs": num_envs}, actors=actors, **CARTPOLE | settings)
     trainer = fit(model, callbacks=list(callbacks))
     return model, trainer
 
 
 def learned(model):
-    """All weights and statistics."""
+    """Return all weights and statistics."""
     return torch.cat([value.flatten().double() for value in model.state_dict().values()])
 
 
 @pytest.mark.parametrize("num_envs, num_actors", [(1, 1), (7, 1), (30, 1), (2, 2), (3, 4)], ids=lambda number: str(number))
-def test_how_many_work_and_how_much_at_once_changes_no_bit(num_envs, num_actors):
+def test_the_number_of_evaluators_and_environments_changes_no_bit(num_envs, num_actors):
     (expected, _), (found, _) = train(), train(num_envs, ActorsConfig(num_actors, "in_process"))
     assert torch.equal(learned(found), learned(expected))
     assert (found.env_steps, found.episodes, found.updates) == (expected.env_steps, expected.episodes, expected.updates)
@@ -40,7 +40,7 @@ def test_how_many_work_and_how_much_at_once_changes_no_bit(num_envs, num_actors)
 
 
 class Kill(pl.Callback):
-    """Ends a process while the second generation is asked for, and notes how many there are."""
+    """Kills a process while the second generation is requested, and counts restarts."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         workers = pl_module.collector.workers
@@ -49,11 +49,13 @@ class Kill(pl.Callback):
         self.restarts = workers.restarts
 
 
-def test_processes_and_one_that_dies_change_no_bit(capsys):
+def test_processes_with_an_environment_that_a_script_registered_and_a_restart_change_no_bit(capsys):
+    gym.register("OnlyHere-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=500)
     kill = Kill()
-    (expected, _), (found, _) = train(), train(3, {"num_actors": 2}, [kill])
+    (expected, _), (found, _) = train(), train(3, {"num_actors": 2}, [kill], "OnlyHere-v0")
+    del gym.registry["OnlyHere-v0"]
     assert torch.equal(learned(found), learned(expected))
-    assert kill.restarts == 1 and "was started anew: it died" in capsys.readouterr().out
+    assert kill.restarts == 1 and "was restarted: it died" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", Anything.action_spaces)
@@ -75,7 +77,7 @@ def test_observations_of_all_kinds(kind):
 
 
 @pytest.mark.parametrize("memory", [LSTM(4, 4), GRU(4, 4)])
-def test_what_was_seen_before_is_remembered(memory):
+def test_policies_with_memory_learn_to_remember(memory):
     settings = {"learning_rate": 0.05, "sigma": 0.1, "shaping": "centred_ranks", "memory": memory, "l2": 0.0}
     model = tiny(EvolutionStrategies, "tests.environments:Recall-v0", max_env_steps=4_000, episodes_per_generation=80, **settings)
     fit(model)
@@ -87,7 +89,7 @@ def test_what_was_seen_before_is_remembered(memory):
 
 
 @pytest.mark.parametrize("action, best", [("discrete", [0, 1]), ("box", [-0.5, 0.5])])
-def test_an_action_is_learned_for_each_observation(action, best):
+def test_the_best_action_of_each_observation_is_learned(action, best):
     settings = {"learning_rate": 0.03, "sigma": 0.1, "shaping": "centred_ranks", "l2": 0.0, "env": {"kwargs": {"action": action}}}
     model = tiny(EvolutionStrategies, "tests.environments:ObservedAction-v0", max_env_steps=6_000, episodes_per_generation=100, **settings)
     fit(model)
@@ -95,11 +97,11 @@ def test_an_action_is_learned_for_each_observation(action, best):
     assert found.flatten().tolist() == pytest.approx(best, abs=0.1)
 
 
-# ---------------------------------------------------------------- what a generation is
+# ---------------------------------------------------------------- generations
 
 
 def lengths(**settings):
-    """Of the episodes of each generation, and the rows of the log."""
+    """Train; return the lengths of the episodes of each generation, and the rows of the log."""
     model, seen, rows = tiny(EvolutionStrategies, **settings), [], Rows()
     end_update = model.end_update
     model.end_update = lambda results: (seen.append((results.generation, results.lengths)), end_update(results))
@@ -108,7 +110,7 @@ def lengths(**settings):
 
 
 class PlayAgain(pl.Callback):
-    """Plays the jobs of each generation again with the weights that the last step left."""
+    """Plays the jobs of each generation again with the weights after the last step."""
 
     returns: list[torch.Tensor]
 
@@ -134,7 +136,7 @@ def test_every_generation_begins_with_the_newest_weights():
 
 
 class Closing(Scripted):
-    """Notes how many there are and how many were closed."""
+    """Counts how many were opened and closed."""
 
     opened, closed = 0, 0
 
@@ -181,7 +183,7 @@ def test_sigma_follows_its_schedule():
     assert [generation.number for generation, _ in seen] == list(range(6))
 
 
-def test_equal_episodes_move_nothing_but_what_l2_pulls():
+def test_equal_episodes_leave_only_the_pull_of_l2():
     settings = {"shaping": "centred_ranks", "optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "max_env_steps": 20}
     for l2, factor in ((0.0, 1.0), (0.5, 0.95)):
         model = tiny(EvolutionStrategies, "tests.environments:Anything-v0", l2=l2, **settings)
@@ -190,7 +192,7 @@ def test_equal_episodes_move_nothing_but_what_l2_pulls():
         assert model.updates == 1 and torch.allclose(model.network.actor[0].weight, factor * before, rtol=1e-6)
 
 
-def test_the_value_function_and_the_noise_of_actions_stay():
+def test_the_value_function_and_the_action_noise_do_not_change():
     model = tiny(EvolutionStrategies, "tests.environments:ScriptedBox-v0", stochastic=True, action_noise=0.25)
     before = {name: value.clone() for name, value in model.network.state_dict().items()}
     fit(model)
@@ -198,7 +200,7 @@ def test_the_value_function_and_the_noise_of_actions_stay():
     assert moved == {"actor"} and model.network.distribution.log_std.exp().tolist() == pytest.approx([0.25] * 2)
 
 
-def test_the_weights_of_ppo_are_a_beginning(tmp_path):
+def test_training_can_begin_with_the_weights_of_ppo(tmp_path):
     ppo = tiny(PPO, "CartPole-v1")
     fit(ppo).save_checkpoint(tmp_path / "ppo.ckpt")
     model = tiny(EvolutionStrategies, "CartPole-v1", seed=3)
@@ -216,20 +218,20 @@ def test_lessons_follow_one_another(capsys):
     assert model.collector is None and {played for _, row in rows.rows for played in [row["parameters/length"]]} >= {1.0}
 
 
-def test_lessons_for_an_environment_that_takes_none_are_refused():
+def test_lessons_for_an_environment_that_takes_none_are_an_error():
     model = tiny(EvolutionStrategies, "CartPole-v1")
     with pytest.raises(SettingError, match="CartPole-v1 takes no lessons"):
-        fit(model, callbacks=[Tell()])
+        fit(model, callbacks=[SetLessons()])
 
 
-class Tell(pl.Callback):
-    """Sets lessons."""
+class SetLessons(pl.Callback):
+    """Sets lessons at the start of training."""
 
     def on_train_start(self, trainer, pl_module):
         pl_module.collector.set_lessons({"length": {"values": [1.0], "replay": 0.0, "first": 0}})
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- invalid settings
 
 
 @pytest.mark.parametrize(
@@ -246,13 +248,13 @@ class Tell(pl.Callback):
         ({"env": {"vectorization": "async"}}, "env.vectorization async: each environment begins its episodes when its weights change"),
     ],
 )
-def test_a_setting_that_means_nothing_is_refused_in_a_line(settings, line):
+def test_invalid_settings_are_one_line(settings, line):
     with pytest.raises(SettingError, match=line) as refused:
         tiny(EvolutionStrategies, "CartPole-v1", **settings)
     assert "\n" not in str(refused.value)
 
 
-def test_a_ready_vector_environment_is_refused():
+def test_a_ready_vector_environment_is_an_error():
     model = EvolutionStrategies(gym.make_vec("CartPole-v1", 2, "sync"))
     with pytest.raises(SettingError, match="actors build their environments themselves"):
         fit(model)

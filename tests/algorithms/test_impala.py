@@ -1,4 +1,4 @@
-"""IMPALA: V-trace of what older policies did, and batches of several actors."""
+"""IMPALA: V-trace of rollouts of older policies, and batches of several actors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IN_TURN = {"num_actors": 2, "backend": "in_process"}
 
 
 def watched(model):
-    """The rollouts that a model learns from, with the discounts, copied."""
+    """Return a list that collects copies of the rollouts that a model learns from, with their discounts."""
     seen, loss = [], model.loss
 
     def watch(rollout, discount, *scheduled):
@@ -37,7 +37,7 @@ def watched(model):
     ],
 )
 @pytest.mark.parametrize("actors", [None, IN_TURN])
-def test_with_the_newest_policy_all_importance_weights_are_one(env_id, settings, actors):
+def test_all_importance_weights_of_the_newest_policy_are_one(env_id, settings, actors):
     model = tiny(IMPALA, f"tests.environments:{env_id}", actors=actors, learning_rate=0.01, **settings)
     ratios, evaluate = [], model.evaluate
 
@@ -52,7 +52,7 @@ def test_with_the_newest_policy_all_importance_weights_are_one(env_id, settings,
 
 
 @pytest.mark.parametrize("memory", [None, LSTM(4, 3), LSTM(4, 8)])
-def test_values_in_sequences_are_those_of_the_rollout_as_a_whole(memory):
+def test_values_in_sequences_equal_those_of_the_whole_rollout(memory):
     model = tiny(IMPALA, memory=memory)
     seen = watched(model)
     fit(model, max_epochs=1, limit_train_batches=1)
@@ -99,7 +99,7 @@ def test_each_threshold_changes_the_loss_of_an_older_policy(name, value):
     assert losses[0].isfinite() and not torch.equal(*losses)
 
 
-def test_a_batch_has_the_rollouts_of_all_actors_side_by_side():
+def test_a_batch_holds_the_rollouts_of_all_actors_side_by_side():
     model = tiny(IMPALA, actors=IN_TURN | {"rollouts_per_batch": 4}, max_env_steps=128)
     seen = watched(model)
     fit(model)
@@ -127,20 +127,20 @@ def test_actors_in_turn_have_the_newest_policy():
         ({"actors": {"backend": "rey"}}, "actors.backend must be one of in_process, threads, processes, ray, got 'rey'; did you mean ray?"),
         (
             {"actors": IN_TURN | {"timeout": 1.0}},
-            "actors.timeout is of backends processes and ray, and this one is in_process; leave it out",
+            "actors.timeout is for backends processes and ray, not for in_process; remove it",
         ),
         (
             {"actors": {"ordered": True, "max_policy_lag": 3}},
-            "actors.max_policy_lag: actors in their order always have the newest policy; leave it out",
+            "actors.max_policy_lag has no effect on ordered actors, which always have the newest policy; remove it",
         ),
         (
             {"actors": IN_TURN | {"queue_factor": 0.5}},
-            "actors.queue_factor: actors in their order always have the newest policy; leave it out",
+            "actors.queue_factor has no effect on ordered actors, which always have the newest policy; remove it",
         ),
-        ({"actors": {"address": "auto"}}, "actors.address is of backend ray, and this one is processes; leave it out"),
+        ({"actors": {"address": "auto"}}, "actors.address is for backend ray, not for processes; remove it"),
     ],
 )
-def test_senseless_settings_are_refused_in_one_line(settings, said):
+def test_invalid_settings_are_one_line(settings, said):
     with pytest.raises(SettingError) as error:
         tiny(IMPALA, **settings)
     assert str(error.value) == said
@@ -155,5 +155,5 @@ def test_senseless_settings_are_refused_in_one_line(settings, said):
         ({"num_actors": 2, "rollouts_per_batch": 3, "queue_factor": 0.5}, 4),
     ],
 )
-def test_so_many_rollouts_are_asked_for_at_once(settings, ahead):
+def test_number_of_rollouts_requested_at_once(settings, ahead):
     assert ActorsConfig(**settings).ahead == ahead

@@ -1,0 +1,121 @@
+"""Child processes that answer over pipes: how they start and end, and how often a worker may fail."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import DefaultContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from textwrap import shorten
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from gymnasium.vector.utils import clear_mpi_env_vars
+
+from lightning_rl.errors import SettingError
+from lightning_rl.startup import live_and_die_with_the_parent
+
+ANSWER_TIMEOUT = 60.0
+START_TIMEOUT = 300.0
+"""Seconds for a process to start and to build its worker, with many others at once."""
+CLOSE_TIMEOUT = 5.0
+MAX_RESTARTS = 10
+HOUR = 3600.0
+
+
+class WorkerError(SettingError):
+    """A worker raised an exception, or failed too often."""
+
+
+def error_line(error: Exception) -> str:
+    """Describe what a worker raised in one line."""
+    return shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
+
+
+class FailureLimit:
+    """When each worker, `<name> <index>`, failed, and how often it is `allowed` to in an hour."""
+
+    def __init__(self, name: str, num: int, allowed: int) -> None:
+        self.name, self.allowed = name, allowed
+        self.times: list[list[float]] = [[] for _ in range(num)]
+
+    def add(self, worker: int, reason: str) -> str:
+        """Count a failure; return the line that reports the restart.
+
+        Raises:
+            WorkerError: the worker failed too often.
+        """
+        now, times = time.monotonic(), self.times[worker]
+        times.append(now)
+        if sum(now - each <= HOUR for each in times) > self.allowed:
+            raise WorkerError(f"{self.name} {worker} failed more than {self.allowed} times in an hour; last: {reason}")
+        return shorten(f"{self.name} {worker} was restarted: {reason}", 200, placeholder=" …")
+
+
+class Child:
+    """A process that runs a `target` with some arguments and a pipe, and this end of the pipe. A daemon may not have children itself."""
+
+    def __init__(
+        self, context: DefaultContext | SpawnContext, target: Callable[..., None], arguments: tuple, name: str, daemon: bool = False
+    ) -> None:
+        self.pipe, theirs = context.Pipe()
+        arguments = (target, arguments, theirs, self.pipe)
+        self.process: BaseProcess = context.Process(target=_run, args=arguments, name=name, daemon=daemon)
+        with clear_mpi_env_vars():
+            self.process.start()
+        theirs.close()
+
+    def exit_reason(self) -> str:
+        """Describe how the process died, once its pipe was found closed."""
+        self.process.join(1.0)
+        return f"it died with exit code {self.process.exitcode}"
+
+    def kill(self) -> None:
+        """End the process at once; a frozen one reacts to nothing else."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+
+
+def _run(target: Callable[..., None], arguments: tuple, pipe: Connection, parent_end: Connection) -> None:
+    parent_end.close()  # so that reading ends when the parent does
+    live_and_die_with_the_parent()
+    target(*arguments, pipe)
+
+
+def close_children(children: Iterable[Child], farewell: object) -> None:
+    """Ask processes to end by a message, and kill those that still run after `CLOSE_TIMEOUT` seconds."""
+    children = list(children)
+    for child in children:
+        with suppress(OSError):
+            child.pipe.send(farewell)
+        child.pipe.close()  # a busy one notices when it answers
+    deadline = time.monotonic() + CLOSE_TIMEOUT
+    for child in children:
+        child.process.join(max(0.0, deadline - time.monotonic()))
+        child.kill()
+
+
+class _Pool(Protocol):
+    def close(self) -> None: ...
+
+
+_pools: WeakKeyDictionary[_Pool, int] = WeakKeyDictionary()
+"""Open pools, and the process that opened them: a forked copy must not close them."""
+
+
+def close_at_exit(pool: _Pool) -> None:
+    """Close a pool when this process ends, before multiprocessing waits for children that ignore its SIGTERM."""
+    _pools[pool] = os.getpid()
+
+
+@atexit.register
+def _close_pools() -> None:
+    for pool, owner in list(_pools.items()):
+        if owner == os.getpid():
+            pool.close()
