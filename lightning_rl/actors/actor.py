@@ -15,6 +15,7 @@ from torch import nn
 from lightning_rl.data.collector import Collector, Ends, Stepped, Unroll
 from lightning_rl.data.episodes import Finished
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces
@@ -22,7 +23,7 @@ from lightning_rl.types import EnvStep, Rollout, Tree, tree_index, tree_map, tre
 
 EnvSource = EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]
 """The settings of environments, ready ones, or what builds one."""
-Lessons = Mapping[str, dict[str, Any]]
+Lessons = Mapping[str, LessonValues]
 """What environments draw their parameters from at their next resets, see `envs/parameters.py`."""
 
 

@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from lightning_rl.actors.actor import Lessons
 from lightning_rl.data.episodes import Finished, Seat, info_arrays, longest_episode
 from lightning_rl.envs.config import EnvConfig, single_env_config
+from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.errors import SettingError
@@ -137,7 +138,7 @@ class Generation(NamedTuple):
     number: int
     sigma: float
     longest: int | None = None
-    lessons: Mapping[str, dict[str, Any]] = {}
+    lessons: Mapping[str, LessonValues] = {}
 
     def noise(self, job: int, size: int) -> np.ndarray:
         """Return ε of a job, `[size]`."""

@@ -91,9 +91,8 @@ class Video(pl.Callback):
         """Play one episode for each file."""
         files[0].parent.mkdir(parents=True, exist_ok=True)
         names = iter(files)
-        player = RolloutEvaluator(
-            episodes=self.episodes, seed=self.seed, num_envs=1, max_episode_steps=self.max_episode_steps, env=rendering(algorithm.env)
-        )
+        env: Any = rendering(algorithm.env)  # a ready vector environment is refused
+        player = RolloutEvaluator(episodes=self.episodes, seed=self.seed, num_envs=1, max_episode_steps=self.max_episode_steps, env=env)
         player.wrappers.append(lambda env: RecordVideo(env, names, self.max_episode_steps or longest_episode(env)))
         player.play(algorithm, partial(stop_asked, trainer))
 

@@ -19,6 +19,7 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import of_all_ranks, together
 from lightning_rl.errors import SettingError, printable
+from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
 from lightning_rl.training.state import RunLog, random_state, set_random_state
 
@@ -33,6 +34,8 @@ class Run(pl.LightningModule):
     counter = "env_steps"
     """What a run counts up to its `length`: its schedules, rows, evaluations and checkpoints follow it."""
     COUNTS = ("env_steps", "updates", "episodes")
+    spaces: Spaces
+    """Observation and action space of one environment."""
 
     def __init__(self) -> None:
         super().__init__()
