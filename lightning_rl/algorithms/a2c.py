@@ -65,7 +65,7 @@ class A2C(ActorCriticFields, Algorithm):
             end_burn_in(self, optimizer)
 
     def loss(self, batch: Batch, ent_coef: float, policy_learns: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step), and what is logged of it."""
+        """Return L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step), and metrics."""
         log_prob, entropy, z = self.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), batch.advantage), batch.weight)
         value_loss = losses.mean(self.network.value_head.loss(z, batch.returns), batch.weight)

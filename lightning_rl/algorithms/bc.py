@@ -109,7 +109,7 @@ class BehavioralCloning(NoRewardFields, Algorithm):
             self.end_update(batch)
 
     def imitation_loss(self, batch: DemonstrationBatch, ent_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = Σ over parts of −log π(a|s), or (μ − a)² of Box, − ent_coef · H, the mean over rows, and what is logged of it."""
+        """Return L = Σ over parts of −log π(a|s), or (μ − a)² of Box, − ent_coef · H, the mean over rows, and metrics."""
         x, _ = self.network.policy(batch.obs, (), batch.episode_start)
         distribution = self.network.distribution
         cost, near = imitate(distribution, x, batch.action, batch.action_mask, self.loss, self.label_smoothing)

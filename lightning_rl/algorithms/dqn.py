@@ -120,9 +120,9 @@ class DQN(ReplayFields, Algorithm):
             self.end_update(batch)
 
     def loss(self, batch: Transition) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """D(Z(s, a), h(r + γ h⁻¹(Z̄(s', a*)))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018).
+        """Return D(Z(s, a), h(r + γ h⁻¹(Z̄(s', a*)))), a* = argmax Q̄(s', a), or argmax Q(s', a) if double (Hessel et al. 2018).
 
-        Returns the loss, the error of each row `[B]`, and what is logged.
+        Also return the error of each row `[B]`, and metrics.
         """
         returns = self.network.returns
         with torch.no_grad():

@@ -113,7 +113,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         self.end_update(results)
 
     def loss(self, results: Results, weights: Tensor) -> Tensor:
-        """L(θ) = l2/2 ‖θ‖² − g · θ, whose gradient is that of the optimizer: g = (1/n) Σ (u⁺ − u⁻) ε with the worth u of each episode."""
+        """Return L(θ) = l2/2 ‖θ‖² − g · θ, with g = (1/n) Σ (u⁺ − u⁻) ε and the worth u of each episode."""
         of_what, shape = SHAPINGS[self.shaping]
         worth, generation = shape(getattr(results, of_what)), results.generation
         noise = (torch.from_numpy(generation.noise(job, len(weights))) for job in range(len(worth)))
@@ -129,7 +129,7 @@ MEANINGLESS = ("rollouts_per_batch", "queue_factor", "max_policy_lag", "ordered"
 
 
 def check_actors(setting: Any) -> ActorsConfig:
-    """Who evaluates.
+    """Return the settings of evaluators.
 
     Raises:
         SettingError: a setting that means nothing to evaluators.

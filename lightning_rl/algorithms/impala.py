@@ -84,7 +84,7 @@ class IMPALA(ActorCriticFields, Algorithm):
             end_burn_in(self, optimizer)
 
     def loss(self, rollout: Rollout, discount: Tensor, ent_coef: float, policy_learns: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace, and what is logged of it."""
+        """Return L = −A log π(a|s) + vf_coef · ½ (v − V)² − ent_coef · H (sec. 4.2), with v and A by V-trace, and metrics."""
         log_prob, entropy, z = self.evaluate(rollout)
         log_rho = (log_prob.detach() - rollout.log_prob).sum(-1, keepdim=True)
         carry = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)

@@ -85,7 +85,7 @@ class PPO(ActorCriticFields, Algorithm):
     def loss(
         self, minibatch: Batch, clip_range: float, clip_range_vf: float | None, ent_coef: float, policy_learns: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and what is logged of it."""
+        """Return L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and metrics."""
         log_prob, entropy, z = self.network.evaluate(
             minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask
         )

@@ -117,9 +117,9 @@ class SAC(ReplayFields, Algorithm):
         return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), noise, action_mask)
 
     def critic_loss(self, batch: Transition, obs: Tree, policy: SoftSample, noise: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) if V has a network of its own.
+        """Return J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) if V has a network of its own.
 
-        Returns the loss, the error of each row `[B]`, and what is logged.
+        Also return the error of each row `[B]`, and metrics.
         """
         with torch.no_grad():
             target = batch.reward + batch.discount * batch.follow(self.next_value(batch, noise))
@@ -133,7 +133,7 @@ class SAC(ReplayFields, Algorithm):
         return loss, (taken - target).abs().mean((0, 2)), metrics
 
     def next_value(self, batch: Transition, noise: Tensor) -> Tensor:
-        """V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""
+        """Return V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""
         next_obs = self.network.normalizer(batch.next_obs)
         if self.value is not None:
             return self.target(next_obs, None, batch.episode_start)[0, :, 0]
@@ -142,7 +142,7 @@ class SAC(ReplayFields, Algorithm):
         return losses.soft_value(self.expected(q, policy), policy.entropy, self.temperature())
 
     def value_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
-        """J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5)."""
+        """Return J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5)."""
         assert self.value is not None
         with torch.no_grad():
             q = self.expected(self.critic(obs, policy.action, batch.episode_start), policy).amin(0)
@@ -150,7 +150,7 @@ class SAC(ReplayFields, Algorithm):
         return (batch.weight * losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target)).sum()
 
     def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> tuple[Tensor, dict[str, Tensor]]:
-        """J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12), and what is logged of it.
+        """Return J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12), and metrics.
 
         With a value network Q is the first critic's.
         """
@@ -166,12 +166,12 @@ class SAC(ReplayFields, Algorithm):
         return loss, metrics
 
     def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
-        """J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α for α as in the authors' code)."""
+        """Return J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α for α as in the authors' code)."""
         target = self.actions.attainable(self.temperature.target, batch.action_mask)
         return (batch.weight * losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target)).sum()
 
     def expected(self, q: Tensor, policy: SoftSample) -> Tensor:
-        """E_π[Q], exact over the choices."""
+        """Return E_π[Q], exact over the choices."""
         return losses.expected(q, policy.probs, self.actions.num_branches)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -96,9 +96,9 @@ class TD3(ReplayFields, Algorithm):
         return noise.clamp(-self.target_noise_clip, self.target_noise_clip)
 
     def critic_loss(self, batch: Transition, obs: Tree, noise: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """½ (Q(s, a) − y)² with y = r + γ min Q̄(s', π̄(s') + clip(ε, −c, c)) (alg. 1).
+        """Return ½ (Q(s, a) − y)² with y = r + γ min Q̄(s', π̄(s') + clip(ε, −c, c)) (alg. 1).
 
-        Returns the loss, the error of each row `[B]`, and what is logged.
+        Also return the error of each row `[B]`, and metrics.
         """
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
@@ -111,7 +111,7 @@ class TD3(ReplayFields, Algorithm):
         return loss, (taken - target).abs().mean((0, 2)), {"q_value": batch.mean(taken.mean(0))}
 
     def actor_loss(self, batch: Transition, obs: Tree) -> Tensor:
-        """−Q₁(s, π(s)), summed over the reward streams (alg. 1, deterministic policy gradient)."""
+        """Return −Q₁(s, π(s)), summed over the reward streams (alg. 1, deterministic policy gradient)."""
         action = self.network(obs, batch.memory, batch.episode_start)
         return -mean(self.critic(obs, action, batch.episode_start)[0, :, 0].sum(-1), batch.weight)
 

@@ -165,7 +165,7 @@ class EpisodePlayer:
         self.max_episode_steps, self.masked = max_episode_steps or longest_episode(self.envs[0]), masked
 
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
-        """Episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leaves the network's mode as it was.
+        """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's mode as it was.
 
         Raises:
             Interrupted: `stop` says so.
