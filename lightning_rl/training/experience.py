@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from gymnasium.vector import VectorEnv
-from torch import Generator
+from torch import Generator, Tensor
+from torch.optim import Optimizer
 
 from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.config import ActorsConfig, make_workers
 from lightning_rl.actors.evaluator import BuildEvaluator
 from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
+from lightning_rl.callbacks.protocols import Env
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.demonstrations import (
@@ -40,10 +43,51 @@ from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.rewards.gail import GAIL
+from lightning_rl.schedules import Schedule
+from lightning_rl.spaces import Spaces
 from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy, tree_to_torch
 
 
-def read_demonstrations(algorithm: Any, setting: str, source: Any) -> list[Demonstration]:
+class Learner(Protocol):
+    """What making experience, and learning in addition to it, asks of an algorithm."""
+
+    spaces: Spaces
+    network: Any
+    max_env_steps: int
+    env_steps: int
+    began_at: int
+    dataset: Any
+    ranks: list[dict[str, Any]]
+    reward_signals: Any
+    learning_rate: float
+    schedules: dict[str, Schedule]
+    seed: int
+    generator: Generator
+    noise: Generator
+    trainer: pl.Trainer
+
+    @property
+    def env(self) -> Env | None: ...
+    @property
+    def on_nan(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def global_rank(self) -> int: ...
+    @property
+    def hparams(self) -> Any: ...
+    def say(self, text: str) -> None: ...
+    def record(self, **values: Any) -> None: ...
+    def step(self, loss: Tensor, optimizer: Optimizer, name: str = ...) -> Tensor: ...
+
+
+def read_demonstrations(algorithm: Learner, setting: str, source: Any) -> list[Demonstration]:
     """Load the episodes of a dataset by its name, or check given ones; None gives an empty list.
 
     Args:
@@ -63,7 +107,7 @@ def read_demonstrations(algorithm: Any, setting: str, source: Any) -> list[Demon
     return list(source or ())
 
 
-def check_demonstration(who: str, setting: str, given: Any, algorithm: Any) -> None:
+def check_demonstration(who: str, setting: str, given: Any, algorithm: Learner) -> None:
     """Raise `SettingError` unless this is an episode of an algorithm's environment."""
     if not isinstance(given, Demonstration):
         raise SettingError(f"{who} of {setting} is a {type(given).__name__}, no lightning_rl.Demonstration")
@@ -74,7 +118,7 @@ def check_demonstration(who: str, setting: str, given: Any, algorithm: Any) -> N
         raise SettingError(f"{who} must have a reward that is a number, terminated and truncated for each of its {rows} actions")
 
 
-def demonstrated_rows(algorithm: Any, setting: str, source: Any) -> list[Rows]:
+def demonstrated_rows(algorithm: Learner, setting: str, source: Any) -> list[Rows]:
     """Read demonstrations as rows that the algorithm's policy learns from: actions as sampled, with masks.
 
     Raises:
@@ -89,13 +133,13 @@ def demonstrated_rows(algorithm: Any, setting: str, source: Any) -> list[Rows]:
     return rows if any(mask is not None for mask in masks) else [each._replace(action_mask=()) for each in rows]
 
 
-def demonstration_draws(algorithm: Any, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
+def demonstration_draws(algorithm: Learner, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
     """Return minibatches of rows, this rank's share of them."""
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
     return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.trainer.world_size)
 
 
-def show_demonstrations(algorithm: Any) -> None:
+def show_demonstrations(algorithm: Learner) -> None:
     """Give each reward signal that imitates the observations and actions of its demonstrations.
 
     Raises:
@@ -113,7 +157,7 @@ def show_demonstrations(algorithm: Any) -> None:
             signal.show(obs, action, terminated, algorithm.seed)
 
 
-def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
+def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
     """Make the replay buffer of this rank, empty, or with demonstrations in it or in a second one, and report its memory and contents.
 
     Args:
@@ -145,7 +189,7 @@ def make_replay_buffer(algorithm: Any, settings: ReplaySettings, config: ReplayC
     return buffer
 
 
-def fill_first(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
     """Write demonstrations into an empty buffer, and report them.
 
     Raises:
@@ -160,7 +204,7 @@ def fill_first(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstratio
     algorithm.say(f"demonstrations: {summarize(episodes)}; they fill the replay buffer first")
 
 
-def buffer_beside(algorithm: Any, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> MixedReplay:
+def buffer_beside(algorithm: Learner, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> MixedReplay:
     """Make a buffer that draws a share of each batch from demonstrations, which are kept for good, and report it.
 
     Args:
@@ -194,25 +238,25 @@ def buffer_beside(algorithm: Any, batch_size: int, config: ReplayConfig, rows: d
     return buffer
 
 
-def write(algorithm: Any, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+def write(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
     """Write all steps of demonstrations into a buffer, actions as the policy samples them, converted an episode at a time."""
     sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
     buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
 
 
-def rollouts(algorithm: Any, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
+def rollouts(algorithm: Learner, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
     """Return rollouts of `n_steps` steps of each environment, from actors if there are any."""
     collector: Any = make_collector(algorithm, n_steps, log_probs) if actors is None else make_actor_pool(algorithm, n_steps, actors)
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
 
 
-def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
+def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
     """Return experience from a replay buffer of this rank."""
     ranks = algorithm.trainer.world_size
     saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    if algorithm.trainer.fast_dev_run:  # its first iteration must run the losses; the policy of TD3 waits for the second update
+    if algorithm.trainer.fast_dev_run:  # type: ignore[attr-defined]  # its first iteration must run the losses; the policy of TD3 waits for the second update
         enough = buffer.open_rows + settings.batch_size
         settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
         steps = max(steps, -(-(enough + 2 * settings.train_freq) // algorithm.num_envs))
@@ -227,7 +271,7 @@ def replay(algorithm: Any, settings: ReplaySettings, config: ReplayConfig, actor
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
 
 
-def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
+def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collector:
     """Make this rank's environments, which step `n_steps` times an iteration, and seed its draws."""
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
@@ -237,11 +281,12 @@ def make_collector(algorithm: Any, n_steps: int, log_probs: bool) -> Collector:
     return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 
-def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> ActorPool:
+def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> ActorPool:
     """Make the actors of this rank."""
     env = algorithm.env
     threads = config.num_actors == 1 and config.backend == "threads"
     check_can_be_built(env, here=threads)
+    assert env is not None
     num_envs = algorithm.num_envs // config.batch
     seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * num_envs
     build = BuildActor(
@@ -251,7 +296,7 @@ def make_actor_pool(algorithm: Any, n_steps: int, config: ActorsConfig) -> Actor
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, algorithm.trainer.precision_plugin.forward_context)
 
 
-def saved_buffer(algorithm: Any) -> tuple[dict[str, Any], int] | None:
+def saved_buffer(algorithm: Learner) -> tuple[dict[str, Any], int] | None:
     """Return the manifest of the replay buffer that a checkpoint holds for this rank, and the rank that saved it, which may be another
     where there were more or fewer; None if there is no buffer, or it is of another number of environments."""
     if not algorithm.ranks:
@@ -262,11 +307,11 @@ def saved_buffer(algorithm: Any) -> tuple[dict[str, Any], int] | None:
     return None if manifest is None or state["num_envs"] != algorithm.num_envs else (manifest, number)
 
 
-def load_buffer(algorithm: Any, continues: bool) -> None:
+def load_buffer(algorithm: Learner, continues: bool) -> None:
     """Load the replay buffer, if any, that a checkpoint holds for this rank; `continues`: with the episodes in progress."""
     if (saved := saved_buffer(algorithm)) is not None:
         manifest, number = saved
-        algorithm.dataset.load_buffer(manifest, Path(algorithm.trainer.ckpt_path).parent / "last.ckpt.d" / f"rank{number}")
+        algorithm.dataset.load_buffer(manifest, Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}")
         if not continues:
             algorithm.dataset.buffer.cut()
             algorithm.dataset.buffer.draw_anew(algorithm.seed)  # several ranks may have loaded the same one
@@ -301,12 +346,12 @@ def check_can_be_built(env: Any, here: bool = False) -> None:
         raise SettingError("actors build their environments themselves: pass an id, an EnvConfig, or a function that builds one")
 
 
-def sees_next(algorithm: Any) -> bool:
+def sees_next(algorithm: Learner) -> bool:
     """Return whether a reward signal needs next observations."""
     return any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
 
 
-def seed_draws(algorithm: Any) -> int:
+def seed_draws(algorithm: Learner) -> int:
     """Seed the generator of this rank's learning. Return the seed of its acting."""
     entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # a continued run draws on, it does not repeat
     acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
@@ -315,7 +360,7 @@ def seed_draws(algorithm: Any) -> int:
     return acting
 
 
-def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings) -> DemonstrationDataset:
+def demonstrations(algorithm: Learner, source: Any, settings: DemonstrationSettings) -> DemonstrationDataset:
     """Return minibatches of demonstrations: of a dataset by its name, or given ones.
 
     Raises:
@@ -342,6 +387,6 @@ def demonstrations(algorithm: Any, source: Any, settings: DemonstrationSettings)
     )
 
 
-def planned_iterations(algorithm: Any, collector: Collector) -> int:
+def planned_iterations(algorithm: Learner, collector: Collector | ActorPool) -> int:
     """Return the fewest that reach the run's environment steps, if all rows are experience."""
     return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.trainer.world_size))

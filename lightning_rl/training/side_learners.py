@@ -19,7 +19,7 @@ from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import imitation as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.optimization import parameters_in
-from lightning_rl.training.experience import demonstrated_rows, demonstration_draws, show_demonstrations
+from lightning_rl.training.experience import Learner, demonstrated_rows, demonstration_draws, show_demonstrations
 from lightning_rl.types import Experience, Tree
 
 
@@ -28,17 +28,17 @@ class SideLearner:
 
     learns = False
 
-    def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
+    def optimizers(self, algorithm: Learner, own: list[Optimizer]) -> list[Optimizer]:
         """Return its optimizers, which follow the algorithm's own ones."""
         return []
 
-    def begin(self, algorithm: Any) -> None:
+    def begin(self, algorithm: Learner) -> None:
         """Prepare for a run, whose dataset is there."""
 
-    def end_update(self, algorithm: Any, batch: Any) -> None:
+    def end_update(self, algorithm: Learner, batch: Any) -> None:
         """Learn after an update of the algorithm from a batch."""
 
-    def end_iteration(self, algorithm: Any) -> None:
+    def end_iteration(self, algorithm: Learner) -> None:
         """Learn after the updates of an iteration."""
 
     def get_state(self) -> dict[str, Any]:
@@ -70,17 +70,17 @@ class SignalLearner(SideLearner):
         self.began: float | None = None
         """The environment steps of all ranks from which they count."""
 
-    def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
+    def optimizers(self, algorithm: Learner, own: list[Optimizer]) -> list[Optimizer]:
         self.own = [signal.configure_optimizer() for signal in self.learning.values()]
         for signal, optimizer in zip(self.learning.values(), self.own, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = signal.learning_rate
         return self.own
 
-    def begin(self, algorithm: Any) -> None:
+    def begin(self, algorithm: Learner) -> None:
         show_demonstrations(algorithm)
 
-    def end_update(self, algorithm: Any, batch: Any) -> None:
+    def end_update(self, algorithm: Learner, batch: Any) -> None:
         if not self.learns:
             return
         dataset, due = algorithm.dataset, self._due(algorithm)
@@ -89,11 +89,11 @@ class SignalLearner(SideLearner):
             self._learn(algorithm, dataset.sample().experience if k and replays else batch.experience)
             self.updates += 1
 
-    def _due(self, algorithm: Any) -> int:
+    def _due(self, algorithm: Learner) -> int:
         """Return how many updates are due, from counts that are equal on all ranks."""
         if self.steps_per_update is None:
             return 1
-        dataset, begin, steps = algorithm.dataset, algorithm.began_at, algorithm.env_steps
+        dataset, begin, steps = algorithm.dataset, float(algorithm.began_at), float(algorithm.env_steps)
         if isinstance(dataset, ReplayDataset):
             ranks = algorithm.trainer.world_size
             begin, steps = max(begin, (dataset.learning_starts or 0.0) * ranks), dataset.steps * ranks
@@ -101,7 +101,7 @@ class SignalLearner(SideLearner):
             self.began = begin
         return int((steps - self.began) / self.steps_per_update) - self.updates
 
-    def _learn(self, algorithm: Any, experience: Experience) -> None:
+    def _learn(self, algorithm: Learner, experience: Experience) -> None:
         for (name, signal), optimizer in zip(self.learning.items(), self.own, strict=True):
             loss, metrics = signal.loss(experience)
             algorithm.step(loss, optimizer, f"{name} loss")
@@ -230,11 +230,11 @@ class Cloning(SideLearner):
     def __init__(self, config: CloningConfig) -> None:
         self.config = config
 
-    def optimizers(self, algorithm: Any, own: list[Optimizer]) -> list[Optimizer]:
+    def optimizers(self, algorithm: Learner, own: list[Optimizer]) -> list[Optimizer]:
         self.optimizer = Adam(parameters_in(own, algorithm.network))
         return [self.optimizer]
 
-    def begin(self, algorithm: Any) -> None:
+    def begin(self, algorithm: Learner) -> None:
         config, self.replays = self.config, isinstance(algorithm.dataset, ReplayDataset)
         if config.demo_path is None:
             raise SettingError("behavioral_cloning.demo_path is missing: name a Minari dataset")
@@ -254,16 +254,16 @@ class Cloning(SideLearner):
         one = wanted is None and self.replays
         self.minibatches = passes * (1 if one else max(1, sequences // (self.draws.num_sequences * self.draws.ranks)))
 
-    def end_update(self, algorithm: Any, batch: Any) -> None:
+    def end_update(self, algorithm: Learner, batch: Any) -> None:
         if self.replays:
             self._learn(algorithm)
 
-    def end_iteration(self, algorithm: Any) -> None:
+    def end_iteration(self, algorithm: Learner) -> None:
         burns_in = algorithm.began_at < getattr(algorithm, "critic_burn_in_steps", 0)
         if not self.replays and not burns_in:
             self._learn(algorithm)
 
-    def _learn(self, algorithm: Any) -> None:
+    def _learn(self, algorithm: Learner) -> None:
         """Make gradient steps, while the learning rate is above 0."""
         rate = self.learning_rate(algorithm)
         algorithm.record(**{"behavioral_cloning/learning_rate": lambda: torch.tensor(rate)})
@@ -278,7 +278,7 @@ class Cloning(SideLearner):
             algorithm.record(**{f"behavioral_cloning/{name}": value for name, value in metrics.items()})
             algorithm.step(loss, self.optimizer, "behavioral_cloning loss")
 
-    def learning_rate(self, algorithm: Any) -> float:
+    def learning_rate(self, algorithm: Learner) -> float:
         """Return the algorithm's, times `strength`, times what is left of `steps`."""
         left = 1 - algorithm.env_steps / self.config.steps if self.config.steps else 1.0
         return algorithm.learning_rate * self.config.strength * max(0.0, left)
