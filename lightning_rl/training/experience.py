@@ -256,7 +256,9 @@ def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, a
     saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    if algorithm.trainer.fast_dev_run:  # type: ignore[attr-defined]  # its first iteration must run the losses; the policy of TD3 waits for the second update
+    if getattr(
+        algorithm.trainer, "fast_dev_run", False
+    ):  # its first iteration must run the losses; the policy of TD3 waits for the second update
         enough = buffer.open_rows + settings.batch_size
         settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
         steps = max(steps, -(-(enough + 2 * settings.train_freq) // algorithm.num_envs))
