@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.checkpoints.atomic import SaveFailed, Staged, stage, taking_its_place
+from lightning_rl.checkpoints.atomic import SaveFailed, Staged, committing, stage
 from lightning_rl.checkpoints.files import previous_path
 from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
 from lightning_rl.distributions.distribution import split_mask
@@ -214,7 +214,7 @@ def _write(path: Path, format: str, algorithm: Algorithm, source: dict[str, Any]
         metadata = describe(algorithm, graph, format, source)
         data = kind.write(graph, algorithm.spaces, json.dumps(metadata, allow_nan=False))
     staged = stage(path, lambda file: file.write(data))
-    with taking_its_place(staged, path.name):
+    with committing(path.name, staged):
         with _one_line(f"the exported policy cannot be run by {format}"):
             parity = check(kind.read(staged.temporary.read_bytes(), graph), policy)
         beside = stage_description(staged, metadata, parity)
