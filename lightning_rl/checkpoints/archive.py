@@ -1,4 +1,4 @@
-"""Check a checkpoint's archive before torch reads it; state as plain data."""
+"""Check a checkpoint's archive before torch reads it, and turn state into plain data and back."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SPARE = 1 << 26
-"""Bytes that tensors may take beyond their file: those that repeat an element are small in it."""
-DEEPEST = 200
-"""Containers inside one another; a run's own have less than twenty."""
-
-
 Checkpoint = dict[str, Any]
 """A checkpoint as plain data."""
+Device = str | torch.device | None
+SPARE_BYTES = 1 << 26
+"""How many bytes tensors may take more than their file: those that repeat an element are small in it."""
+MAX_DEPTH = 200
+"""Containers inside one another; a run's state has fewer than twenty."""
+PLAIN_TYPES = (str, int, float, bool, bytes, type(None))
 
 
 class NotPlainError(ValueError):
-    """A file that is not read at all, or whose content is not used. The message says why, in a few words."""
+    """A file that is not read, or whose content is not used. The message is the reason in a few words."""
 
 
-def read_archive(path: Path, map_location: Any = None) -> Any:
-    """What a file holds, as plain data: nothing in it is run, and it takes no more memory than the file is large.
+def read_archive(path: Path, map_location: Device = None) -> Checkpoint:
+    """Read a file as plain data: no code in it runs, and it takes no more memory than the file is large.
 
     Raises:
-        NotPlainError: it is no archive of tensors and plain data.
-        Exception: whatever torch meets in a damaged file.
+        NotPlainError: it is not an archive of tensors and plain data.
+        Exception: whatever torch raises for a damaged file.
     """
     check_archive(path)
     content = torch.load(path, map_location=map_location, weights_only=True)
     size = path.stat().st_size
     taken = sum(leaf.numel() * leaf.element_size() for leaf in leaves(content, size) if isinstance(leaf, Tensor))
-    if taken > 2 * size + SPARE:
+    if taken > 2 * size + SPARE_BYTES:
         raise NotPlainError("its tensors are larger than the file")
     return content
 
 
 def check_archive(path: Path) -> None:
-    """Raise `NotPlainError` unless `torch.save` may have written a file: members as they are, with names inside, all of them in it."""
+    """Raise `NotPlainError` unless `torch.save` may have written a file: stored members, with names inside the archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -60,7 +60,7 @@ def check_archive(path: Path) -> None:
 
 
 def checksum_error(path: Path) -> str | None:
-    """What is wrong with an archive by the checksums of its members; nothing where they agree."""
+    """Return what is wrong with an archive according to the checksums of its members, if anything."""
     try:
         check_archive(path)
         with zipfile.ZipFile(path) as archive:
@@ -71,21 +71,17 @@ def checksum_error(path: Path) -> str | None:
         return "one of its members cannot be read"
 
 
-def leaves(tree: Any, most: int) -> Iterator[Any]:
-    """All leaves of plain data. One that is shared comes again wherever it is met, as it does for whoever walks the data.
-
-    Args:
-        tree: the data.
-        most: how many values they may be. Each takes a byte or more of its file, unless it is shared.
+def leaves(tree: object, max_values: int) -> Iterator[object]:
+    """Yield all leaves of plain data; one that is shared comes again, as it does for whoever walks the data.
 
     Raises:
-        NotPlainError: they are more, or nested deeper than `DEEPEST`, as data that holds itself is.
+        NotPlainError: there are more values than that, or they are nested deeper than `MAX_DEPTH`, as in data that contains itself.
     """
-    stack = [iter([tree])]
+    stack: list[Iterator[object]] = [iter([tree])]
     while stack:
         for each in stack[-1]:
-            most -= 1
-            if most < 0:
+            max_values -= 1
+            if max_values < 0:
                 raise NotPlainError("plain data that repeats itself until it is larger than the file")
             if isinstance(each, dict | list | tuple | set):
                 stack.append(iter(each.values() if isinstance(each, dict) else each))
@@ -93,8 +89,8 @@ def leaves(tree: Any, most: int) -> Iterator[Any]:
             yield each
         else:
             stack.pop()
-        if len(stack) > DEEPEST:
-            raise NotPlainError(f"plain data that holds itself, or is nested more than {DEEPEST} deep")
+        if len(stack) > MAX_DEPTH:
+            raise NotPlainError(f"plain data that contains itself, or is nested more than {MAX_DEPTH} deep")
 
 
 def mappings(tree: object) -> Iterator[Mapping[str, object]]:
@@ -109,16 +105,13 @@ def mappings(tree: object) -> Iterator[Mapping[str, object]]:
             stack.extend(each)
 
 
-PLAIN = (str, int, float, bool, bytes, type(None))
+def to_plain(tree: object, place: str = "state") -> Any:
+    """Copy a tree of dicts, lists, tuples and deques to one of dicts, lists and tuples whose leaves torch can save.
 
-
-def to_plain(tree: Any, place: str = "state") -> Any:
-    """A tree of dicts, lists, tuples and deques as one of dicts, lists and tuples whose leaves are copies that torch can save.
-
-    Arrays become tensors, numpy's scalars numbers of Python, deques lists and named tuples tuples.
+    Arrays become tensors, numpy scalars Python numbers, deques lists and named tuples tuples.
 
     Raises:
-        TypeError: a leaf that is no plain data, with its place in the tree.
+        TypeError: a leaf is not plain data; the message has its place in the tree.
     """
     if isinstance(tree, np.generic) and tree.dtype.kind in "biufcSU":
         return tree.item()
@@ -126,7 +119,7 @@ def to_plain(tree: Any, place: str = "state") -> Any:
         return torch.from_numpy(np.array(tree, tree.dtype.newbyteorder("="), order="C"))
     if isinstance(tree, Tensor):
         return tree.detach().cpu().clone(memory_format=torch.contiguous_format)
-    if type(tree) in PLAIN:
+    if type(tree) in PLAIN_TYPES:
         return tree
     if isinstance(tree, dict):
         return {to_plain(key, f"a key of {place}"): to_plain(child, f"{place}[{key!r}]") for key, child in tree.items()}
@@ -134,11 +127,11 @@ def to_plain(tree: Any, place: str = "state") -> Any:
         children = [to_plain(child, f"{place}[{i}]") for i, child in enumerate(tree)]
         return tuple(children) if isinstance(tree, tuple) else children
     what = f"an array of {tree.dtype}" if isinstance(tree, np.ndarray) else f"a {type(tree).__name__}"
-    raise TypeError(f"{place} is {what}, which is no plain data: a checkpoint could not be read without trusting it")
+    raise TypeError(f"{place} is {what}, which is not plain data: a checkpoint could not be read without trusting it")
 
 
-def to_arrays(tree: Any) -> Any:
-    """The way back: every tensor as an array. Tuples stay tuples; what was a deque is a list, what was a numpy scalar a number."""
+def to_arrays(tree: object) -> Any:
+    """Copy a tree with each tensor as an array: `to_plain` reversed, but for deques, named tuples and numpy scalars."""
     if isinstance(tree, Tensor):
         return tree.detach().cpu().numpy()
     if isinstance(tree, dict):

@@ -1,8 +1,7 @@
-"""Files that are written whole or not at all, and the lock on a run's folder."""
+"""Write files whole or not at all, and lock a run's folder."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -10,16 +9,17 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from lightning_rl.errors import SettingError
 
-TEMPORARY = re.compile(r"\.tmp-(\d+)$")
+TEMPORARY_NAME = re.compile(r"\.tmp-(\d+)$")
 
 
 class SaveFailed(OSError):
-    """A file could not be written. What was saved before is as it was; the message is one line, the system's word for it `strerror`."""
+    """A file that could not be written; the one before is unchanged. The message is one line, the system's reason is `strerror`."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -27,14 +27,14 @@ class SaveFailed(OSError):
 
 
 class Writer:
-    """A file to write that counts and hashes what passes. After an error it drops the rest: torch would not pass the error on."""
+    """A file to write that counts and hashes its bytes. After an error it drops the rest: torch would not pass the error on."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self.file, self.size, self.hash = file, 0, hashlib.sha256()
         self.error: OSError | None = None
 
-    def write(self, data: Any) -> int:
-        """Write bytes."""
+    def write(self, data: bytes | memoryview) -> int:
+        """Write bytes, if no error came before."""
         size = memoryview(data).nbytes
         if self.error is None:
             try:
@@ -46,41 +46,43 @@ class Writer:
         return size
 
     def flush(self) -> None:
-        """Nothing: `stage` does it once."""
+        """Do nothing: `stage` flushes once."""
 
 
+@dataclass
 class Staged:
     """A file under its temporary name, safe on disk; `commit` gives it its own name."""
 
-    def __init__(self, path: Path, size: int, sha256: str) -> None:
-        self.path, self.size, self.sha256 = path, size, sha256
+    path: Path
+    size: int
+    sha256: str
 
     @property
     def temporary(self) -> Path:
-        """Where it lies until then."""
+        """Return its name before `commit`."""
         return temporary(self.path)
 
     def commit(self) -> None:
-        """Take the place of what is there, or of a link that is."""
+        """Replace the file or the link that is there."""
         os.replace(self.temporary, self.path)
 
     def discard(self) -> None:
-        """Leave nothing."""
+        """Remove the temporary file."""
         self.temporary.unlink(missing_ok=True)
 
 
 def temporary(path: Path) -> Path:
-    """The name under which this process writes a file, in the same folder."""
+    """Return the name under which this process writes a file, in the same folder."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def create(name: Path) -> BinaryIO:
-    """A new file to write; what has that name, such as a link that somebody put there, goes."""
+    """Open a new file; what has that name, such as a link that somebody put there, is removed."""
     name.unlink(missing_ok=True)
     return name.open("xb")
 
 
-def stage(path: Path, write: Callable[[Writer], Any]) -> Staged:
+def stage(path: Path, write: Callable[[Writer], object]) -> Staged:
     """Write a file under its temporary name, down to the disk.
 
     Raises:
@@ -95,14 +97,13 @@ def stage(path: Path, write: Callable[[Writer], Any]) -> Staged:
                 raise writer.error
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        _remove(name)
-        raise SaveFailed(
-            f"{path} could not be saved ({error.strerror or error}); what was saved before is as it was", error.strerror
-        ) from error
-    except BaseException:
-        _remove(name)
-        raise
+    except BaseException as error:
+        with suppress(OSError):
+            name.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        reason = f"({error.strerror or error}); what was saved before is unchanged"
+        raise SaveFailed(f"{path} could not be saved {reason}", error.strerror) from error
     return Staged(path, writer.size, writer.hash.hexdigest())
 
 
@@ -115,48 +116,47 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file.
 
     Raises:
-        SaveFailed: the disk is full, the folder cannot be written to, …; the file is as it was.
+        SaveFailed: the disk is full, the folder cannot be written to, …; the file is unchanged.
     """
     staged = stage(path, lambda file: file.write(content))
-    with taking_its_place(staged, str(path)):
+    with committing(str(path), staged):
         staged.commit()
 
 
-@contextlib.contextmanager
-def taking_its_place(staged: Staged, name: str) -> Iterator[None]:
-    """While a staged file is looked at and committed; afterwards nothing lies under its temporary name.
-
-    Raises:
-        SaveFailed: the system refused something; it is named so.
-    """
+@contextmanager
+def committing(name: str, *staged: Staged) -> Iterator[None]:
+    """Raise `SaveFailed` with that name where the system refuses something, and leave no temporary files of what was staged."""
     try:
         yield
+    except SaveFailed:
+        raise
     except OSError as error:
         raise SaveFailed(f"{name} could not be saved ({error.strerror or error})", error.strerror) from error
     finally:
-        staged.discard()
+        for each in staged:
+            each.discard()
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as safe as the files, where the system can."""
-    try:
+    """Make the names in a folder as safe as the files, where the system can: not on every network file system."""
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # not on Windows
-        return
-    with contextlib.suppress(OSError):  # not on every network file system
-        os.fsync(handle)
-    os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of processes that are gone."""
+    """Remove temporary files of processes that have ended."""
     for path in folder.glob("*.tmp-*"):
-        found = TEMPORARY.search(path.name)
-        if found and not _alive(int(found[1])):
-            _remove(path)
+        found = TEMPORARY_NAME.search(path.name)
+        if found and not _is_alive(int(found[1])):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
-def _alive(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     if process == os.getpid():
         return False  # one process writes one file after the other
     try:
@@ -168,22 +168,19 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-
+# ---------------------------------------------------------------- the lock on a run's folder
 
 _held: set[int] = set()
 
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Keep other processes out of a folder. The kernel releases the lock of a process that is gone, however it ended.
+    """Keep other processes out of a folder. The kernel releases the lock of a process that has ended, however it ended.
 
-    The file that is locked is next to the folder, as `--force` renames the folder.
+    The locked file is next to the folder, as `--force` renames the folder.
 
     Raises:
-        SettingError: another process is in there, or there can be no lock file.
+        SettingError: another process has the lock, or there can be no lock file.
     """
     file = folder.with_name(f".{folder.name}.lock")
     try:
@@ -198,13 +195,13 @@ def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
         yield
     finally:
-        file.unlink(missing_ok=True)  # before it is released: whoever opened it meanwhile finds that it has gone
+        file.unlink(missing_ok=True)  # before the release: whoever opened it in the meantime finds that it is gone
         _held.discard(descriptor)
         os.close(descriptor)
 
 
 def _open_locked(file: Path, say: Callable[[str], None]) -> int:
-    """A locked descriptor of the file that has this name."""
+    """Return a locked descriptor of the file that has this name."""
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
@@ -213,7 +210,7 @@ def _open_locked(file: Path, say: Callable[[str], None]) -> int:
             os.close(descriptor)
             raise
         except OSError as error:  # a network file system without locks
-            say(f"{file} cannot be locked ({error.strerror}): see to it that no other process trains in this folder")
+            say(f"{file} cannot be locked ({error.strerror}): make sure that no other process trains in this folder")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(file, follow_symlinks=False)):
                 return descriptor
@@ -221,18 +218,17 @@ def _open_locked(file: Path, say: Callable[[str], None]) -> int:
 
 
 def _owner(file: Path) -> str:
-    """What the process that holds a lock wrote there."""
-    try:
+    """Return what the process that holds a lock wrote there."""
+    with suppress(OSError):
         return file.read_text(errors="replace")[:80] or "another process"
-    except OSError:
-        return "another process"
+    return "another process"
 
 
-def _close_all() -> None:
-    """In a forked worker: a lock ends with the process that took it, not with the last of its workers."""
+def _release_in_child() -> None:
+    """Close the locks in a forked worker: a lock ends with the process that took it, not with the last of its workers."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_close_all)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -1,12 +1,12 @@
-"""What is said of a checkpoint beside it: its size and hash, and what wrote it."""
+"""The manifest next to a checkpoint: its size and hash, and the versions and processor that wrote it."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,62 +19,58 @@ from lightning_rl.checkpoints.archive import checksum_error
 from lightning_rl.checkpoints.atomic import Staged, stage
 
 FORMAT_VERSION = 1
-LARGEST = 1 << 20
+MAX_BYTES = 1 << 20
 """Bytes of a manifest; ours have less than one thousand."""
 
 
 def manifest_path(path: Path) -> Path:
-    """Where the manifest of a checkpoint lies."""
+    """Return where the manifest of a checkpoint is."""
     return path.with_name(f"{path.name}.json")
 
 
 def stage_manifest(checkpoint: Staged) -> Staged:
-    """The manifest of a checkpoint that was just written."""
+    """Write the manifest of a checkpoint that was just written, under its temporary name."""
     content = {"format_version": FORMAT_VERSION, "size": checkpoint.size, "sha256": checkpoint.sha256, **written_by()}
     text = json.dumps(content, indent=1) + "\n"
     return stage(manifest_path(checkpoint.path), lambda file: file.write(text.encode()))
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """What is said of a checkpoint; nothing where there is no manifest.
+    """Read the manifest of a checkpoint; None if it has none.
 
     Raises:
-        ValueError: the manifest is none.
+        ValueError: the file is not a manifest.
     """
     file = manifest_path(path)
+    if not file.is_file():
+        return None
     try:
-        content = json.loads(_head(file)) if file.is_file() else None
+        with file.open("rb") as opened:
+            content = json.loads(opened.read(MAX_BYTES))
     except FileNotFoundError:  # a run that saves has just removed it
         return None
     except RecursionError as error:
         raise ValueError("not a manifest") from error
-    if content is None:
-        return None
     if not isinstance(content, dict) or not isinstance(content.get("size"), int) or not isinstance(content.get("sha256"), str):
         raise ValueError("not a manifest")
     return content
 
 
-def _head(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(LARGEST)
-
-
 def damage(path: Path) -> str | None:
-    """How a checkpoint differs from its manifest or, without one, from its own checksums; nothing where it agrees."""
+    """Return how a checkpoint differs from its manifest or, without one, from its own checksums; None where it agrees."""
     for _ in range(10):
         before = identity(path)
         reason = _disagreement(path)
-        if reason is None or before == identity(path):  # else a run has just saved it anew
+        if reason is None or before == identity(path):  # else a run has just saved it again
             break
     return reason
 
 
 def identity(path: Path) -> list[tuple[int, int]]:
-    """What changes when a file is saved anew."""
+    """Return what changes when a checkpoint is saved again."""
     found = []
     for each in (path, manifest_path(path)):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             status = each.stat()
             found.append((status.st_ino, status.st_mtime_ns))
     return found
@@ -95,52 +91,47 @@ def _disagreement(path: Path) -> str | None:
 
 
 def differences(path: str | Path) -> str | None:
-    """One line if a checkpoint was written by other versions or on another processor than those here; nothing otherwise."""
-    try:
-        manifest = read_manifest(Path(path))
-    except (ValueError, OSError):
-        return None
-    if manifest is None:
-        return None
+    """Return one line if other versions or another processor than those here wrote a checkpoint."""
+    manifest = _manifest_or_nothing(path)
     different = []
     for key, here in written_by().items():
-        there: Any = manifest.get(key)
-        for name in here.keys() - {"threads"} if isinstance(there, dict) else ():
-            if there.get(name) != here[name]:
-                different.append(f"{name} {str(there.get(name))[:40]} (here {here[name]})")
+        there = manifest.get(key)
+        if isinstance(there, dict):
+            others = [name for name in here.keys() - {"threads"} if there.get(name) != here[name]]
+            different += [f"{name} {str(there.get(name))[:40]} (here {here[name]})" for name in others]
     if not different:
         return None
     return f"{Path(path).name} was written with {', '.join(sorted(different))}: continuing is not bit-exact"
 
 
 def threads_of(path: str | Path) -> int | None:
-    """With how many CPU threads a checkpoint's run computed on a processor like the one here; None if that is unknown."""
-    try:
-        manifest = read_manifest(Path(path)) or {}
-    except (ValueError, OSError):
-        return None
-    there, here = manifest.get("processor"), written_by()["processor"]
+    """Return how many CPU threads a checkpoint's run used on a processor like the one here; None if that is unknown."""
+    there, here = _manifest_or_nothing(path).get("processor"), written_by()["processor"]
     number = there.get("threads") if isinstance(there, dict) and there.get("model") == here["model"] else None
     return number if isinstance(number, int) and 1 <= number <= (os.cpu_count() or 1) else None
 
 
-def written_by() -> dict[str, dict[str, Any]]:
-    """The versions and the processor that decide the last bits of what is computed here."""
+def _manifest_or_nothing(path: str | Path) -> dict[str, Any]:
+    with suppress(ValueError, OSError):
+        return read_manifest(Path(path)) or {}
+    return {}
+
+
+def written_by() -> dict[str, dict[str, object]]:
+    """Return the versions and the processor that decide the last bits of what is computed here."""
     modules = {"torch": torch, "numpy": np, "gymnasium": gymnasium, "lightning_rl": lightning_rl}
-    versions = {"python": platform.python_version(), **{name: str(module.__version__) for name, module in modules.items()}}
+    versions: dict[str, object] = {
+        "python": platform.python_version(),
+        **{name: str(module.__version__) for name, module in modules.items()},
+    }
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
     processor = {
         "machine": platform.machine(),
-        "model": _processor_model(),
+        "model": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
     return {"versions": versions, "processor": processor}
-
-
-def _processor_model() -> str:
-    """What Linux calls the processor, or the system's word for it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

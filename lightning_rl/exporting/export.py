@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.checkpoints.atomic import SaveFailed, Staged, stage, taking_its_place
+from lightning_rl.checkpoints.atomic import SaveFailed, Staged, committing, stage
 from lightning_rl.checkpoints.files import previous_path
 from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
 from lightning_rl.config_files import Plain
@@ -91,7 +91,7 @@ def write_checked(path: Path, format: str, algorithm: Algorithm, source: Plain) 
         description = describe(algorithm, graph, format, source)
         data = kind.write(graph, algorithm.spaces, json.dumps(description, allow_nan=False))
     staged = stage(path, lambda file: file.write(data))
-    with taking_its_place(staged, path.name):
+    with committing(staged, path.name):
         with one_line_errors(f"the exported policy cannot be run by {format}"):
             parity = check(kind.read(staged.temporary.read_bytes(), graph), policy)
         staged_description = stage_description(staged, description, parity)

@@ -77,7 +77,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, limit):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(SaveFailed, match=r"last\.ckpt could not be saved \(File too large\); what was saved before is as it was"):
+        with pytest.raises(SaveFailed, match=r"last\.ckpt could not be saved \(File too large\); what was saved before is unchanged"):
             save(tmp_path / "last.ckpt", 3, size=10_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -122,7 +122,7 @@ def test_a_damaged_or_missing_checkpoint_gives_way_to_the_one_before_with_one_li
     said: list[str] = []
     assert number(tmp_path / "last.ckpt", said) == 1
     (line,) = said
-    assert "last.ckpt" in line and "continuing with the generation before, last.previous.ckpt" in line and "\n" not in line
+    assert "last.ckpt" in line and "continuing with the previous generation, last.previous.ckpt" in line and "\n" not in line
     found = last_generation(tmp_path)
     assert found is not None and number(found, []) == 1
     save(tmp_path / "last.ckpt", 3)  # a damaged one does not take the place of a whole one
@@ -272,4 +272,4 @@ def test_a_run_that_falls_back_says_so_once(tmp_path, capfd):
     trainer.fit(model)
     damage(trainer.run_folder / "checkpoints" / "last.ckpt")
     Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False).fit(tiny(PPO), ckpt_path="last")
-    assert capfd.readouterr().out.count("continuing with the generation before") == 1
+    assert capfd.readouterr().out.count("continuing with the previous generation") == 1

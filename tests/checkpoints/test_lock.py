@@ -94,5 +94,5 @@ def test_a_file_system_without_locks_is_worked_on_with_a_warning(tmp_path, monke
     with locked(tmp_path / "run", lines.append):
         pass
     assert lines == [
-        f"{tmp_path / '.run.lock'} cannot be locked (No locks available): see to it that no other process trains in this folder"
+        f"{tmp_path / '.run.lock'} cannot be locked (No locks available): make sure that no other process trains in this folder"
     ]
