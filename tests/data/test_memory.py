@@ -22,7 +22,7 @@ def words(total: float, monkeypatch: pytest.MonkeyPatch, buffer_size: int = 1_00
     return memory_in_words(CHEETAH, ACTION, buffer_size, ReplayConfig(**config), ranks)
 
 
-def test_the_line_says_what_a_buffer_takes(monkeypatch):
+def test_the_line_describes_the_memory_of_a_buffer(monkeypatch):
     # 2 · 17 · 4 of observations, 24 of the action, 4 of the reward and two flags: 166, in steps of 4
     assert words(8e9, monkeypatch) == "replay buffer: 1,000,000 transitions, 168.0 MB of 8.0 GB memory"
     # 17 · 4, 24 + 4 + 2 in steps of 4, and 5 that say where a last observation lies and which frames belong together
@@ -85,5 +85,5 @@ def test_a_container_may_use_less_than_the_machine_has(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "size, text", [(0, "0.0 MB"), (168_000_000, "168.0 MB"), (1_000_000_000, "1.0 GB"), (1_250_000_000_000, "1,250.0 GB")]
 )
-def test_bytes_in_words(size, text):
+def test_sizes_are_written_with_units(size, text):
     assert in_words(size) == text
