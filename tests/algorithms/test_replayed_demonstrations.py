@@ -1,4 +1,4 @@
-"""Learning off-policy with demonstrations in the replay buffer or beside it."""
+"""Off-policy learning with demonstrations in the replay buffer or in a second one."""
 
 from __future__ import annotations
 

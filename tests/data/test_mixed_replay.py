@@ -1,4 +1,4 @@
-"""Batches of demonstrations beside what a run experienced."""
+"""Batches that mix demonstrations with the run's own experience."""
 
 from __future__ import annotations
 

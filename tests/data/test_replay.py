@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete
 from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.replay import storage
 from lightning_rl.data.replay.buffer import ReplayBuffer
-from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext, row_template
+from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext, make_row_template
 from lightning_rl.distributions import make_distribution
 from lightning_rl.envs.stepping import EnvStep
 from lightning_rl.errors import SettingError, as_settings
@@ -308,7 +308,7 @@ def test_a_buffer_returns_to_an_earlier_state_though_it_has_grown_since(layout, 
 
 
 def test_pictures_are_kept_as_bytes_and_once_in_the_layout_that_saves_memory():
-    template = row_template(Image.observation_space, np.int64(0))
+    template = make_row_template(Image.observation_space, np.int64(0))
     # a picture takes 108; action, reward and two flags take 8 + 4 + 2, all in steps of 8
     assert DerivedNext.bytes_per_row(template) == 108 + 16 + 5
     assert StoredNext.bytes_per_row(template) == 112 + 8 + 4 + 2 + 108 + 6
@@ -350,7 +350,7 @@ def cheetah_buffer(capacity: int = ROWS, num_envs: int = 1, **config: Any) -> Re
 
 
 def test_a_million_rows_take_at_most_a_tenth_more_than_their_numbers():
-    template = row_template(HALF_CHEETAH, np.zeros(6, np.float32))
+    template = make_row_template(HALF_CHEETAH, np.zeros(6, np.float32))
     numbers = 2 * 17 * 4 + 6 * 4 + 4 + 1 + 1
     assert StoredNext.bytes_per_row(template) <= 1.1 * numbers
     buffer = []
@@ -358,7 +358,7 @@ def test_a_million_rows_take_at_most_a_tenth_more_than_their_numbers():
 
 
 def test_a_million_rows_whose_observations_are_kept_once_take_their_estimated_size():
-    said = DerivedNext.bytes_per_row(row_template(HALF_CHEETAH, np.zeros(6, np.float32)))
+    said = DerivedNext.bytes_per_row(make_row_template(HALF_CHEETAH, np.zeros(6, np.float32)))
     assert said == 17 * 4 + (6 * 4 + 4 + 2 + 2) + 5
     buffer = []
     taken = allocated(lambda: buffer.append(cheetah_buffer(optimize_memory_usage=True)) or buffer)

@@ -123,6 +123,14 @@ def test_overwritten_rows_begin_no_sequence():
     assert drawn == {tuple(row.obs.tolist()) for row in rows[0][-20:-3]}
 
 
+def test_a_saved_position_counts_no_open_windows_of_sequences():
+    buffer, _ = recorded(1, "SAME_STEP", 2, 1, 3)
+    position, ready = buffer.position(), buffer.ready
+    assert position["open"].tolist() == [0] and 0 < ready < len(buffer)
+    buffer.continue_from(position)
+    assert buffer.ready == ready
+
+
 def test_the_error_of_a_sequence_is_near_its_largest():
     errors, weight = torch.tensor([9.0, 9.0, 1.0, 2.0, 3.0, 4.0]), torch.tensor([0.0, 0.0, 0.1, 0.1, 0.1, 0.0])
     # of the first lane 9 (burned in), 1, 3, of the second 9, 2, and 4 that is no row
