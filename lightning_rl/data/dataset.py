@@ -72,9 +72,9 @@ class ReplayDataset(ExperienceDataset):
         signals: the S reward signals, by name.
         settings: when to act and when to learn.
         device: where batches go.
-        iterations: the planned number of iterations.
+        iterations: the planned number.
         ranks: how many ranks share the environment steps.
-        resumed: whether the run continues another: its policy acts from the first step, instead of a random warm-up.
+        resumed: whether the run continues another: its policy acts from the first step, without a random warm-up.
     """
 
     def __init__(

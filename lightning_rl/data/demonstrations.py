@@ -79,7 +79,7 @@ def read_episode(who: str, obs: Tree, action: Tree, action_mask: Tree | None, sp
     Args:
         who: its name in messages.
         obs: `[T + 1, ...]` tree, in the environment's own form.
-        action: `[T, ...]` tree, in the environment's own form.
+        action: `[T, ...]` tree, the same.
         action_mask: of the choices at obs, `[T + 1, M]` or `[T, M]`, or another form of `envs/masks.py`; None where everything was legal.
         spaces: of one environment.
         distribution: of the policy.

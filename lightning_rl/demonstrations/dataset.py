@@ -100,11 +100,7 @@ def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Any]]
 
 
 def empty_arrays(space: Space) -> Tree:
-    """Return arrays `[0, ...]` of the shapes and types of a space's members.
-
-    Raises:
-        SettingError: a space that is not supported, or a key that cannot be a name in a file.
-    """
+    """Return arrays `[0, ...]` of the shapes and types of a space's members; raise `SettingError` for a space that cannot be in a file."""
     to_plain(space)
     form = create_empty_array(space, 0)
     check_keys(form)
@@ -120,12 +116,7 @@ def check_keys(tree: Tree) -> None:
 
 
 def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree, Tree], images: bool) -> Demonstration:
-    """Read one episode.
-
-    Raises:
-        DamagedError: it is not as its dataset describes it, or not in the spaces.
-        SettingError: its masks cannot be used.
-    """
+    """Read one episode; raise `DamagedError` or `SettingError` if it is not in the spaces, or its masks cannot be used."""
     name = f"episode_{number}"
     group = file.group(file.file, name)
     reward = file.vector(group, "rewards", "fiu")
@@ -148,12 +139,7 @@ def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree
 
 
 def read_masks(file: ArrayFile, group: Group, spaces: Spaces, terminated: np.ndarray) -> np.ndarray:
-    """Read the masks of an episode, from its infos or its observations.
-
-    Raises:
-        DamagedError: there are none.
-        SettingError: one does not fit, or allows nothing.
-    """
+    """Read the masks of an episode, from its infos or its observations; raise `SettingError` if one does not fit, or allows nothing."""
     name = group.name[1:]
     place = next((place for place in ("infos", "observations") if f"{place}/{MASK}" in group), None)
     if place is None:

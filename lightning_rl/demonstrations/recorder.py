@@ -140,12 +140,7 @@ class RecordEpisodes(gym.Wrapper):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step and record.
-
-        Raises:
-            SettingError: the action or the observation is not in its space.
-            ResetNeeded: the episode is over.
-        """
+        """Step and record; raise `SettingError` if the action or the observation is not in its space."""
         if not self.observed:
             raise gym.error.ResetNeeded("call reset before the first step of an episode")
         taken = self._read_action(action)
@@ -163,16 +158,7 @@ class RecordEpisodes(gym.Wrapper):
             self._keep()
 
     def save(self, dataset: str, force: bool = False) -> Path:
-        """Save all episodes, also the current one, as a Minari dataset, and return its folder.
-
-        Args:
-            dataset: its id, such as `cartpole/expert-v0`.
-            force: replace one of that id.
-
-        Raises:
-            SettingError: the id is not valid or is taken, or there are no episodes.
-            SaveFailed: the disk is full, the folder cannot be written to, …; nothing is changed.
-        """
+        """Save all episodes, also the current one, and return their folder, see `save_demonstrations`."""
         self.cut()
         return save_demonstrations(dataset, self.demonstrations, self.env, force=force)
 
@@ -202,10 +188,9 @@ class RecordEpisodes(gym.Wrapper):
 
 
 def as_member(form: np.ndarray, value: Any) -> np.ndarray | np.generic:
-    """Return a copy of a value in the type of arrays `[0, ...]`; a choice is a number, which environments look up in their tables.
+    """Return a copy of a value in the type of arrays `[0, ...]`; raise `ValueError` for another shape, or if it is not the same integer.
 
-    Raises:
-        ValueError: it has another shape, or would not be the same integer.
+    A choice becomes a number, which environments look up in their tables.
     """
     given = np.asarray(value)
     member = given.astype(form.dtype)
@@ -229,9 +214,6 @@ def record_1d(n_demos: int = 100, seed: int = 0, **settings: Any) -> RecordEpiso
         n_demos: how many steps to record; the last of them truncates its episode.
         seed: of the goals.
         settings: of `Simple1D`, such as `action=[1, 2]` or `num_visual=1`.
-
-    Raises:
-        SettingError: `n_demos` is no number of steps.
     """
     check_range("n_demos", n_demos, 1, whole=True)
     env = RecordEpisodes(gym.make("lightning_rl/Simple1D-v0", **settings))

@@ -91,7 +91,7 @@ def write_checked(path: Path, format: str, algorithm: Algorithm, source: Plain) 
         description = describe(algorithm, graph, format, source)
         data = kind.write(graph, algorithm.spaces, json.dumps(description, allow_nan=False))
     staged = stage(path, lambda file: file.write(data))
-    with committing(staged, path.name):
+    with committing(path.name, staged):
         with one_line_errors(f"the exported policy cannot be run by {format}"):
             parity = check(kind.read(staged.temporary.read_bytes(), graph), policy)
         staged_description = stage_description(staged, description, parity)

@@ -69,7 +69,7 @@ def test_the_squared_error_is_only_that_of_continuous_parts():
     assert found == {"accuracy": [1], "action_rank": [0], "mean_abs_deviation": [1.5]}
 
 
-def test_what_is_told_of_choices_is_the_mean_over_branches():
+def test_metrics_of_choices_are_means_over_branches():
     distribution = make_distribution(MultiDiscrete([2, 12, 21]))
     x = torch.cat([torch.tensor([0.0, 1.0]), torch.arange(12.0), torch.arange(21.0)]).expand(2, -1)
     action = torch.tensor([[1, 11, 20], [0, 7, 12]])  # ranks 0, 0, 0 and 1, 4, 8
@@ -221,7 +221,7 @@ def test_a_run_counts_updates(tmp_path, capsys):
     assert "to learn from" in out
 
 
-def test_a_finished_run_says_what_it_counted_and_can_be_made_longer(tmp_path, capsys):
+def test_a_finished_run_reports_its_count_and_can_be_made_longer(tmp_path, capsys):
     cloned(tmp_path)
     cloned(tmp_path, ckpt_path="last")
     assert "already at 40 of 40 updates; raise max_updates to go on" in capsys.readouterr().out
@@ -268,7 +268,7 @@ def test_validation_judges_all_that_is_held_back_as_one_minibatch_would():
     assert found["val/loss"] < 2 and 0 < entropy <= math.log(3) + 1e-6
 
 
-def test_parts_of_an_action_are_told_by_their_names():
+def test_parts_of_an_action_are_logged_by_their_names():
     rows = Rows()
     model = tiny(BehavioralCloning, "tests.environments:Anything-v0", env={"kwargs": {"action": "nested"}}, learning_rate=0.0)
     fit(model, logger=rows)
@@ -281,7 +281,7 @@ def test_parts_of_an_action_are_told_by_their_names():
 # ---------------------------------------------------------------- settings and the command line
 
 
-def test_settings_that_mean_nothing_here_are_none(folder, capfd):
+def test_settings_without_a_meaning_here_do_not_exist(folder, capfd):
     with pytest.raises(SettingError, match="gamma is not a setting of BehavioralCloning"):
         BehavioralCloning("CartPole-v1", dataset=CARTPOLE, gamma=0.9)
     fit_bc = "fit --model BehavioralCloning --model.env.id CartPole-v1 --model.dataset a/b-v0 "

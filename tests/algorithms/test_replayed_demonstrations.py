@@ -1,4 +1,4 @@
-"""Learning off-policy with demonstrations in the replay buffer or beside it."""
+"""Off-policy learning with demonstrations in the replay buffer or in a second one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def batches(model: Any) -> list[Any]:
 
 
 @every_algorithm
-def test_the_buffer_is_full_of_what_was_shown_before_the_first_step(algorithm, monkeypatch, capsys):
+def test_the_buffer_is_filled_with_demonstrations_before_the_first_step(algorithm, monkeypatch, capsys):
     kwargs = {"action": "box" if algorithm is TD3 else "discrete"}
     action = np.float32([[1, 5]] * 5) if algorithm is TD3 else np.full(5, 2)  # in the environment's own form
     obs = np.stack([np.full(3, t, np.float32) for t in range(6)])
@@ -104,7 +104,7 @@ def test_with_demonstrations_learning_can_begin_at_once(share):
     assert len(batches(model)) == 16
 
 
-def test_more_of_them_teach_otherwise():
+def test_another_share_changes_what_is_learned():
     def learned(share: float | None) -> torch.Tensor:
         model = tiny(DQN, replay={"demonstrations": shown(), "demonstration_share": share})
         fit(model)
@@ -149,7 +149,7 @@ def trainer_in(folder: Any, **checkpoint: Any) -> Trainer:
     return Trainer(default_root_dir=folder, accelerator="cpu", evaluation=None, enable_progress_bar=False, checkpoint=config)
 
 
-def test_a_run_that_goes_on_takes_what_filled_its_buffer_from_there(tmp_path, capsys):
+def test_a_resumed_run_takes_its_buffer_from_the_checkpoint(tmp_path, capsys):
     trainer_in(tmp_path).fit(tiny(DQN, max_env_steps=32, replay={"demonstrations": shown()}))
     capsys.readouterr()
     model, sizes = tiny(DQN, max_env_steps=64, replay={"demonstrations": "no/more-v0"}), []
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_takes_what_filled_its_buffer_from_there(tmp_path, ca
 @pytest.mark.parametrize(
     ("share", "said"), [(None, "learning continues with the demonstrations"), (0.25, "learning continues after 16 steps")]
 )
-def test_a_run_that_goes_on_without_its_buffer_is_shown_again(share, said, tmp_path, capsys):
+def test_a_run_resumed_without_its_buffer_reads_the_demonstrations_again(share, said, tmp_path, capsys):
     replay = {"demonstrations": shown(), "demonstration_share": share}
     for steps in (32, 64):
         model = tiny(DQN, max_env_steps=steps, replay=replay)
@@ -209,7 +209,7 @@ def test_given_demonstrations_are_not_stored_and_a_name_is(tmp_path):
         ({"replay": {"demonstrations": "no/such-v0"}}, r"no/such-v0"),
     ],
 )
-def test_what_cannot_be_shown_ends_in_one_line(settings, message):
+def test_demonstrations_that_cannot_be_used_are_refused_in_one_line(settings, message):
     settings = {**settings, "replay": {"demonstrations": shown(), **settings.get("replay", {})}}
     with pytest.raises(SettingError, match=message) as error:
         fit(tiny(DQN, **settings))
@@ -232,7 +232,7 @@ def test_a_dataset_is_named_and_must_have_the_environments_spaces(tmp_path, monk
         fit(tiny(TD3, replay={"demonstrations": "scripted/one-v0"}))
 
 
-def test_what_is_imitated_cannot_be_replayed_as_the_policys_own():
+def test_demonstrations_to_imitate_cannot_also_fill_the_replay_buffer():
     shown = at_random("tests.environments:Scripted-v0", "{}")
     model = tiny(SAC, replay={"demonstrations": shown}, reward_signals={"gail": {"demo_path": shown}})
     with pytest.raises(SettingError, match=r"reward_signals\.gail beside replay\.demonstrations"):

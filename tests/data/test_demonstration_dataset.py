@@ -85,7 +85,7 @@ def test_validation_is_all_that_is_held_back_once():
 
 
 @pytest.mark.parametrize("taken", [0, 3, 7, 10, 23])
-def test_an_order_goes_on_where_its_state_stood(taken):
+def test_an_order_continues_from_a_saved_state(taken):
     order = ShuffledOrder(7, seed=1)
     order.take(taken) if taken else None
     state = to_plain(order.get_state())
@@ -95,13 +95,13 @@ def test_an_order_goes_on_where_its_state_stood(taken):
     assert other.take(20).tolist() == expected and other.epochs == order.epochs == (taken + 20) / 7
 
 
-def test_an_order_of_others_begins_anew_and_says_why():
+def test_an_order_of_another_size_starts_again_and_gives_the_reason():
     order = ShuffledOrder(7, seed=1)
     assert order.set_state(to_arrays(to_plain(ShuffledOrder(8, seed=1).get_state()))) == "the checkpoint had 8 sequences of them, not 7"
     assert sorted(order.take(7)) == list(range(7))
 
 
-def test_where_nothing_is_stepped_nothing_is_counted_or_normalized():
+def test_without_environments_nothing_is_counted_or_normalized():
     collector = NoCollector(SEEN)
     normalizer = ObservationNormalizer(SEEN)
     rollout = collector.rollout()

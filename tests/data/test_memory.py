@@ -1,4 +1,4 @@
-"""What is said of a replay buffer's memory before it is filled."""
+"""The estimate of a replay buffer's memory before it is filled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from lightning_rl.data.replay import buffer
-from lightning_rl.data.replay.buffer import in_words, memory_in_words, physical_memory
+from lightning_rl.data.replay.buffer import format_bytes, get_memory_limit, memory_in_words
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
@@ -18,11 +18,11 @@ ACTION = np.zeros(6, np.float32)
 
 def words(total: float, monkeypatch: pytest.MonkeyPatch, buffer_size: int = 1_000_000, ranks: int = 1, **config: object) -> str:
     """For half-cheetahs on a machine with `total` bytes."""
-    monkeypatch.setattr(buffer, "physical_memory", lambda: int(total))
+    monkeypatch.setattr(buffer, "get_memory_limit", lambda: int(total))
     return memory_in_words(CHEETAH, ACTION, buffer_size, ReplayConfig(**config), ranks)
 
 
-def test_the_line_says_what_a_buffer_takes(monkeypatch):
+def test_the_line_describes_the_memory_of_a_buffer(monkeypatch):
     # 2 · 17 · 4 of observations, 24 of the action, 4 of the reward and two flags: 166, in steps of 4
     assert words(8e9, monkeypatch) == "replay buffer: 1,000,000 transitions, 168.0 MB of 8.0 GB memory"
     # 17 · 4, 24 + 4 + 2 in steps of 4, and 5 that say where a last observation lies and which frames belong together
@@ -73,17 +73,17 @@ def test_the_folder_may_be_relative(monkeypatch, tmp_path):
 
 def test_a_container_may_use_less_than_the_machine_has(monkeypatch, tmp_path):
     monkeypatch.setattr(buffer, "CGROUP_LIMITS", ())
-    machine = physical_memory()
+    machine = get_memory_limit()
     assert machine > 1e8
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(buffer, "CGROUP_LIMITS", (tmp_path / "missing", limit))
     for text, expected in (("max\n", machine), ("50000000\n", 50_000_000), (str(2 * machine), machine)):
         limit.write_text(text)
-        assert physical_memory() == expected
+        assert get_memory_limit() == expected
 
 
 @pytest.mark.parametrize(
     "size, text", [(0, "0.0 MB"), (168_000_000, "168.0 MB"), (1_000_000_000, "1.0 GB"), (1_250_000_000_000, "1,250.0 GB")]
 )
-def test_bytes_in_words(size, text):
-    assert in_words(size) == text
+def test_sizes_are_written_with_units(size, text):
+    assert format_bytes(size) == text

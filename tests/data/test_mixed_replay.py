@@ -1,4 +1,4 @@
-"""Batches of demonstrations beside what a run experienced."""
+"""Batches that mix demonstrations with the run's own experience."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_only_rows_of_its_own_have_priorities():
 
 @pytest.mark.parametrize("n_steps", [1, 2])
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_sequences_stand_side_by_side(n_steps, prioritized):
+def test_sequences_of_both_buffers_are_concatenated(n_steps, prioritized):
     mixed = made(
         episodes(3, 5, 20), episodes(4, 9, 7, first=100), 0.4, 2, 60, n_steps=n_steps, sequences=SEQUENCES, prioritized=prioritized
     )
@@ -152,7 +152,7 @@ def test_a_share_of_sequences_is_one_of_each_kind_at_least():
         mixed.sample(9)
 
 
-def test_draws_go_on_where_they_stood():
+def test_draws_continue_from_a_saved_position():
     one, other = (made(episodes(30), episodes(20, first=100), 0.5) for _ in range(2))
     for _ in range(3):
         one.sample(10)

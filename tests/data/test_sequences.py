@@ -106,7 +106,7 @@ def test_a_sequence_begins_where_all_of_it_is_there():
     assert ready == [0, 0, 0, *range(1, 18), *[17] * 10]  # of 20 rows the newest three begin none
 
 
-def test_prioritized_sequences_are_drawn_by_what_their_rows_taught():
+def test_prioritized_sequences_are_drawn_by_the_errors_of_their_rows():
     buffer, _ = recorded(1, "SAME_STEP", 1, 0, 3, prioritized=True, alpha=1.0, beta=0.0)
     assert buffer.sampler.tree.total == buffer.ready == STEPS - 3  # all new, with priority 1
     window = buffer.sample(9)
@@ -121,6 +121,14 @@ def test_overwritten_rows_begin_no_sequence():
     window = buffer.sample(600)
     drawn = {tuple(obs) for obs in window.obs[: len(window.rows)].tolist()}
     assert drawn == {tuple(row.obs.tolist()) for row in rows[0][-20:-3]}
+
+
+def test_a_saved_position_counts_no_open_windows_of_sequences():
+    buffer, _ = recorded(1, "SAME_STEP", 2, 1, 3)
+    position, ready = buffer.position(), buffer.ready
+    assert position["open"].tolist() == [0] and 0 < ready < len(buffer)
+    buffer.continue_from(position)
+    assert buffer.ready == ready
 
 
 def test_the_error_of_a_sequence_is_near_its_largest():

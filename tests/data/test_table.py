@@ -20,7 +20,7 @@ def filled(rows: int, directory: Path | None = None) -> RowTable:
     return table
 
 
-def test_the_leaves_of_a_row_lie_side_by_side_each_where_its_type_may():
+def test_the_leaves_of_a_row_are_stored_side_by_side_and_aligned():
     kind = record_type(TEMPLATE)
     assert [kind.fields[name][1] for name in kind.names] == [0, 8, 16]
     assert kind.itemsize == 24  # 6, and 2 to get to the integer, 8, 8

@@ -1,8 +1,9 @@
-"""A dataset that cannot be used is refused in one line that says why; nothing in it is run, and it eats no memory."""
+"""A dataset that cannot be used is refused in one line with the reason; nothing in it is run, and it takes no memory."""
 
 from __future__ import annotations
 
 import resource
+import shutil
 import sys
 
 import numpy as np
@@ -20,10 +21,24 @@ from tests.demonstrations.hostile import ACTION, CASES, OBSERVATION, good
 SPACES = Spaces(OBSERVATION, ACTION)
 
 
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory):
+    """The folder of a dataset that can be read, made once."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path_factory.mktemp("undamaged")))
+        yield good("bad-v0").parent
+
+
+@pytest.fixture
+def dataset(datasets, undamaged):
+    """The files of its copy, to be damaged."""
+    return shutil.copytree(undamaged, datasets / "bad-v0") / "data"
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_what_cannot_be_used_is_refused_in_one_line(datasets, tmp_path, case):
+def test_what_cannot_be_used_is_refused_in_one_line(dataset, tmp_path, case):
     damage, words = CASES[case]
-    damage(good("bad-v0"), tmp_path / "proof")
+    damage(dataset, tmp_path / "proof")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(SettingError) as refused:
         load_demonstrations("bad-v0", SPACES)
@@ -33,8 +48,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(datasets, tmp_path, case):
     assert not (tmp_path / "proof").exists()
 
 
-def test_the_dataset_that_was_damaged_is_good(datasets):
-    good("bad-v0")
+def test_the_dataset_that_was_damaged_is_good(dataset):
     assert len(load_demonstrations("bad-v0", SPACES)) == 2
 
 
@@ -48,15 +62,13 @@ def test_the_dataset_that_was_damaged_is_good(datasets):
         ("bad-v0\0", "is neither in"),
     ],
 )
-def test_a_dataset_that_is_not_there_is_told(datasets, name, message):
-    good("bad-v0")
+def test_a_missing_dataset_is_refused_with_the_nearest_name(dataset, name, message):
     with pytest.raises(SettingError, match="is neither in") as refused:
         load_demonstrations(name, SPACES)
     assert message in str(refused.value)
 
 
-def test_an_algorithm_with_masks_needs_a_dataset_with_masks(datasets):
-    good("bad-v0")
+def test_an_algorithm_with_masks_needs_a_dataset_with_masks(dataset):
     with pytest.raises(SettingError, match="episode_0 has no action masks, and the algorithm's environment has"):
         load_demonstrations("bad-v0", SPACES._replace(masked=True))
 
@@ -70,14 +82,14 @@ def test_an_algorithm_with_masks_needs_a_dataset_with_masks(datasets):
         ({"choice": np.ones((3, 2))}, "infos/action_mask is no array"),
     ],
 )
-def test_masks_that_cannot_be_used_are_told(datasets, mask, message):
+def test_masks_that_cannot_be_used_are_refused(datasets, mask, message):
     spaces = Box(-1, 1, (2,)), Discrete(2)
     minari_dataset("masks-v0", np.zeros((3, 2), np.float32), [0, 1], spaces, infos={"action_mask": mask})
     with pytest.raises(SettingError, match=message):
         load_demonstrations("masks-v0", Spaces(*spaces, masked=True))
 
 
-def test_differences_of_all_kinds_of_spaces_are_said():
+def test_differences_of_all_kinds_of_spaces_are_described():
     import json
 
     from minari.serialization import serialize_space

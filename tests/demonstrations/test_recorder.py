@@ -120,7 +120,7 @@ def test_spaces_that_cannot_be_recorded_are_refused_at_the_door(space, message):
         RecordEpisodes(Drawn(space, Discrete(2)))
 
 
-def test_an_observation_that_is_not_in_its_space_is_told():
+def test_an_observation_that_is_not_in_its_space_is_refused():
     env = Drawn(Box(-1, 1, (2,)), Discrete(2))
     recorder = RecordEpisodes(env)
     env.observation_space = Box(-1, 1, (3,))
@@ -128,7 +128,7 @@ def test_an_observation_that_is_not_in_its_space_is_told():
         recorder.reset()
 
 
-def test_masks_that_allow_nothing_are_told():
+def test_masks_that_allow_no_action_are_refused():
     recorder = RecordEpisodes(Choosy(stuck=1))
     recorder.reset()
     with pytest.raises(SettingError, match="environment 0 of Choosy allows no action"):
@@ -138,7 +138,7 @@ def test_masks_that_allow_nothing_are_told():
 @pytest.mark.parametrize(
     "name", ["cartpole", "", "a/b-v0", "../ab-v0", "/tmp/ab-v0", "ab-v0/", "a b-v0", "ab-v", "ab-v0\n", "x.y-v0", "ab-v9x"]
 )
-def test_a_name_that_is_none_is_refused_with_an_example(datasets, name):
+def test_an_invalid_name_is_refused_with_an_example(datasets, name):
     with pytest.raises(SettingError, match=r"is not a valid name for Minari: .* such as cartpole-v0 or cartpole/expert-v0"):
         recorded(Scripted(), 1)[0].save(name)
     assert not datasets.exists() or list(datasets.iterdir()) == []
@@ -211,7 +211,7 @@ def test_a_dataset_that_cannot_be_moved_to_its_place_leaves_what_was_there(datas
     assert differences(load_demonstrations("moved-v0", spaces_of(recorder)), beside) == []
 
 
-def test_a_folder_that_cannot_be_used_is_told(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "file" / "datasets"))
     recorder, _ = recorded(Scripted(), 1)
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path, monkeypatch):
             use("any-v0")
 
 
-def test_the_home_folder_is_used_where_nothing_else_is_said(tmp_path, monkeypatch):
+def test_the_home_folder_is_the_default(tmp_path, monkeypatch):
     monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     recorder, beside = recorded(Scripted(), 1)

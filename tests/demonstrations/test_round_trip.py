@@ -110,7 +110,7 @@ def test_images_that_minari_compressed_are_read_as_minari_reads_them(datasets, s
 
 @pytest.mark.parametrize("action", Choosy.action_spaces)
 @pytest.mark.parametrize("way", ["info", "key", "method"])
-def test_masks_are_kept_flat_whatever_way_they_were_said(datasets, way, action):
+def test_masks_are_kept_flat_whatever_form_the_environment_gives(datasets, way, action):
     env = Choosy(way, action, period=4, endings=("termination", "truncation"))
     recorder = RecordEpisodes(env)
     env.action_space.seed(0)
@@ -172,7 +172,7 @@ def test_masked_steps_fill_a_replay_buffer(datasets):
     assert buffer.layout.row.observation.mask[:3].tolist() == [legal([0, t], [4]).tolist() for t in range(3)]
 
 
-def test_a_summary_tells_episodes_steps_return_and_length():
+def test_a_summary_has_episodes_steps_return_and_length():
     def episode(rewards):
         end = np.zeros(len(rewards), dtype=bool)
         return Demonstration(np.zeros(len(rewards) + 1), np.zeros(len(rewards)), np.array(rewards), end, end)

@@ -14,7 +14,7 @@ from gymnasium.spaces import Space
 from torch import Tensor
 
 from lightning_rl.data.replay.sampling import Prioritized, Sequences, Uniform, Window
-from lightning_rl.data.replay.storage import Observation, ReplayConfig, Row, check_counts, row_template
+from lightning_rl.data.replay.storage import Observation, ReplayConfig, Row, check_counts, make_row_template
 from lightning_rl.envs.masks import Masks, NoMasks
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces
@@ -65,7 +65,7 @@ class ReplayBuffer:
             needed = "(n_steps + 1)" if sequences is None else "(burn_in + sequence_length + n_steps)"
             least = f"num_envs * {needed} = {num_envs} * {rows} = {num_envs * rows}"
             raise SettingError(f"buffer_size must be at least {least}, got {capacity}")
-        self.template = row_template(space, action, () if sequences is None else sequences.memory, action_mask)
+        self.template = make_row_template(space, action, () if sequences is None else sequences.memory, action_mask)
         directory = None if config.directory is None else Path(config.directory)
         self.layout = config.layout(self.template, num_envs, length, directory, frames)
         self.length, self.slots, self.n_steps = length, length + self.layout.spare, n_steps
@@ -314,28 +314,28 @@ def memory_in_words(
     Raises:
         SettingError: more than 90 % of the machine's memory, or more than its disk has free.
     """
-    template = row_template(spaces.observation, action, memory, spaces.masks())
+    template = make_row_template(spaces.observation, action, memory, spaces.masks())
     size = buffer_size * ranks * config.layout.bytes_per_row(template, frames)
-    words = f"replay buffer: {buffer_size:,} transitions" + f" on each of {ranks} ranks" * (ranks > 1) + f", {in_words(size)}"
+    words = f"replay buffer: {buffer_size:,} transitions" + f" on each of {ranks} ranks" * (ranks > 1) + f", {format_bytes(size)}"
     if config.directory is not None:
         folder = Path(config.directory).absolute()
         free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free
         if size > free:
-            raise SettingError(f"{words}, but the disk of replay.directory {config.directory} has {in_words(free)}; lower buffer_size")
+            raise SettingError(f"{words}, but the disk of replay.directory {config.directory} has {format_bytes(free)}; lower buffer_size")
         return f"{words} in {config.directory}"
-    total = physical_memory()
+    total = get_memory_limit()
     if size > 0.9 * total:
         instead = "lower buffer_size" if config.optimize_memory_usage else "lower buffer_size or set replay.optimize_memory_usage"
-        raise SettingError(f"{words}, more than 90 % of this machine's {in_words(total)}; {instead}, or name a replay.directory")
-    return f"{words} of {in_words(total)} memory"
+        raise SettingError(f"{words}, more than 90 % of this machine's {format_bytes(total)}; {instead}, or name a replay.directory")
+    return f"{words} of {format_bytes(total)} memory"
 
 
-def physical_memory() -> int:
+def get_memory_limit() -> int:
     """Return the bytes that this process may use: the machine's, or its container's if that is less."""
     texts = [path.read_text().strip() for path in CGROUP_LIMITS if path.is_file()]
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(int(text) for text in texts if text.isdigit())])
 
 
-def in_words(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Return bytes as people write them."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

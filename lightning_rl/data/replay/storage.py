@@ -85,7 +85,7 @@ class Row(NamedTuple):
     memory: Tree = ()
 
 
-def row_template(space: Space, action: Tree, memory: Tree = (), action_mask: Tree = ()) -> Row:
+def make_row_template(space: Space, action: Tree, memory: Tree = (), action_mask: Tree = ()) -> Row:
     """Return one row of zeros, with arrays of the right shapes and types."""
     flag = np.zeros((), dtype=bool)
     observation = Observation(allocate(space), action_mask)
