@@ -70,9 +70,7 @@ def make_schedule(name: str, setting: object, low: float = 0.0, high: float = fl
 
 
 class BuildSchedule:
-    """A note in an annotation: this setting becomes a schedule."""
-
-    build = staticmethod(make_schedule)
+    """A note in an annotation: the setting becomes a schedule."""
 
     def __repr__(self) -> str:
         return "schedule"

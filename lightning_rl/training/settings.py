@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache, wraps
+from functools import wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -17,8 +17,11 @@ from lightning_rl.errors import SettingError, check_choice, check_flag, check_ra
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import Memory
 from lightning_rl.rewards.settings import SignalSettings
-from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting
+from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, make_schedule
 from lightning_rl.training.side_learners import CloningConfig
+
+Kind = tuple[object, tuple[object, ...]]
+"""A type, with the notes of its annotation."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,14 +56,14 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-def check_names(cls: type, given: Mapping[str, Any]) -> None:
+def check_names(cls: type, given: Mapping[str, object]) -> None:
     """Raise `SettingError` for a setting that a class does not have, and for one that a subclass sets without being a dataclass."""
-    names = settings_of(cls)
     for base in cls.__mro__:
-        settings = {field.name for field in fields(base)} if is_dataclass(base) and "__dataclass_fields__" not in vars(base) else set()
-        for name in vars(base).keys() & settings:
-            decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False) to change its default"
-            raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
+        if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
+            for name in vars(base).keys() & {each.name for each in fields(base)}:
+                decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False) to change its default"
+                raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
+    names = settings_of(cls)
     for name in given:
         if name not in names:
             raise SettingError(f"{name} is not a setting of {cls.__name__}{nearest(name, names)}")
@@ -70,11 +73,11 @@ def read_fields(instance: Any) -> dict[str, Schedule]:
     """Check each field by its annotation, and convert it: 1e6 to an integer, a schedule to its first value. Return the schedules.
 
     Raises:
-        SettingError: a value out of its `Range`, none of a `Literal`, or not a flag.
+        SettingError: a value outside its `Range`, not in its `Literal`, or not a flag.
     """
-    cls: Any = type(instance)
+    cls = type(instance)
     schedules: dict[str, Schedule] = {}
-    for name, kinds in kinds_of(cls).items():
+    for name, kinds in _kinds_of(cls).items():
         value = getattr(instance, name)
         if value is None and (NoneType, ()) in kinds:
             continue
@@ -85,7 +88,7 @@ def read_fields(instance: Any) -> dict[str, Schedule]:
             if isinstance(note, Range):
                 check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
             elif isinstance(note, BuildSchedule):
-                schedules[name] = note.build(name, value)
+                schedules[name] = make_schedule(name, value)
                 value = schedules[name](0.0)
         if kind is bool and not others:
             check_flag(name, value)
@@ -95,21 +98,20 @@ def read_fields(instance: Any) -> dict[str, Schedule]:
     return schedules
 
 
-@cache
-def kinds_of(cls: Any) -> dict[str, list[tuple[Any, tuple[Any, ...]]]]:
-    """Return the types that each field of a dataclass may have, with their notes."""
-    kinds = {field.name: list(alternatives(field.type)) for field in fields(cls) if field.init}
+def _kinds_of(cls: Any) -> dict[str, list[Kind]]:
+    """Return the types that each field of a dataclass may have."""
+    kinds = {each.name: list(_alternatives(each.type)) for each in fields(cls) if each.init}
     for name, found in kinds.items():
         if any(isinstance(kind, str) for kind, _ in found):
             raise SettingError(f"{cls.__name__}.{name}: its annotation is a string; leave out `from __future__ import annotations`")
     return kinds
 
 
-def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield the types of a union, with the notes of those that are annotated."""
+def _alternatives(hint: object) -> Iterator[Kind]:
+    """Yield the types of a union."""
     if get_origin(hint) in (Union, UnionType):
         for each in get_args(hint):
-            yield from alternatives(each)
+            yield from _alternatives(each)
     elif get_origin(hint) is Annotated:
         kind, *notes = get_args(hint)
         yield kind, tuple(notes)
@@ -118,56 +120,55 @@ def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
 
 
 def as_integer(value: Any) -> Any:
-    """Return `1e6` as the integer it means; anything but a whole float or numpy integer as it is."""
+    """Convert a whole float such as 1e6, or a numpy integer, to an integer; return anything else unchanged."""
     whole = isinstance(value, float) and value.is_integer()
     return int(value) if whole or isinstance(value, np.integer) else value
 
 
+def _convert_integers(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, object]) -> dict[str, object]:
+    """Convert the values of parameters that are annotated as integers."""
+    kinds = {name: [kind for kind, _ in _alternatives(each.annotation)] for name, each in parameters.items()}
+    return {name: as_integer(value) if {int, "int", "int | None"} & {*kinds.get(name, ())} else value for name, value in given.items()}
+
+
 def with_integers(init: Callable[..., None]) -> Callable[..., None]:
-    """Make an `__init__` of a user's class take 1e6 for an integer; its `env` is annotated, as the command line builds it from its type."""
+    """Make an `__init__` of a user's class accept 1e6 as an integer; annotate its `env`, which the command line builds by its type."""
     init.__annotations__.setdefault("env", EnvConfig)
-    annotated = inspect.signature(init).parameters.items()
-    integers = {name for name, parameter in annotated if str(parameter.annotation) in ("int", "int | None", "<class 'int'>")}
+    parameters = inspect.signature(init).parameters
 
     @wraps(init)
-    def converting(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **{name: as_integer(value) if name in integers else value for name, value in kwargs.items()})
+    def converting(self: object, *args: object, **kwargs: object) -> None:
+        init(self, *args, **_convert_integers(parameters, kwargs))
 
     return converting
 
 
-def complete_settings(instance: Any) -> dict[str, Any]:
-    """Return what an object was built with: its given arguments, and the defaults of the others. `spaces` are stored apart."""
-    args, kwargs = instance.given_arguments
-    parameters = settings_of(type(instance))
-    given = dict(zip(parameters, args, strict=False)) | kwargs
-    whole = (int, "int", "int | None")
-    integers = {name for name, each in parameters.items() if any(kind in whole for kind, _ in alternatives(each.annotation))}
-    given = {name: as_integer(value) if name in integers else value for name, value in given.items()}
-    settings = {name: default_of(type(instance), each) for name, each in parameters.items() if each.default is not each.empty} | given
-    settings.pop("spaces", None)
-    return settings
+def complete_settings(algorithm: Any) -> dict[str, object]:
+    """Return the arguments an algorithm was built with, and the defaults of the others, but for `spaces`, which are stored separately."""
+    args, kwargs = algorithm.given_arguments
+    cls, parameters = type(algorithm), settings_of(type(algorithm))
+    defaults = {name: default_of(cls, each) for name, each in parameters.items() if each.default is not each.empty}
+    settings = defaults | _convert_integers(parameters, dict(zip(parameters, args, strict=False)) | kwargs)
+    return {name: value for name, value in settings.items() if name != "spaces"}
 
 
-def default_of(cls: type, parameter: inspect.Parameter) -> Any:
+def default_of(cls: Any, parameter: inspect.Parameter) -> object:
     """Return the default of a setting."""
-    factories = {field.name: field.default_factory for field in fields(cls) if field.default_factory is not MISSING}
+    factories = {each.name: each.default_factory for each in fields(cls) if each.default_factory is not MISSING}
     is_made = repr(parameter.default) == "<factory>"  # as dataclasses write it in a signature
     return factories[parameter.name]() if is_made else parameter.default
 
 
-def plain(value: Any) -> Any:
-    """Make plain data of settings. Ready environments, functions and demonstrations become None: they work for a run but are not stored."""
+def plain(value: object) -> Any:
+    """Convert settings to plain data; ready environments, functions and demonstrations, which are not stored, become None."""
     if isinstance(value, Mapping):
         return {str(key): plain(child) for key, child in value.items()}
     if isinstance(value, Memory):
         return value.settings
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, list | tuple):
-        if any(hasattr(child, "_fields") for child in value):
-            return None
-        return [plain(child) for child in value]
+        return None if any(hasattr(child, "_fields") for child in value) else [plain(child) for child in value]
     if isinstance(value, np.generic):
         return value.item()
     return value if isinstance(value, str | int | float | bool) else None
@@ -175,10 +176,10 @@ def plain(value: Any) -> Any:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReplayFields:
-    """When to act and when to learn, and how memories are kept."""
+    """When to act and when to learn, and how experience is stored."""
 
     buffer_size: Annotated[int, Range(1)] = 1_000_000
-    """How many transitions are remembered."""
+    """Transitions in the replay buffer."""
     batch_size: Annotated[int, Range(1)] = 256
     """Rows of a batch, with a memory a multiple of its sequence_length."""
     learning_starts: Annotated[int, Range(0)] = 100
@@ -186,15 +187,15 @@ class ReplayFields:
     train_freq: Annotated[int, Range(1)] = 1
     """Environment steps, counted over all environments, between learning."""
     gradient_steps: Annotated[int, Range(-1)] = 1
-    """Updates each time; -1 makes as many as there were steps."""
+    """Updates each time; -1: as many as steps."""
     steps_per_iteration: Annotated[int, Range(1)] = 100
-    """Environment steps of an iteration, between which acting and learning take turns."""
+    """Environment steps of an iteration, in which acting and learning alternate."""
     n_steps: Annotated[int, Range(1)] = 1
     """Length of the returns' windows; shorter at the end of an episode."""
     warmup: Literal["random", "policy"] = "random"
     """Actions before learning starts: `random` or from the `policy`."""
     replay: ReplayConfig = ReplayConfig()
-    """How memories are kept and drawn, see `ReplayConfig`."""
+    """How transitions are stored and sampled, see `ReplayConfig`."""
 
 
 def replay_settings(algorithm: Any) -> ReplaySettings:
@@ -222,13 +223,13 @@ class ActorCriticFields:
     value_support: list[int] | None = None
     """[low, high]: learn it as a histogram over these integers."""
     critic_burn_in_steps: Annotated[int, Range(0)] = 0
-    """First environment steps, from which only the value learns."""
+    """Environment steps at the start of a run from which only the value learns."""
     share_encoder: bool | None = None
     """Policy and value share encoder and memory; null: without a memory."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
-    """Of Box actions."""
+    """Distribution of Box actions."""
     log_std_init: float = 0.0
-    """First log σ of a Box."""
+    """First log σ of Box actions."""
 
 
 def make_actor_critic(algorithm: Any) -> ActorCritic:
@@ -240,7 +241,7 @@ def make_actor_critic(algorithm: Any) -> ActorCritic:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NoRewardFields:
-    """Takes away the settings of rewards from an algorithm that learns no values."""
+    """Remove the settings of rewards from an algorithm that learns no values."""
 
     normalize_reward: bool = field(init=False, default=False)
     clip_reward: float | None = field(init=False, default=None)
@@ -251,11 +252,11 @@ class NoRewardFields:
 
 
 def end_burn_in(algorithm: Any, optimizer: Optimizer) -> None:
-    """Restart Adam if the burn-in of the value function ends with this iteration.
+    """Reset Adam after learning if the burn-in of the value function ends with this iteration.
 
     Adam corrects the bias of its moments by one count of steps for all parameters (Kingma and Ba 2015, alg. 1). Those of the policy were 0
     until now: after a long burn-in its first steps would be up to (1 − 0.9ᵏ) / √(1 − 0.999ᵏ) = 6.6 (k = 12) times as long as the learning
-    rate, and could undo in one rollout what the policy had learned. RMSprop corrects nothing and continues.
+    rate, and could undo the initial policy in one rollout. RMSprop corrects nothing and continues.
     """
     if isinstance(optimizer, Adam) and algorithm.began_at < algorithm.critic_burn_in_steps <= algorithm.env_steps:
         optimizer.state.clear()
