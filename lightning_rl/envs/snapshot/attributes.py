@@ -54,11 +54,7 @@ def read_attributes(thing: object, encoder: Encoder | None = None) -> dict[str, 
 
 
 def write_attributes(thing: object, state: Mapping[str, Plain], decoder: Decoder | None = None, lenient: bool = False) -> None:
-    """Write attributes into an object that was built in the same way. If `lenient`, values that do not fit are left out.
-
-    Raises:
-        UnsupportedValueError: a value does not fit.
-    """
+    """Write attributes into an object that was built in the same way. If `lenient`, values that do not fit are left out."""
     decoder = decoder or Decoder(lenient)
     existing = _attributes(thing)
     for name, plain in state.items():
@@ -95,11 +91,7 @@ class Encoder:
         self.parts = 0
 
     def encode(self, value: object) -> Plain:
-        """Convert a value to plain data.
-
-        Raises:
-            UnsupportedValueError: that is not possible.
-        """
+        """Convert a value to plain data; raise `UnsupportedValueError` if that is not possible."""
         self.parts += 1
         if self.parts > MAX_PARTS:
             raise UnsupportedValueError("too large")
@@ -160,11 +152,7 @@ class Decoder:
         self.made: dict[int, object] = {}
 
     def decode(self, plain: Plain, existing: Any = None) -> Any:
-        """Make a value; change an existing object in place.
-
-        Raises:
-            UnsupportedValueError: plain data of an unknown kind, or an object has no counterpart of its class.
-        """
+        """Make a value, or change an existing object in place; raise `UnsupportedValueError` for unknown kinds of plain data."""
         if isinstance(plain, np.ndarray):
             return plain.copy()
         if not isinstance(plain, tuple | list):

@@ -132,11 +132,7 @@ def read_layers(env: AnyEnv, only_generators: bool = False) -> list[State]:
 
 
 def write_layers(env: AnyEnv, states: list[State], lenient: bool = False) -> None:
-    """Write what `read_layers` read into an environment that was built in the same way.
-
-    Raises:
-        UnsupportedValueError: a value does not fit.
-    """
+    """Write what `read_layers` read into an environment that was built in the same way."""
     decoder = Decoder(lenient)
     for layer, state in zip(layers(env), states, strict=True):
         write_attributes(layer, state, decoder)
@@ -272,10 +268,7 @@ def play(
     """Play some steps, with a reset half way and where an episode ends.
 
     `act` returns an action for an observation and its info, `seen` are the first of these. Returns the actions, all results, and the last
-    observation with its info.
-
-    Raises:
-        TimeoutError: the deadline has passed.
+    observation with its info; raises `TimeoutError` after the deadline.
     """
     actions, results = [], []
     for i in range(steps):
