@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import gymnasium as gym
 
 from lightning_rl.envs.lessons import as_parameters
-from lightning_rl.errors import SettingError, check_choice, check_range, nearest
+from lightning_rl.errors import SettingError, as_settings, check_choice, check_range
 
 Vectorization = Literal["auto", "sync", "async", "native", "envpool"]
 Autoreset = Literal["SAME_STEP", "NEXT_STEP", "DISABLED"]
@@ -94,21 +94,13 @@ Env = EnvConfig | str | Mapping[str, Any] | gym.vector.VectorEnv | Callable[[], 
 
 
 def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]:
-    """Convert settings, an id or a mapping to `EnvConfig`; return ready vector environments and functions as they are.
-
-    Raises:
-        SettingError: anything else, or a mapping with unknown keys.
-    """
+    """Convert an id or a mapping to `EnvConfig`; return settings, ready vector environments and functions as they are."""
     if isinstance(env, str):
         return EnvConfig(env)
     if isinstance(env, Mapping):
-        names = [each.name for each in fields(EnvConfig)]
-        for key in env:
-            if key not in names:
-                raise SettingError(f"env.{key} is not a setting of an environment{nearest(str(key), names)}")
         if "id" not in env:
             raise SettingError("env.id is missing; give the id of an environment such as CartPole-v1")
-        return EnvConfig(**env)
+        return as_settings("env", EnvConfig, env)
     if isinstance(env, gym.Env):
         raise SettingError("env is a single environment; pass its id, an EnvConfig, or a function that builds it")
     if isinstance(env, EnvConfig | gym.vector.VectorEnv) or callable(env):

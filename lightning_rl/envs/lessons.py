@@ -114,11 +114,7 @@ PlainSampler = float | dict[str, Any]
 
 
 def as_sampler(name: str, setting: object) -> Sampler:
-    """Read a sampler from a number or from `{sampler_type, sampler_parameters}`; `name` is the setting's, for messages.
-
-    Raises:
-        SettingError: another type, unknown or missing settings, or numbers that do not fit together.
-    """
+    """Read a sampler from a number or from `{sampler_type, sampler_parameters}`; errors begin with the setting's full name."""
     if not isinstance(setting, Mapping):
         return Constant(check_number(name, setting))
     check_keys(name, setting, SAMPLER_KEYS, " of a sampler")
@@ -248,11 +244,7 @@ class Parameter:
 
 
 def as_parameters(settings: object, name: str = "env.parameters") -> dict[str, Parameter]:
-    """Read parameters from settings, without those that are null.
-
-    Raises:
-        SettingError: a setting that is unknown, missing or out of its range, by its full name.
-    """
+    """Read parameters from settings, without those that are null; errors begin with a setting's full name."""
     if not isinstance(settings, Mapping):
         raise SettingError(f"{name} must be a mapping of names to values, got {settings!r}")
     if "" in settings:

@@ -70,10 +70,7 @@ def _make_checked(build: Callable[[], gym.Env], index: int) -> gym.Env:
 def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.Env:
     """Build one environment from settings or by a function; masks of a method `action_masks` go into the info (see `masks.py`).
 
-    `index` says which of a run's environments it is.
-
-    Raises:
-        SettingError: unknown id, missing package, or arguments that the environment or a wrapper rejects.
+    `index` says which of a run's environments it is. Raises `SettingError` for an unknown id, a missing package or wrong arguments.
     """
     if not isinstance(config, EnvConfig):
         return with_mask_info(config())
@@ -102,11 +99,7 @@ def count_stacked_frames(env: object) -> int:
 
 
 def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:
-    """Find the spaces, by building, resetting and closing one environment, or by resetting a ready vector environment.
-
-    Raises:
-        SettingError: it cannot be reset, or has masks that cannot be used.
-    """
+    """Find the spaces, by building, resetting and closing one environment, or by resetting a ready vector environment."""
     if isinstance(env, VectorEnv):
         return _find_masks(env, single_spaces(env), "the environment")
     if isinstance(env, EnvConfig) and env.vectorization == "native":
@@ -243,11 +236,7 @@ def _wrap(env: gym.Env, wrapper: object) -> gym.Env:
 
 
 def prepare_package(env_id: str) -> None:
-    """Import and register the package of an environment. Its warnings go to the log, not to stderr or to a file in the current folder.
-
-    Raises:
-        ImportError: the package is not installed.
-    """
+    """Import and register the package of an environment. Its warnings go to the log, not to stderr or to a file in the current folder."""
     if env_id.startswith("ALE/"):
         ale_py = importlib.import_module("ale_py")
         gym.register_envs(ale_py)

@@ -91,14 +91,8 @@ class Masks:
     def split(self, obs: Tree, info: Source, rows: np.ndarray | None = None, over: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Return observations without their masks, and the masks `[K, M]`.
 
-        Args:
-            obs: of K environments.
-            info: of all N.
-            rows: the indices of the K environments; default: all.
-            over: where the episode is over, `[K]`: a mask that is missing or all false becomes all true.
-
-        Raises:
-            SettingError: a mask is missing, all false, or has another width.
+        `obs` belongs to the K environments `rows` (default: all N), `info` to all N. A mask that is missing or all false becomes all true
+        where the episode is `over`, `[K]`; elsewhere it is a `SettingError`.
         """
         rows = self.all if rows is None else rows
         raw, places, given = self._in_obs(obs), np.arange(len(rows)), np.ones(len(rows), dtype=bool)
@@ -188,11 +182,7 @@ def _index(raw: Tree, place: int) -> Tree:
 
 
 def _flatten_parts(choices: Tree, raw: Tree) -> Iterator[np.ndarray]:
-    """Flatten one mask in any form, part after part.
-
-    Raises:
-        ValueError: it does not fit.
-    """
+    """Flatten one mask in any form, part after part; raise `ValueError` if it does not fit."""
     if (isinstance(raw, np.ndarray) and raw.dtype == object) or (isinstance(raw, list) and any(map(np.ndim, raw))):
         raw = tuple(raw)
     if not isinstance(raw, dict | tuple):

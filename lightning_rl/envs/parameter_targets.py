@@ -62,11 +62,7 @@ class Target(NamedTuple):
 
 
 def make_target(env: gym.Env, names: Iterable[str]) -> Target:
-    """Choose how this environment takes parameters of these names.
-
-    Raises:
-        SettingError: it has no such parameter.
-    """
+    """Choose how this environment takes parameters of these names; raise `SettingError` if it has no such parameter."""
     known, name = (env.metadata or {}).get("parameters"), type(env.unwrapped).__name__
     has_method = env.has_wrapper_attr("set_parameters")
     if not has_method and known is None:
@@ -95,11 +91,7 @@ def _do_nothing(values: Values) -> None:
 
 
 class Attributes:
-    """Writes attributes of an unwrapped environment by their dotted names.
-
-    Raises:
-        SettingError: there is no number of such a name, or it cannot be changed.
-    """
+    """Writes attributes of an unwrapped environment by their dotted names, which must be of numbers that can be changed."""
 
     def __init__(self, env: gym.Env, names: Iterable[str]) -> None:
         self.env, owner = env, type(env).__name__
@@ -163,11 +155,7 @@ class Place(NamedTuple):
 
 
 def find(env: gym.Env, name: str) -> Place:
-    """Find the place of a dotted name.
-
-    Raises:
-        SettingError: there is none, or it holds no number.
-    """
+    """Find the place of a dotted name; raise `SettingError` if there is none, or if it holds no number."""
     holder, above, owner = env, "", type(env).__name__
     parts = name.split(".")
     if parts[0] in READ_ONLY:

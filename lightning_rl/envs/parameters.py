@@ -53,11 +53,7 @@ class EnvParameters(gym.Wrapper):
             self.observation_space = with_vector(env.observation_space, OBSERVED, len(self.lessons))
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Set what to draw from, starting with the next reset.
-
-        Raises:
-            SettingError: the environment has no such parameter.
-        """
+        """Set what to draw from, starting with the next reset."""
         for name in lessons.keys() - self.lessons.keys():
             raise SettingError(f"{name} is not a parameter that this environment draws{nearest(name, self.lessons)}")
         self.lessons = {**self.lessons, **lessons}

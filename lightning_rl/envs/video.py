@@ -51,13 +51,7 @@ class RecordVideo(gym.Wrapper):
         return obs, info
 
     def step(self, action: Tree) -> StepResult:
-        """Step and write the frame.
-
-        Raises:
-            SettingError: the episode is too long, or the frame has another size.
-            SaveFailed: the disk is full, …
-            ResetNeeded: the episode is over.
-        """
+        """Step and write the frame."""
         if self.video is None:
             raise gym.error.ResetNeeded("call reset before the first step of an episode")
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -113,12 +107,7 @@ class VideoFile:
         self.add(first)
 
     def add(self, frame: np.ndarray) -> None:
-        """Write a frame.
-
-        Raises:
-            SettingError: it differs from the first one in size.
-            SaveFailed: the disk is full, …
-        """
+        """Write a frame, of the same size as the first one; raise `SaveFailed` if the disk is full."""
         if frame.shape != self.shape:
             raise SettingError(
                 f"{self.path.name}: a frame of shape {frame.shape} after others of {self.shape}; all frames of a video must have one size"
@@ -132,11 +121,7 @@ class VideoFile:
         self.frames += 1
 
     def save(self) -> None:
-        """Finish the file, and replace an existing one.
-
-        Raises:
-            SaveFailed: frames are missing in it.
-        """
+        """Finish the file, and replace an existing one; raise `SaveFailed` if frames are missing in it."""
         self.writer.close()
         try:
             complete = self.ffmpeg.count_frames_and_secs(temporary(self.path))[0] == self.frames
@@ -164,11 +149,7 @@ def padded(number: int, last: int) -> str:
 
 
 def load_ffmpeg(needed_by: str) -> ModuleType:
-    """Import the package `imageio_ffmpeg`.
-
-    Raises:
-        SettingError: it is not installed.
-    """
+    """Import the package `imageio_ffmpeg`; raise `SettingError` if it is not installed."""
     try:
         import imageio_ffmpeg
     except ImportError as error:
@@ -185,11 +166,7 @@ def rendering(env: T, render_mode: str | None = "rgb_array") -> T:
 
 
 def check_renders(env: EnvConfig | Callable[[], gym.Env], needed_by: str) -> None:
-    """Build an environment and check its first frame.
-
-    Raises:
-        SettingError: it has none, or the extra `video` is not installed.
-    """
+    """Raise `SettingError` unless an environment can be built, renders a first frame, and the extra `video` is installed."""
     load_ffmpeg(needed_by)
     if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # otherwise pygame warns that there is no display, which frames do not need
@@ -207,11 +184,7 @@ def check_renders(env: EnvConfig | Callable[[], gym.Env], needed_by: str) -> Non
 
 
 def render_frame(env: gym.Env) -> np.ndarray:
-    """Render a frame, uint8 [height, width, 3]; fractions of 1 are scaled to whole numbers up to 255.
-
-    Raises:
-        SettingError: the environment cannot, or renders something else.
-    """
+    """Render a frame, uint8 [height, width, 3], scaling fractions of 1 up to 255; raise `SettingError` for anything else."""
     try:
         frame = np.asarray(env.render())
     except Exception as error:  # user code may raise anything

@@ -80,12 +80,7 @@ class WorkerProcess:
             self.pipe.send_bytes(request)
 
     def receive(self, timeout: float, deadline: float | None = None) -> bytes:
-        """Read a reply, until the deadline (default: `timeout` seconds from now).
-
-        Raises:
-            WorkerFailedError: there is none, or the environment raised.
-            SettingError: the environment cannot be used.
-        """
+        """Read a reply, until the deadline (default: `timeout` seconds from now); raise `WorkerFailedError` if the worker has failed."""
         try:
             if not self.wait(timeout if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise WorkerFailedError(f"TimeoutError: no answer in {timeout:g} s")
@@ -292,11 +287,7 @@ class WorkerVectorEnv(VectorEnv):
         return replies
 
     def _replace(self, i: int, failure: str | None) -> None:
-        """Replace a worker by a new one in a new episode.
-
-        Raises:
-            SettingError: it was replaced too often.
-        """
+        """Replace a worker by a new one in a new episode; raise `SettingError` if that was necessary too often."""
         while failure is not None:
             now, past = time.monotonic(), self._failures[i]
             past.append(now)

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.snapshot.vector import fingerprint, plain
+from lightning_rl.envs.snapshot.vector import fingerprint, normalize
 from tests.environments import Scripted
 
 ENVS = SyncVectorEnv([Scripted])
@@ -54,12 +54,12 @@ def test_every_other_setting_counts(other):
 
 
 def test_objects_show_no_address_and_numbers_may_be_of_any_type():
-    assert plain([object(), Scripted, lambda: 1]) == plain([object(), Scripted, lambda: 1])
-    assert " at 0x" not in repr(plain({"a": object(), "b": [ENVS], "c": len}))
-    assert plain(np.float32(2.0)) != plain(np.float32(3.0)) and plain(float("inf")) == float("inf")
-    assert repr(plain({3, "b", 1})) == repr(plain({1, 3, "b"})) and repr(plain(float("nan"))) == "nan"
-    assert plain(np.zeros((2, 3))) != plain(np.zeros((3, 2)))
-    assert repr(plain(True)) != repr(plain(1))
+    assert normalize([object(), Scripted, lambda: 1]) == normalize([object(), Scripted, lambda: 1])
+    assert " at 0x" not in repr(normalize({"a": object(), "b": [ENVS], "c": len}))
+    assert normalize(np.float32(2.0)) != normalize(np.float32(3.0)) and normalize(float("inf")) == float("inf")
+    assert repr(normalize({3, "b", 1})) == repr(normalize({1, 3, "b"})) and repr(normalize(float("nan"))) == "nan"
+    assert normalize(np.zeros((2, 3))) != normalize(np.zeros((3, 2)))
+    assert repr(normalize(True)) != repr(normalize(1))
 
 
 def test_what_happened_to_an_environment_does_not_count():

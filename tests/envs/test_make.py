@@ -199,7 +199,7 @@ def test_a_wrapper_that_cannot_be_applied_is_named(wrapper, says):
 @pytest.mark.parametrize(
     "setting, says",
     [
-        ({"id": "CartPole-v1", "num_env": 3}, "env.num_env is not a setting of an environment; did you mean num_envs?"),
+        ({"id": "CartPole-v1", "num_env": 3}, "env.num_env is not a setting; did you mean num_envs?"),
         ({"num_envs": 3}, "env.id is missing; give the id of an environment such as CartPole-v1"),
         ({"id": 7}, "env.id must be the id of an environment such as CartPole-v1, got 7"),
         ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs must be >= 1, got 0"),

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env, make_vector_env
-from lightning_rl.envs.snapshot.state import PATIENCE
+from lightning_rl.envs.snapshot.state import MAX_TRIAL_SECONDS
 from lightning_rl.envs.stepping import Stepper, make_stepper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.types import tree_leaves
@@ -383,7 +383,7 @@ class Endless(Hidden):
 
 
 def test_trying_touches_nothing_and_waits_for_nobody(monkeypatch):
-    monkeypatch.setattr("lightning_rl.envs.snapshot.state.PATIENCE", 0.5)
+    monkeypatch.setattr("lightning_rl.envs.snapshot.state.MAX_TRIAL_SECONDS", 0.5)
     np.random.seed(0)
     expected, told = np.random.rand(), []
     np.random.seed(0)
@@ -465,5 +465,5 @@ def test_an_environment_that_cannot_be_copied_or_forked_has_no_way_and_says_noth
     started = time.monotonic()
     env = Loud(way)
     envs = in_turn(lambda: env)
-    assert not make_stepper(envs).can_be_saved and time.monotonic() - started < PATIENCE
+    assert not make_stepper(envs).can_be_saved and time.monotonic() - started < MAX_TRIAL_SECONDS
     assert capfd.readouterr() == ("", "")

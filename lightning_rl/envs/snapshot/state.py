@@ -1,14 +1,14 @@
-"""The state of environments, so that a run that is stopped and continued equals one that never stopped.
+"""Save and restore the state of environments, so that a resumed run equals one that never stopped.
 
-| way | what is kept | for |
+| way | what is saved | for |
 |---|---|---|
-| own | what the environment's `get_state()` says, and its wrappers' attributes | environments that have `set_state(state)` too |
+| own | the environment's `get_state()`, and its wrappers' attributes | environments that also have `set_state(state)` |
 | attributes | all plain attributes, a game's emulator and a simulation's arrays | classic control, toy text, MuJoCo, Atari, most others |
-| replay | the attributes before the last reset and the actions since | Box2D, and others that hide what they are |
+| replay | the attributes before the last reset and the actions since | Box2D, and others with hidden state |
 | draws | the random generators before the last reset and the actions since | where other attributes do not fit before a reset |
 
-The first that fits is taken: two copies are built, one is stepped, and the other continues from its state. An environment for which
-none does starts new episodes.
+The first one that is exact is used: two copies are built, one is stepped, and the other continues from its state. An environment for which
+none is exact starts new episodes.
 """
 
 from __future__ import annotations
@@ -24,167 +24,174 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, cast
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import VectorEnv
 
+from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.masks import legal_action
-from lightning_rl.envs.snapshot.attributes import AttributeReader, AttributeWriter, read, write
+from lightning_rl.envs.snapshot.attributes import Decoder, Encoder, Plain, read_attributes, write_attributes
 from lightning_rl.startup import live_and_die_with_the_parent
-from lightning_rl.types import tree_leaves
+from lightning_rl.types import Tree, tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")
-PATIENCE = 10.0
-"""Seconds that trying the ways may take: an environment of the real world is not to be driven about for it."""
-TRIED_STEPS = 16
+MAX_TRIAL_SECONDS = 10.0
+"""How long trying the ways may take: an environment in the real world should not be driven around for it."""
+TRIAL_STEPS = 16
+
+AnyEnv = gym.Env | VectorEnv
+State = dict[str, Plain]
 
 _chosen: dict[str, str | None] = {}
 
 
+class Stateful(Protocol):
+    """An environment that saves its own state."""
+
+    def get_state(self) -> object: ...
+
+    def set_state(self, state: Any) -> object: ...
+
+
 class Recorder(gym.Wrapper):
-    """Remembers what an episode needs to be played again. Without a cost for others: only what is replayed is wrapped."""
+    """Records what is needed to replay an episode; only environments that are replayed are wrapped."""
 
     def __init__(self, env: gym.Env, way: str) -> None:
         super().__init__(env)
         self.way = way
-        self.episode: dict[str, Any] | None = None
-        self.actions: list[Any] = []
-        self.obs: Any = None
-        self.worn = False
-        """Whether it was ever stepped: Box2D's worlds are not quite the same again."""
+        self.episode: State | None = None
+        self.actions: list[Tree] = []
+        self.obs: Tree = None
+        self.stepped = False
+        """Whether it was ever stepped: afterwards Box2D's worlds behave a little differently."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         before = read_layers(self.env, only_generators=self.way == "draws")
-        self.episode = {"before": before, "seed": seed, "options": AttributeReader().plain(options), "worn": self.worn}
-        release(self.env)
+        self.episode = {"before": before, "seed": seed, "options": Encoder().encode(options), "worn": self.stepped}
+        if has_sticky_actions(self.env):
+            _release_sticky_action(self.env)
         self.actions = []
         self.obs, info = self.env.reset(seed=seed, options=options)
         return self.obs, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Tree) -> StepResult:
         self.actions.append(action.copy() if isinstance(action, np.ndarray | np.generic) else deepcopy(action))
-        self.worn = True
+        self.stepped = True
         self.obs, *rest = self.env.step(action)
         return self.obs, *rest
 
-    def get_state(self) -> dict[str, Any]:
-        plain = AttributeReader().plain
-        return {"episode": self.episode, "actions": [plain(action) for action in self.actions], "obs": plain(self.obs)}
+    def get_state(self) -> State:
+        """Return the episode so far."""
+        encode = Encoder().encode
+        return {"episode": self.episode, "actions": [encode(action) for action in self.actions], "obs": encode(self.obs)}
 
-    def set_state(self, state: dict[str, Any]) -> bool:
-        """Play the episode again; whether it ended where it had."""
-        value, episode = AttributeWriter().value, state["episode"]
+    def set_state(self, state: State) -> bool:
+        """Replay the episode; return whether it led to the same observation."""
+        decode, episode = Decoder().decode, state["episode"]
         if episode["worn"]:
             space, actions = deepcopy(self.action_space), state["actions"]
-            any_action = partial(value, actions[0]) if actions else space.sample
+            any_action = partial(decode, actions[0]) if actions else space.sample
             self.env.step(legal_action(self, space, any_action, *self.env.reset(seed=0)))
-            self.worn = True
+            self.stepped = True
         write_layers(self.env, episode["before"], lenient=True)
-        self.reset(seed=episode["seed"], options=value(episode["options"]))
+        self.reset(seed=episode["seed"], options=decode(episode["options"]))
         for action in state["actions"]:
-            self.step(value(action))
+            self.step(decode(action))
         self.episode = episode
-        return equal(self.obs, value(state["obs"]))
+        return are_equal(self.obs, decode(state["obs"]))
 
 
-def sticky(env: Any) -> bool:
-    """Whether an Atari game repeats actions by chance. The last one is no part of the state that its emulator gives."""
+def has_sticky_actions(env: AnyEnv) -> bool:
+    """Return whether an Atari game repeats actions at random. The last action is not part of its emulator's state."""
     ale = getattr(env.unwrapped, "ale", None)
     return ale is not None and ale.getFloat("repeat_action_probability") > 0
 
 
-def release(env: Any) -> None:
-    """Let go of the last action in a sticky game, which may reach into the next episode: 40 times it is repeated with chance 0.25."""
-    if sticky(env):
-        ale = env.unwrapped.ale
-        for _ in range(40):
-            ale.act(ale.getLegalActionSet()[0])  # no-op, and nothing at all where the game is over
+def _release_sticky_action(env: gym.Env) -> None:
+    """Let a game forget its last action, which may reach into the next episode: 40 times it is repeated with probability 0.25."""
+    ale: Any = getattr(env.unwrapped, "ale", None)
+    for _ in range(40):
+        ale.act(ale.getLegalActionSet()[0])  # no-op, and without any effect once the game is over
 
 
-def layers(env: Any) -> Iterator[Any]:
-    """An environment's wrappers from the outermost, and then itself."""
+def layers(env: Any) -> Iterator[AnyEnv]:
+    """Iterate over an environment's wrappers from the outermost, and then itself."""
     while env is not env.unwrapped:
         yield env
         env = env.env
     yield env
 
 
-def read_layers(env: Any, only_generators: bool = False) -> list[Any]:
-    """The attributes of an environment and its wrappers. What several of them share is said once."""
-    reader = AttributeReader(only_generators)
-    return [read(layer, reader) for layer in layers(env)]
+def read_layers(env: AnyEnv, only_generators: bool = False) -> list[State]:
+    """Read the attributes of an environment and its wrappers; what several of them share is saved once."""
+    encoder = Encoder(only_generators)
+    return [read_attributes(layer, encoder) for layer in layers(env)]
 
 
-def write_layers(env: Any, states: list[Any], lenient: bool = False) -> None:
-    """The inverse, into an environment that was built alike.
-
-    Raises:
-        NotAttributesError: a value does not fit.
-    """
-    writer = AttributeWriter(lenient)
+def write_layers(env: AnyEnv, states: list[State], lenient: bool = False) -> None:
+    """Write what `read_layers` read into an environment that was built in the same way."""
+    decoder = Decoder(lenient)
     for layer, state in zip(layers(env), states, strict=True):
-        write(layer, state, writer)
+        write_attributes(layer, state, decoder)
 
 
-def record(env: Any, way: str | None) -> Any:
-    """The environment, as its way needs it to be stepped."""
+def record(env: gym.Env, way: str | None) -> gym.Env:
+    """Wrap an environment if this way of saving needs that."""
     return Recorder(env, way) if way in ("replay", "draws") else env
 
 
-def get_state(env: Any, way: str) -> dict[str, Any]:
-    """An environment's state as plain data."""
-    if way in ("replay", "draws"):
+def get_state(env: AnyEnv, way: str) -> State:
+    """Return an environment's state as plain data."""
+    if isinstance(env, Recorder):
         return {"way": way, **env.get_state()}
     if way == "attributes":
         return {"way": way, "layers": read_layers(env)}
-    outer = read_layers(env)[:-1]
-    return {
-        "way": way,
-        "layers": [*outer, read(env.unwrapped, AttributeReader(only_generators=True))],
-        "own": AttributeReader().plain(env.unwrapped.get_state()),
-    }
+    generators = read_attributes(env.unwrapped, Encoder(only_generators=True))
+    own = Encoder().encode(cast(Stateful, env.unwrapped).get_state())
+    return {"way": way, "layers": [*read_layers(env)[:-1], generators], "own": own}
 
 
-def set_state(env: Any, way: str | None, state: dict[str, Any]) -> bool:
-    """The inverse, for an environment that was built alike; whether it worked. If not, only a reset is needed."""
+def set_state(env: AnyEnv, way: str | None, state: State) -> bool:
+    """Restore a state in an environment that was built in the same way; return whether that succeeded. If not, it can be reset."""
     before = read_layers(env)
     try:
-        if state["way"] == way and _restored(env, state):
+        if state["way"] == way and _restore(env, state):
             return True
-    except Exception:  # environments of others may raise anything
+    except Exception:  # user code may raise anything
         pass
     write_layers(env, before, lenient=True)
     return False
 
 
-def _restored(env: Any, state: dict[str, Any]) -> bool:
-    if state["way"] in ("replay", "draws"):
+def _restore(env: AnyEnv, state: State) -> bool:
+    if isinstance(env, Recorder):
         return env.set_state(state)
-    env.reset(seed=0)  # what an environment makes when it is first reset must be there to be written into
+    env.reset(seed=0)  # what an environment makes at its first reset must exist to be written into
     if state["way"] == "own":
-        env.unwrapped.set_state(AttributeWriter().value(state["own"]))
+        cast(Stateful, env.unwrapped).set_state(Decoder().decode(state["own"]))
     write_layers(env, state["layers"])
     return True
 
 
-def choose(build: Callable[[], Any], key: str | None = None) -> str | None:
-    """The first way that is exact for what `build` builds, or None. Tried once for each `key`."""
-    if key is None or key not in _chosen:
-        way = _aside(build)
-        if key is None:
-            return way
-        _chosen[key] = way
+def choose_way(build: Callable[[], AnyEnv], key: str | None = None) -> str | None:
+    """Return the first way that is exact for what `build` builds, or None. It is tried once for each `key`."""
+    if key is None:
+        return _try_in_child(build)
+    if key not in _chosen:
+        _chosen[key] = _try_in_child(build)
     return _chosen[key]
 
 
-def _aside(build: Callable[[], Any]) -> str | None:
-    """`_try_ways` in a process of its own, so that nothing here is touched by it, and nothing here waits for an environment that hangs."""
+def _try_in_child(build: Callable[[], AnyEnv]) -> str | None:
+    """Try the ways in a child process, so that this one is not affected and does not wait for an environment that hangs."""
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return _try_ways(build)
-    context = multiprocessing.get_context("fork")  # which can be handed any function
+    context = multiprocessing.get_context("fork")  # can take any function
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(build, theirs), daemon=True)
+    process = context.Process(target=_send_way, args=(build, theirs), daemon=True)
     try:
         process.start()
     except OSError:  # no memory for another process
@@ -193,7 +200,7 @@ def _aside(build: Callable[[], Any]) -> str | None:
         return None
     theirs.close()
     try:
-        return ours.recv() if ours.poll(PATIENCE) else None
+        return ours.recv() if ours.poll(MAX_TRIAL_SECONDS) else None
     except (EOFError, OSError):
         return None
     finally:
@@ -203,91 +210,83 @@ def _aside(build: Callable[[], Any]) -> str | None:
         process.close()
 
 
-def _tell(build: Callable[[], Any], pipe: Any) -> None:
+def _send_way(build: Callable[[], AnyEnv], pipe: Connection) -> None:
     live_and_die_with_the_parent()
     faulthandler.disable()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # libraries and the end of a process write past Python's streams
-        os.dup2(nowhere, stream)
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # libraries write past Python's streams
+        os.dup2(null, stream)
     try:
         pipe.send(_try_ways(build))
     finally:
-        os._exit(0)  # nothing that the parent left to be done at its end is done here
+        os._exit(0)  # without running the parent's exit handlers
 
 
-def _try_ways(build: Callable[[], Any]) -> str | None:
-    drawn = random.getstate(), np.random.get_state()
-    deadline = time.monotonic() + PATIENCE
+def _try_ways(build: Callable[[], AnyEnv]) -> str | None:
+    generators = random.getstate(), np.random.get_state()
+    deadline = time.monotonic() + MAX_TRIAL_SECONDS
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), warnings.catch_warnings(action="ignore"):
-            return next((way for way in WAYS if fits(build, way, deadline)), None)
+        with open(os.devnull, "w") as null, redirect_stdout(null), redirect_stderr(null), warnings.catch_warnings(action="ignore"):
+            return next((way for way in WAYS if is_exact(build, way, deadline)), None)
     finally:
-        random.setstate(drawn[0])
-        np.random.set_state(drawn[1])
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
 
 
-def fits(build: Callable[[], Any], way: str, deadline: float) -> bool:
-    """Whether a copy goes on from another's state as that one does, over the beginning of an episode."""
-    copies: list[Any] = []
+def is_exact(build: Callable[[], Any], way: str, deadline: float) -> bool:
+    """Return whether a copy that takes over the state of another one continues in the same way, over the beginning of an episode."""
+    copies: list[AnyEnv] = []
     try:
         for _ in range(2):
             copies.append(record(build(), way))
         first, second = copies
         if first.unwrapped is second.unwrapped or (way == "own" and not hasattr(first.unwrapped, "get_state")):
             return False
-        if way == "attributes" and sticky(first):
+        if way == "attributes" and has_sticky_actions(first):
             return False
         space = deepcopy(first.action_space)
         space.seed(0)
-        draw, said = partial(legal_action, first, space, space.sample), first.reset(seed=1)
-        for steps in (4, 5):  # an episode after the first: one that no seed began
-            _, _, said = play(first, draw, said, steps, deadline)
+        draw, seen = partial(legal_action, first, space, space.sample), first.reset(seed=1)
+        for steps in (4, 5):  # the second episode is one that begins without a seed
+            _, _, seen = play(first, draw, seen, steps, deadline)
         state = get_state(first, way)
-        # before the second is touched: they may share what belongs to their class
-        actions, expected, _ = play(first, draw, said, TRIED_STEPS, deadline)
+        # before the second copy is touched: they may share state of their class
+        actions, expected, _ = play(first, draw, seen, TRIAL_STEPS, deadline)
         again = iter(actions)
-        return set_state(second, way, state) and equal(expected, play(second, lambda *_: next(again), said, TRIED_STEPS, deadline)[1])
-    except Exception:  # environments of others may raise anything
+        return set_state(second, way, state) and are_equal(expected, play(second, lambda *_: next(again), seen, TRIAL_STEPS, deadline)[1])
+    except Exception:  # user code may raise anything
         return False
     finally:
-        if len({id(copy.unwrapped) for copy in copies}) > 1:  # else it is none
+        if len({id(copy.unwrapped) for copy in copies}) > 1:  # otherwise the function returned the environment itself
             for copy in copies:
                 copy.close()
 
 
-def play(env: Any, act: Callable[..., Any], said: tuple[Any, Any], steps: int, deadline: float) -> tuple[list[Any], list[Any], Any]:
-    """The actions of some steps and what happened, with a reset where an episode ended and half way.
+def play(
+    env: AnyEnv, act: Callable[[Tree, Info], Tree], seen: tuple[Tree, Info], steps: int, deadline: float
+) -> tuple[list[Tree], list[Tree], tuple[Tree, Info]]:
+    """Play some steps, with a reset half way and where an episode ends.
 
-    Args:
-        env: what is stepped.
-        act: gives an action for an observation and its info.
-        said: the first of these.
-        steps: how many.
-        deadline: when to give up.
-
-    Returns:
-        The actions, what happened, and the last observation with its info.
-
-    Raises:
-        TimeoutError: it is too late.
+    `act` returns an action for an observation and its info, `seen` are the first of these. Returns the actions, all results, and the last
+    observation with its info; raises `TimeoutError` after the deadline.
     """
-    actions, rows = [], []
+    actions, results = [], []
     for i in range(steps):
         if time.monotonic() > deadline:
             raise TimeoutError
-        actions.append(act(*said))
+        actions.append(act(*seen))
         obs, reward, terminated, truncated, info = env.step(actions[-1])
-        said = obs, info
-        rows.append(deepcopy((obs, reward, terminated, truncated)))
-        if i == steps // 2 or (not isinstance(env, gym.vector.VectorEnv) and (terminated or truncated)):
-            said = env.reset()
-            rows.append(deepcopy(said[0]))
-    return actions, rows, said
+        seen = obs, info
+        results.append(deepcopy((obs, reward, terminated, truncated)))
+        if i == steps // 2 or (not isinstance(env, VectorEnv) and (terminated or truncated)):
+            seen = env.reset()
+            results.append(deepcopy(seen[0]))
+    return actions, results, seen
 
 
-def equal(a: Any, b: Any) -> bool:
-    """Whether trees and lists of them are the same, bit for bit."""
+def are_equal(a: Tree, b: Tree) -> bool:
+    """Return whether trees, or lists of trees, are the same bit for bit."""
     if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal, a, b))
+        return len(a) == len(b) and all(map(are_equal, a, b))
     pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
     return all((x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes()) for x, y in pairs)

@@ -1,10 +1,10 @@
-"""State of the environments in a vector environment, and the fingerprint that tells whether it fits."""
+"""Save and restore the state of vector environments, and fingerprint their settings to see whether a state fits."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
@@ -16,59 +16,56 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.make import make_env, make_vector_env
-from lightning_rl.envs.snapshot.state import choose, get_state, layers, read_layers, record, set_state, write_layers
+from lightning_rl.envs.snapshot.attributes import CONSTRUCTOR_ARGUMENTS
+from lightning_rl.envs.snapshot.state import State, choose_way, get_state, layers, read_layers, record, set_state, write_layers
 from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 
-APART = {"num_envs", "autoreset", "autoreset_mode", "step_timeout", "max_restarts"}
-"""Settings that say nothing of one environment."""
-OTHERS = {"self", "env", "envs", "env_fns", "build", "render_mode"} | APART
-"""Arguments that say nothing of what is compared here."""
+IGNORED_SETTINGS = {"num_envs", "autoreset", "autoreset_mode", "step_timeout", "max_restarts"}
+"""Settings that do not change a single environment."""
+IGNORED_ARGUMENTS = {"self", "env", "envs", "env_fns", "build", "render_mode"} | IGNORED_SETTINGS
+PENDING_RESETS = "_autoreset_envs"
+"""Private attribute of gymnasium's `SyncVectorEnv`: whose next step is a reset. There is no public way to set it."""
 
 
 def fingerprint(envs: VectorEnv, config: EnvConfig | None = None) -> str:
-    """Of the settings where there are some, else of what can be known of environments that Python code has built."""
-    if config is not None:
-        config = resolve_vectorization(config)
-        settings = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in APART}
-        said: Any = plain(settings | {"kwargs": without({"render_mode"}, config.kwargs)})
+    """Hash the settings, or else what can be found out about environments that Python code has built."""
+    if config is None:
+        found: object = [[describe(layer) for layer in layers(env)] for env in (envs.envs if isinstance(envs, SyncVectorEnv) else [envs])]
     else:
-        said = [[made(layer) for layer in layers(env)] for env in (envs.envs if isinstance(envs, SyncVectorEnv) else [envs])]
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+        settings = {each.name: getattr(resolve_vectorization(config), each.name) for each in fields(config)}
+        kwargs = _drop({"render_mode"}, config.kwargs)
+        found = normalize(_drop(IGNORED_SETTINGS, settings | {"kwargs": kwargs}))
+    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
-def made(layer: Any) -> list[Any]:
-    """Its class, the arguments that gymnasium remembers, and attributes with the name of an argument."""
+def describe(layer: object) -> list[Any]:
+    """Return the class of an environment or wrapper, its arguments that gymnasium keeps, and attributes named like an argument."""
     own = getattr(layer, "__dict__", {})
-    spec = own.get("spec") if layer is layer.unwrapped else None
-    named = {name: own[name] for name in parameters(type(layer)) if name in own}
-    arguments = [plain(without(OTHERS, each)) for each in (own.get("_saved_kwargs"), getattr(spec, "kwargs", None), named)]
-    return [type(layer).__qualname__, getattr(spec, "id", None), *arguments]
+    spec = own.get("spec") if layer is getattr(layer, "unwrapped", None) else None
+    try:
+        parameters = inspect.signature(type(layer).__init__).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    named = {name: own[name] for name in parameters if name in own}
+    arguments = (own.get(CONSTRUCTOR_ARGUMENTS), getattr(spec, "kwargs", None), named)
+    return [type(layer).__qualname__, getattr(spec, "id", None), *(normalize(_drop(IGNORED_ARGUMENTS, each)) for each in arguments)]
 
 
-def without(names: set[str], arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Arguments but these."""
+def _drop(names: set[str], arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (arguments or {}).items() if name not in names}
 
 
-def parameters(cls: type) -> Iterator[str]:
-    """The names of a constructor's arguments."""
-    try:
-        yield from inspect.signature(cls.__init__).parameters  # type: ignore[misc]
-    except (TypeError, ValueError):
-        return
-
-
-def plain(value: Any) -> Any:
-    """A value such that those which mean the same look the same, in every process."""
+def normalize(value: object) -> Any:
+    """Convert a value so that equal settings look the same in every process."""
     if isinstance(value, Mapping):
-        return sorted((str(key), plain(each)) for key, each in value.items())
+        return sorted((str(key), normalize(each)) for key, each in value.items())
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [normalize(each) for each in value]
     if isinstance(value, set | frozenset):
-        return sorted(repr(plain(each)) for each in value)
+        return sorted(repr(normalize(each)) for each in value)
     if isinstance(value, np.ndarray | np.generic):
-        return [str(np.shape(value)), *map(plain, np.ravel(value).tolist())]
+        return [str(np.shape(value)), *map(normalize, np.ravel(value).tolist())]
     if value is None or isinstance(value, bool | str | bytes):
         return value
     if isinstance(value, int | float):
@@ -77,82 +74,82 @@ def plain(value: Any) -> Any:
 
 
 class Keeper(Protocol):
-    """Reads and writes the state of all environments."""
+    """Saves and restores the states of all environments."""
 
-    def get_states(self) -> Any: ...
+    def get_states(self) -> State: ...
 
-    def set_states(self, states: Any) -> bool: ...
+    def set_states(self, states: State) -> bool: ...
 
 
-class InTurn:
-    """Of the environments of a `SyncVectorEnv`, each by its way."""
+class SyncKeeper:
+    """Keeps the states of the environments of a `SyncVectorEnv`, each in its own way."""
 
     def __init__(self, envs: SyncVectorEnv, ways: list[str]) -> None:
         self.envs, self.ways = envs, ways
         envs.envs = [record(env, way) for env, way in zip(envs.envs, ways, strict=True)]
 
-    def get_states(self) -> dict[str, Any]:
+    def get_states(self) -> State:
         states = [get_state(env, way) for env, way in zip(self.envs.envs, self.ways, strict=True)]
-        return {"envs": states, "autoreset": self.envs._autoreset_envs.copy()}
+        return {"envs": states, "autoreset": getattr(self.envs, PENDING_RESETS).copy()}
 
-    def set_states(self, states: dict[str, Any]) -> bool:
+    def set_states(self, states: State) -> bool:
         before = [read_layers(env) for env in self.envs.envs]
         if not all(map(set_state, self.envs.envs, self.ways, states["envs"])):
             for env, state in zip(self.envs.envs, before, strict=True):
                 write_layers(env, state, lenient=True)
             return False
-        self.envs._autoreset_envs = states["autoreset"].copy()
+        setattr(self.envs, PENDING_RESETS, states["autoreset"].copy())
         return True
 
 
-class Whole:
-    """Of a vector environment as if it were one environment."""
+class WholeKeeper:
+    """Keeps the state of a vector environment as if it were one environment."""
 
     def __init__(self, envs: VectorEnv, way: str) -> None:
         self.envs, self.way = envs, way
 
-    def get_states(self) -> dict[str, Any]:
+    def get_states(self) -> State:
         return get_state(self.envs, self.way)
 
-    def set_states(self, states: dict[str, Any]) -> bool:
+    def set_states(self, states: State) -> bool:
         return set_state(self.envs, self.way, states)
 
 
 def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | None:
-    """What keeps the states of these environments exactly, or None."""
+    """Make what keeps the states of these environments exactly; None if nothing does."""
     if isinstance(envs, WorkerVectorEnv):
-        way = _choose(config) if config is not None else choose(envs.build)
+        way = choose_way(envs.build) if config is None else _choose_by_settings(config)
         return envs if envs.record(way) else None
     if isinstance(envs, SyncVectorEnv) and type(envs) in (SyncVectorEnv, TurnVectorEnv):
-        ways = [_choose(config)] * envs.num_envs if config is not None else _choose_each(envs)
-        return InTurn(envs, [way for way in ways if way is not None]) if None not in ways else None
+        ways = _choose_each(envs) if config is None else [_choose_by_settings(config)] * envs.num_envs
+        return SyncKeeper(envs, [way for way in ways if way is not None]) if None not in ways else None
     if hasattr(envs, "get_state") and hasattr(envs, "set_state"):
-        return Whole(envs, "own")
+        return WholeKeeper(envs, "own")
     if config is not None and config.vectorization == "native":
-        way = choose(partial(make_vector_env, config), repr(config))
-        return Whole(envs, way) if way in ("own", "attributes") else None
+        way = choose_way(partial(make_vector_env, config), repr(config))
+        return WholeKeeper(envs, way) if way in ("own", "attributes") else None
     return None
 
 
-def _choose(config: EnvConfig) -> str | None:
-    """The way of one environment, tried on copies that show nothing on a screen."""
-    unseen = {key: value for key, value in config.kwargs.items() if key != "render_mode"}
-    single = replace(single_env_config(config), vectorization="sync", autoreset=None, kwargs=unseen, step_timeout=None, max_restarts=None)
-    return choose(partial(make_env, single), repr(single))
+def _choose_by_settings(config: EnvConfig) -> str | None:
+    """Choose the way of an environment by trying copies that open no window."""
+    kwargs = _drop({"render_mode"}, config.kwargs)
+    single = replace(single_env_config(config), vectorization="sync", autoreset=None, kwargs=kwargs, step_timeout=None, max_restarts=None)
+    return choose_way(partial(make_env, single), repr(single))
 
 
 def _choose_each(envs: SyncVectorEnv) -> list[str | None]:
-    """The ways of environments that functions built: tried on what one function for all builds, else on deep copies of each kind."""
+    """Choose the ways of environments that functions have built, by trying what a common function builds, else deep copies of each kind."""
     builder = envs.env_fns[0] if len({id(build) for build in envs.env_fns}) == 1 else None
-    known: dict[Any, str | None] = {}
-    for env in envs.envs:
-        kind = tuple(type(layer) for layer in layers(env))
-        if kind not in known:
-            known[kind] = choose(partial(_copy, env, builder))
-    return [known[tuple(type(layer) for layer in layers(env))] for env in envs.envs]
+    kinds = [tuple(type(layer) for layer in layers(env)) for env in envs.envs]
+    ways: dict[tuple[type, ...], str | None] = {}
+    for kind, env in zip(kinds, envs.envs, strict=True):
+        if kind not in ways:
+            ways[kind] = choose_way(partial(_copy, env, builder))
+    return [ways[kind] for kind in kinds]
 
 
 def _copy(env: gym.Env, builder: Callable[[], gym.Env] | None) -> gym.Env:
-    """An environment like this one; never this one, which a function may have closed over."""
+    """Make an environment like this one, but never this one itself, which a function may return each time."""
     built = None if builder is None else builder()
     return deepcopy(env) if built is None or built.unwrapped is env.unwrapped else built
