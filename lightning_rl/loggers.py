@@ -1,4 +1,4 @@
-"""`metrics.csv` and `evaluations.csv`, and rows of other loggers; a full disk does not end a run."""
+"""Write `metrics.csv` and `evaluations.csv`, and pass rows to other loggers; a full disk does not end a run."""
 
 from __future__ import annotations
 
@@ -12,88 +12,99 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import write_text
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
+
+
+class Speaker(Protocol):
+    """What prints lines for the user."""
+
+    @property
+    def say(self) -> Callable[[str], None]: ...
+
+
+class Counter(Speaker, Protocol):
+    """An algorithm, as far as a logger needs it."""
+
+    counter: str
+
+    @property
+    def count(self) -> int: ...
 
 
 class MetricsLogger(Logger):
-    """Writes `metrics.csv`: what the run counts first, a row flushed as it is written. A new metric adds a column to the whole file.
+    """Writes `metrics.csv`: the run's count first, each row flushed as it is written. A new metric adds a column to the whole file.
 
     Args:
         folder: of the run.
-        count: how far the run is; Lightning's own rows, which come with the number of iterations, get this instead.
-        counter: the name of what is counted.
+        count: returns how far the run is; Lightning's own rows, which have the number of iterations, get this instead.
+        counter: the name of the count.
         say: prints a line for the user.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        count: Callable[[], int] | None = None,
-        counter: str = "env_steps",
-        say: Callable[[str], None] = print,
+        self, folder: Path, count: Callable[[], int] | None = None, counter: str = "env_steps", say: Callable[[str], None] = print
     ) -> None:
         super().__init__()
-        self.count, self.counter, self.say = count, counter, say
-        self.folder = folder
+        self.folder, self.count, self.counter = folder, count, counter
         self.table = CsvTable(folder / "metrics.csv", counter, say)
 
     @property
     def name(self) -> str:
+        """Return nothing: the run's folder has the name."""
         return ""
 
-    @property
-    def version(self) -> str:
-        return ""
-
-    @property
-    def save_dir(self) -> str:
-        return str(self.folder)
+    version = name
 
     @property
     def log_dir(self) -> str:
-        """The run's folder."""
+        """Return the run's folder."""
         return str(self.folder)
+
+    save_dir = log_dir
 
     @property
     def file(self) -> Path:
-        """Where the rows are."""
+        """Return where the rows are."""
         return self.table.file
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """The settings stand in `config.yaml` beside this file."""
+        """Do nothing: the settings are in `config.yaml` next to this file."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Write a row."""
         self.table.add([{self.counter: step if self.count is None else self.count(), **metrics}])
 
     @rank_zero_only
     def cut_back(self, count: int) -> None:
-        """Forget rows beyond a checkpoint from which the run continues."""
+        """Remove rows beyond a checkpoint from which the run continues."""
         self.table.cut_back(count)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
+        """Write the rows that still wait."""
         self.table.finish()
 
 
 class CsvTable:
-    """A CSV file of what a run counts, which grows by rows. None is lost: those that the disk refuses wait until it takes them.
+    """A CSV file to which a run adds rows. None is lost: those that the disk refuses wait until it takes them.
 
-    A file that is not as this process left it (deleted, cut, replaced) is read and written again as a whole, and one without the counter's
-    column is renamed. A link is replaced, never written through.
+    A file that this process did not leave like that (deleted, cut, replaced) is read and written again as a whole, and one without the
+    counter's column is renamed. A link is replaced, never written through.
 
     Args:
         file: where the rows are.
-        counter: the column that says how far the run was.
+        counter: the column of the run's count.
         say: prints a line for the user.
     """
 
@@ -104,7 +115,7 @@ class CsvTable:
         self.left_as: tuple[int, int] | None = None
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Write rows, after those that wait. Where the disk refuses, one line says so, and they wait."""
+        """Write rows, after those that wait. Where the disk refuses, print a line once and let them wait."""
         new = list(rows)
         try:
             self._add([*self.waiting, *new])
@@ -115,33 +126,29 @@ class CsvTable:
             self.waiting += new
 
     def cut_back(self, count: int) -> None:
-        """Forget rows beyond a checkpoint from which the run continues; raises `OSError` where the disk refuses."""
+        """Remove rows beyond a checkpoint from which the run continues; raises `OSError` where the disk refuses."""
         if os.path.lexists(self.file):
             self._write([row for row in self._read() if _number(row[self.counter]) <= count])
 
     def finish(self) -> None:
-        """Write what still waits, or say that it is lost."""
+        """Write what still waits, or report that it is lost."""
         if self.waiting:
             self.add([])
         if self.waiting:
             self.say(f"{len(self.waiting)} rows of {self.file} are lost: it still cannot be written")
 
     def _add(self, rows: list[Row]) -> None:
-        known = self.left_as is not None and self.left_as == _identity(self.file)
-        if known and set(self.columns).issuperset(itertools.chain.from_iterable(rows)):
-            self._append(rows)
-        else:
+        is_unchanged = self.left_as is not None and self.left_as == _identity(self.file)
+        if self.left_as is None or not is_unchanged or not set(self.columns).issuperset(itertools.chain.from_iterable(rows)):
             self._write([*self._read(), *rows])
-
-    def _append(self, rows: list[Row]) -> None:
-        assert self.left_as is not None
+            return
         inode, size = self.left_as
         data = _as_text(self.columns, rows).encode()
         try:
             with open(os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb", buffering=0) as stream:
                 written = stream.write(data)
                 if written < len(data):
-                    stream.write(data[written:])  # raises what the disk has against it
+                    stream.write(data[written:])  # raises why the disk refuses
         except OSError:
             with suppress(OSError):
                 os.truncate(self.file, size)  # half a row would spoil the next one
@@ -156,7 +163,7 @@ class CsvTable:
         self.columns, self.left_as = columns, _identity(self.file)
 
     def _read(self) -> list[dict[str, str]]:
-        """The rows of the file. What is no table of this run makes room under another name."""
+        """Read the rows of the file; one that is not a table of this run is renamed."""
         if self._is_foreign():
             names = (self.file.with_name(f"{self.file.name}.unreadable{number or ''}") for number in itertools.count())
             name = next(name for name in names if not os.path.lexists(name))
@@ -174,7 +181,7 @@ class CsvTable:
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; none if it does not exist. What a kill or a full disk left of a row is none."""
+    """Read the rows of a CSV file, without what a kill or a full disk left of a row; none if there is no file."""
     columns, *rows = _lines(file) or [[]]
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
@@ -186,23 +193,21 @@ def _as_text(columns: list[str], rows: Iterable[Row]) -> str:
 
 
 def _lines(file: Path) -> list[list[str]]:
-    """The cells of all lines that end."""
+    """Read the cells of all lines that end, each line alone: an open quote in one does not swallow the others."""
     if not file.is_file():
         return []
     text = file.read_bytes()
-    return [_cells(line) for line in text[: text.rfind(b"\n") + 1].decode(errors="replace").split("\n")[:-1]]
-
-
-def _cells(line: str) -> list[str]:
-    """The cells of one line, read alone: an open quote in one does not swallow the others."""
-    try:
-        return next(csv.reader([line]), [])
-    except csv.Error:
-        return []
+    cells = []
+    for line in text[: text.rfind(b"\n") + 1].decode(errors="replace").split("\n")[:-1]:
+        try:
+            cells.append(next(csv.reader([line]), []))
+        except csv.Error:
+            cells.append([])
+    return cells
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """What changes when something else writes, cuts or replaces a file; None if there is none of its own."""
+    """Return what changes when something else writes, cuts or replaces a file; None if it is not a regular file."""
     try:
         status = os.lstat(file)
     except OSError:
@@ -211,7 +216,7 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _number(text: str) -> float:
-    """What a cell counts; infinity if it is no number, which is beyond every checkpoint."""
+    """Return the number in a cell; infinity, which is beyond every checkpoint, if it is none."""
     try:
         return float(text)
     except ValueError:
@@ -219,23 +224,23 @@ def _number(text: str) -> float:
 
 
 @contextmanager
-def going_on(algorithm: Any, what: str) -> Iterator[None]:
-    """Where the system does not let us write, one line says so and the run goes on."""
+def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
+    """Print a line and go on where the system refuses to write."""
     try:
         yield
     except OSError as error:
         algorithm.say(f"{what} could not be written, the run goes on: {error.strerror or error}")
 
 
-def log_row(trainer: Any, algorithm: Any, metrics: Mapping[str, float]) -> None:
-    """A row of metrics over what the run counts, for all loggers, and for callbacks that monitor one."""
+def log_row(trainer: pl.Trainer, algorithm: Counter, metrics: Mapping[str, float]) -> None:
+    """Pass a row of metrics and the run's count to all loggers, and to callbacks that monitor a metric."""
     row = {algorithm.counter: algorithm.count, **metrics}
     for logger in list(trainer.loggers):
         try:
             with going_on(algorithm, f"a row of {type(logger).__name__}"):
                 logger.log_metrics(row, step=algorithm.count)
-        except Exception as error:  # TensorBoard wraps what its thread met, and can write no more
-            refused = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
+        except Exception as error:  # TensorBoard wraps the error of its thread, and can write no more
+            refused = next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
             if refused is None:
                 raise
             algorithm.say(f"{type(logger).__name__} could not write and is left out, the run goes on: {refused.strerror or refused}")
@@ -245,10 +250,10 @@ def log_row(trainer: Any, algorithm: Any, metrics: Mapping[str, float]) -> None:
 
 @contextmanager
 def quiet_tensorboard() -> Iterator[None]:
-    """What TensorBoard's thread meets on the disk is reported with the next row, not with a traceback of the thread as well."""
+    """Report an error of TensorBoard's thread on the disk with the next row, not with a traceback of the thread as well."""
     before = threading.excepthook
 
-    def report(failure: Any) -> None:
+    def report(failure: threading.ExceptHookArgs) -> None:
         if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
             before(failure)
 
@@ -259,8 +264,8 @@ def quiet_tensorboard() -> Iterator[None]:
         threading.excepthook = before
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it came from."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

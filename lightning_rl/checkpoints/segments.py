@@ -1,4 +1,4 @@
-"""Replay buffer on disk: segments of rows beside a checkpoint, of which each save writes only what is new."""
+"""Save a replay buffer in segments of rows next to a checkpoint; each save writes only the new rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,93 +18,46 @@ from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.checkpoints.atomic import SaveFailed, Writer, remove_leftovers, stage, sync_folder
 from lightning_rl.errors import SettingError
 
-HEADER = 1 << 16
+FORMAT_VERSION = 1
+MAX_HEADER_BYTES = 1 << 16
 """Bytes that numpy's description of an array may take."""
-PLAIN_FILE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+MAX_SEGMENT_BYTES = 64 << 20
+"""Approximate bytes of a segment."""
+SMALL_BYTES = 8 << 20
+"""Bytes up to which a segment is written again together with the rows after it."""
+NAME = re.compile(r"(\d{8,12})\.(rows|priorities)")
+OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+READERS: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-READERS: dict[Any, Any] = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+class Buffer(Protocol):
+    """A replay buffer as it is saved: one ring for each environment; arrays are `[N]`."""
+
+    layout: Any
+    sampler: Any
+    envs: np.ndarray
+    first: np.ndarray
+    slots: int
+    written: np.ndarray
+    length: int
+    n_steps: int
+
+    @property
+    def ready(self) -> int: ...
+
+    def locate(self, numbers: np.ndarray) -> np.ndarray: ...
+
+    def position(self) -> dict[str, Any]: ...
+
+    def continue_from(self, position: dict[str, Any]) -> None: ...
 
 
 class File(NamedTuple):
-    """What a manifest says of a file."""
+    """What a manifest holds of a file."""
 
     name: str
     size: int
     sha256: str
-
-
-def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> File:
-    """Write arrays in numpy's format, down to the disk; the file is there whole or not at all."""
-
-    def write(file: Writer) -> None:
-        for array in arrays:
-            np.lib.format.write_array(file, array, allow_pickle=False)
-
-    staged = stage(path, write)
-    staged.commit()
-    return File(path.name, staged.size, staged.sha256)
-
-
-def read_arrays(folder: Path, file: File, types: Sequence[np.dtype], bound: int) -> list[np.ndarray]:
-    """The arrays of a file in a folder.
-
-    Args:
-        folder: where it must lie.
-        file: what is known of it.
-        types: of the arrays, each of one dimension.
-        bound: the most bytes that they can have.
-
-    Raises:
-        ValueError: it is a link, damaged, or holds something else.
-        OSError: it is not there.
-    """
-    path = folder / file.name
-    if path.is_symlink() or path.parent != folder:
-        raise ValueError(f"{file.name} is a link")
-    handle = os.open(path, PLAIN_FILE)
-    with os.fdopen(handle, "rb") as opened:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != file.size or file.size > bound:
-            raise ValueError(f"{file.name} has {status.st_size} bytes, not {file.size} of at most {bound}")
-        data = opened.read(file.size)
-    if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise ValueError(f"{file.name} is damaged")
-    stream, arrays = BytesIO(data), []
-    for expected in types:
-        count = _read_header(stream, expected)
-        if count * expected.itemsize > len(data) - stream.tell():
-            raise ValueError(f"{file.name} is cut off")
-        arrays.append(np.frombuffer(data, expected, count, stream.tell()))
-        stream.seek(count * expected.itemsize, os.SEEK_CUR)
-    if stream.tell() != len(data):
-        raise ValueError(f"{file.name} holds more than its arrays")
-    return arrays
-
-
-def expected_size(types: Sequence[np.dtype], rows: int) -> int:
-    """The most bytes of a file with arrays of these types and so many rows in the longest of them; plain bytes without types."""
-    return (sum(each.itemsize for each in types) if types else 1) * rows + (len(types) + 1) * HEADER
-
-
-def _read_header(stream: Any, expected: np.dtype) -> int:
-    """How many records of the expected type come next."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        shape, _, dtype = READERS[version](stream, max_header_size=HEADER)
-    except Exception as error:  # what tokenizers and parsers of others meet in bytes that are no header
-        raise ValueError("no array") from error
-    if dtype != expected or dtype.hasobject or len(shape) != 1:
-        raise ValueError("arrays of another type or shape")
-    return int(shape[0])
-
-
-FORMAT_VERSION = 1
-NAME = re.compile(r"(\d{8,12})\.(rows|priorities)")
-LARGEST = 64 << 20
-"""Bytes of a segment, about."""
-SMALL = 8 << 20
-"""Bytes up to which a segment is written again together with what follows it."""
 
 
 class Segment(NamedTuple):
@@ -116,11 +69,11 @@ class Segment(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return int((self.stop - self.start).sum())
 
-    def places(self, buffer: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The places in the buffer of all its rows, and of what comes after the last one in each ring."""
+    def places(self, buffer: Buffer) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places in the buffer of all its rows, and of what comes after the last one in each ring."""
         lengths = self.stop - self.start
         ring = np.repeat(buffer.envs, lengths)
         number = np.arange(lengths.sum()) + np.repeat(self.start - (lengths.cumsum() - lengths), lengths)
@@ -132,52 +85,52 @@ class SegmentStore:
     """The segments of one buffer.
 
     Args:
-        folder: of their own, `last.ckpt.d/rank0`; made when something is saved.
+        folder: of these segments only, `last.ckpt.d/rank0`; created by the first save.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.segments: list[Segment] = []
 
-    def save(self, buffer: Any) -> dict[str, Any]:
-        """Write what was added to the buffer since the last save, or all of it; returns the manifest, as plain data.
+    def save(self, buffer: Buffer) -> dict[str, Any]:
+        """Write what was added to the buffer since the last save, or all of it; return the manifest as plain data.
 
         Raises:
-            SaveFailed: the disk is full, …; what was saved before is as it was.
+            SaveFailed: the disk is full, …; what was saved before is unchanged.
         """
         try:
-            check_folder(self.folder)
+            _check_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self.folder)
             self.serial = max((int(match[1]) for match in map(NAME.fullmatch, _names(self.folder)) if match), default=0)
             segments, start = self._kept(buffer)
-            step = max(1, LARGEST // (len(buffer.envs) * _row_bytes(buffer)))
+            step = max(1, MAX_SEGMENT_BYTES // (len(buffer.envs) * _row_bytes(buffer)))
             while (start < buffer.written).any():
                 stop = np.minimum(start + step, buffer.written)
                 segment = Segment(File("", 0, ""), start, stop)
-                file = write_arrays(self._next("rows"), buffer.layout.parts(*segment.places(buffer)))
+                file = _write_arrays(self._next("rows"), buffer.layout.parts(*segment.places(buffer)))
                 segments.append(segment._replace(file=file))
                 start = stop
             priorities = buffer.sampler.priorities(buffer.locate(np.arange(buffer.ready)))
-            weights = None if priorities is None else write_arrays(self._next("priorities"), [priorities])
+            weights = None if priorities is None else _write_arrays(self._next("priorities"), [priorities])
             sync_folder(self.folder)
         except SaveFailed:
             raise
         except OSError as error:
             raise SaveFailed(f"the replay buffer in {self.folder} could not be saved ({error.strerror or error})") from error
-        self.segments, self._priorities = segments, weights
+        self.segments = segments
         return to_plain(
             {
                 "format_version": FORMAT_VERSION,
-                "settings": settings_of(buffer),
+                "settings": _settings_of(buffer),
                 "position": buffer.position(),
                 "segments": [{**each.file._asdict(), "start": each.start, "stop": each.stop} for each in segments],
                 "priorities": None if weights is None else weights._asdict(),
             }
         )
 
-    def _kept(self, buffer: Any) -> tuple[list[Segment], np.ndarray]:
-        """The segments that go on to count, and the first row of each ring that they do not hold, or not for good."""
+    def _kept(self, buffer: Buffer) -> tuple[list[Segment], np.ndarray]:
+        """Return the segments that stay valid, and the first row of each ring to write: small last segments are written again."""
         oldest = _oldest(buffer)
         segments = [each for each in self.segments if (each.stop > oldest).any()]
         names = _names(self.folder)
@@ -186,39 +139,41 @@ class SegmentStore:
         start = np.maximum(oldest, segments[-1].stop - 1)
         while segments:
             longer = np.maximum(oldest, segments[-1].start)
-            if segments[-1].rows > (buffer.written - start).sum() or (buffer.written - longer).sum() * _row_bytes(buffer) > SMALL:
+            size = (buffer.written - longer).sum() * _row_bytes(buffer)
+            if segments[-1].rows > (buffer.written - start).sum() or size > SMALL_BYTES:
                 break
             start = longer
             segments.pop()
         return segments, start
 
     def _next(self, kind: str) -> Path:
-        """A name that no file ever had here: a name stands for its content."""
+        """Return a name that no file ever had here, so that a name stands for one content."""
         self.serial += 1
         return self.folder / f"{self.serial:08d}.{kind}"
 
-    def load(self, manifest: Mapping[str, Any], buffer: Any) -> None:
-        """Restore a buffer that was made with the same arguments, to go on as the saved one would have: its episodes are not cut.
+    def load(self, manifest: Mapping[str, Any], buffer: Buffer) -> None:
+        """Restore a buffer that was made with the same arguments, to continue as the saved one would have: its episodes are not cut.
 
         Raises:
-            SettingError: a segment is missing, damaged, or none of this buffer's; the buffer is then not to be used.
+            SettingError: a segment is missing, damaged, or of another buffer; the buffer must not be used then.
         """
         self.segments = []
         try:
-            check_folder(self.folder)
+            _check_folder(self.folder)
             manifest = to_arrays(dict(manifest))
-            check_settings(manifest, settings_of(buffer))
+            _check_settings(manifest, buffer)
             buffer.continue_from(manifest["position"])
             segments = [_segment(each, buffer) for each in manifest["segments"]]
             _check_cover(segments, buffer)
             types = buffer.layout.part_types()
             for segment in segments:
                 rows, after = segment.places(buffer)
-                bound = expected_size(types, 2 * len(rows) + len(after))
-                buffer.layout.restore(rows, after, read_arrays(self.folder, segment.file, types, bound))
+                bound = sum(each.itemsize for each in types) * (2 * len(rows) + len(after)) + (len(types) + 1) * MAX_HEADER_BYTES
+                buffer.layout.restore(rows, after, _read_arrays(self.folder, segment.file, types, bound))
             rows = buffer.locate(np.arange(buffer.ready))
             if manifest["priorities"] is not None:
-                (priorities,) = read_arrays(self.folder, _file(manifest["priorities"]), [np.dtype(float)], expected_size([], 8 * len(rows)))
+                bound = 8 * len(rows) + MAX_HEADER_BYTES
+                (priorities,) = _read_arrays(self.folder, _file(manifest["priorities"]), [np.dtype(float)], bound)
                 if priorities.shape != rows.shape:
                     raise ValueError(f"{len(priorities)} priorities of {len(rows)} rows")
                 buffer.sampler.restore(rows, priorities)
@@ -228,7 +183,7 @@ class SegmentStore:
         self.segments = segments
 
     def forget(self, keep: Sequence[Mapping[str, Any]]) -> None:
-        """Delete the segments that no manifest in `keep` names, nor the last save."""
+        """Delete the segments that neither a manifest in `keep` nor the last save names."""
         names = {each["name"] for manifest in keep for each in (*manifest["segments"], manifest["priorities"]) if each is not None}
         names |= {each.file.name for each in self.segments}
         if self.folder.is_dir() and not self.folder.is_symlink():
@@ -237,14 +192,17 @@ class SegmentStore:
                     (self.folder / name).unlink(missing_ok=True)
 
 
-def size_of(buffer: Any, rows: int) -> int:
-    """The bytes that a save of so many rows takes, about."""
+def size_of(buffer: Buffer, rows: int) -> int:
+    """Estimate the bytes of a save of so many rows."""
     priorities = 0 if buffer.sampler.priorities(np.zeros(0, np.int64)) is None else 8
     return rows * (_row_bytes(buffer) + priorities)
 
 
-def settings_of(buffer: Any) -> dict[str, Any]:
-    """What must be the same where a buffer is restored, by the names that users know."""
+# ---------------------------------------------------------------- what a manifest holds
+
+
+def _settings_of(buffer: Buffer) -> dict[str, object]:
+    """Return what must be the same where a buffer is restored, by the names that users know."""
     return {
         "buffer_size": buffer.length * len(buffer.envs),
         "num_envs": len(buffer.envs),
@@ -256,30 +214,29 @@ def settings_of(buffer: Any) -> dict[str, Any]:
     }
 
 
-def check_settings(manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _check_settings(manifest: Mapping[str, Any], buffer: Buffer) -> None:
     """Raise `SettingError` where a manifest is of another format or of another kind of buffer."""
     version = manifest["format_version"]
     if version != FORMAT_VERSION:
         raise SettingError(f"the replay buffer was saved in format {shorten(repr(version), 20)}; this version reads {FORMAT_VERSION}")
-    for name, value in here.items():
+    for name, value in _settings_of(buffer).items():
         there = manifest["settings"][name]
         if there != value:
-            said = f"other {name}" if isinstance(value, str) else f"{name} {shorten(repr(there), 20)}, not {value!r}"
-            raise SettingError(f"the replay buffer was saved with {said}: continue it with the same settings")
+            what = f"other {name}" if isinstance(value, str) else f"{name} {shorten(repr(there), 20)}, not {value!r}"
+            raise SettingError(f"the replay buffer was saved with {what}: continue it with the same settings")
 
 
-def check_folder(folder: Path) -> None:
-    """Raise `SettingError` if segments would lie somewhere else: the run's folder may be a link, what lies in it may not."""
+def _check_folder(folder: Path) -> None:
+    """Raise `SettingError` if segments would be somewhere else: the run's folder may be a link, but none inside it."""
     for each in (folder, folder.parent):
         if each.is_symlink() and (each is folder or each.name.endswith(".ckpt.d")):
             raise SettingError(f"{str(each)!r} is a link; replay buffers are kept in the folder of their checkpoint")
 
 
-def _segment(entry: Mapping[str, Any], buffer: Any) -> Segment:
+def _segment(entry: Mapping[str, Any], buffer: Buffer) -> Segment:
     start, stop = (np.asarray(entry[name]) for name in ("start", "stop"))
-    for bound in (start, stop):
-        if bound.shape != buffer.envs.shape or bound.dtype != np.int64:
-            raise ValueError("a segment without bounds")
+    if any(bound.shape != buffer.envs.shape or bound.dtype != np.int64 for bound in (start, stop)):
+        raise ValueError("a segment without bounds")
     if (start < 0).any() or (stop < start).any() or (stop - start > buffer.slots).any():
         raise ValueError("a segment with wrong bounds")
     return Segment(_file(entry), start, stop)
@@ -288,12 +245,12 @@ def _segment(entry: Mapping[str, Any], buffer: Any) -> Segment:
 def _file(entry: Mapping[str, Any]) -> File:
     name, size, sha256 = (entry[key] for key in File._fields)
     if not (isinstance(name, str) and NAME.fullmatch(name) and type(size) is int and isinstance(sha256, str)):
-        raise ValueError(f"{shorten(repr(name), 40, placeholder=' …')} is no name of a segment")
+        raise ValueError(f"{shorten(repr(name), 40, placeholder=' …')} is not the name of a segment")
     return File(name, size, sha256)
 
 
-def _check_cover(segments: Sequence[Segment], buffer: Any) -> None:
-    """Raise `ValueError` unless segments follow each other and hold all rows that the buffer has."""
+def _check_cover(segments: Sequence[Segment], buffer: Buffer) -> None:
+    """Raise `ValueError` unless segments follow each other and hold all rows of the buffer."""
     covered, before = _oldest(buffer), np.zeros_like(buffer.written)
     for each in segments:
         if (each.start > covered).any() or (each.start < before).any():
@@ -303,14 +260,65 @@ def _check_cover(segments: Sequence[Segment], buffer: Any) -> None:
         raise ValueError("rows that are in no segment")
 
 
-def _oldest(buffer: Any) -> np.ndarray:
-    """The number of the oldest row of each ring that is there, with those that only complete stacks of frames."""
+def _oldest(buffer: Buffer) -> np.ndarray:
+    """Return the number of the oldest row of each ring, including those that only complete stacks of frames."""
     return np.maximum(0, buffer.written - (buffer.slots - buffer.layout.ahead))
 
 
-def _row_bytes(buffer: Any) -> int:
+def _row_bytes(buffer: Buffer) -> int:
     return sum(each.itemsize for each in buffer.layout.part_types()[:3])
 
 
 def _names(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+
+
+# ---------------------------------------------------------------- files of arrays
+
+
+def _write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> File:
+    """Write arrays in numpy's format, down to the disk; the file is there whole or not at all."""
+
+    def write(file: Writer) -> None:
+        for array in arrays:
+            np.lib.format.write_array(file, array, allow_pickle=False)
+
+    staged = stage(path, write)
+    staged.commit()
+    return File(path.name, staged.size, staged.sha256)
+
+
+def _read_arrays(folder: Path, file: File, types: Sequence[np.dtype], max_bytes: int) -> list[np.ndarray]:
+    """Read arrays of one dimension and these types from a file in a folder.
+
+    Raises:
+        ValueError: it is a link, larger than `max_bytes`, damaged, or holds something else.
+        OSError: it is not there.
+    """
+    path = folder / file.name
+    if path.is_symlink() or path.parent != folder:
+        raise ValueError(f"{file.name} is a link")
+    handle = os.open(path, OPEN_FLAGS)
+    with os.fdopen(handle, "rb") as opened:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != file.size or file.size > max_bytes:
+            raise ValueError(f"{file.name} has {status.st_size} bytes, not {file.size} of at most {max_bytes}")
+        data = opened.read(file.size)
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise ValueError(f"{file.name} is damaged")
+    stream, arrays = BytesIO(data), []
+    for expected in types:
+        try:
+            version = np.lib.format.read_magic(stream)
+            shape, _, dtype = READERS[version](stream, max_header_size=MAX_HEADER_BYTES)
+        except Exception as error:  # whatever numpy's parsers meet in bytes that are no header
+            raise ValueError("no array") from error
+        if dtype != expected or dtype.hasobject or len(shape) != 1:
+            raise ValueError("arrays of another type or shape")
+        if shape[0] * expected.itemsize > len(data) - stream.tell():
+            raise ValueError(f"{file.name} is cut off")
+        arrays.append(np.frombuffer(data, expected, int(shape[0]), stream.tell()))
+        stream.seek(arrays[-1].nbytes, os.SEEK_CUR)
+    if stream.tell() != len(data):
+        raise ValueError(f"{file.name} holds more than its arrays")
+    return arrays

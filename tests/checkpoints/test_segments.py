@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_rl.checkpoints import segments
 from lightning_rl.checkpoints.archive import to_arrays
 from lightning_rl.checkpoints.atomic import SaveFailed
 from lightning_rl.checkpoints.segments import SegmentStore, size_of
@@ -70,7 +71,7 @@ def test_runs_that_continue_again_and_again_draw_what_one_that_never_stopped_doe
 
 @pytest.mark.parametrize("kind", [ScriptedDict, Image])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_trees_and_pictures_come_back(kind, layout, tmp_path):
+def test_trees_and_images_come_back(kind, layout, tmp_path):
     one, other = (buffer_for(kind, 30, 3, seed=seed, optimize_memory_usage=layout) for seed in (1, 2))
     for said in experience(environments(kind, 3), some_actions(kind, 25, 3), "SAME_STEP"):
         one.add(*said)
@@ -116,16 +117,16 @@ def test_an_empty_buffer_comes_back_empty(tmp_path):
     assert len(buffer) == 0 and manifest["segments"] == []
 
 
-def test_a_save_writes_only_what_is_new_and_old_files_go(tmp_path):
-    store, buffer = (
-        SegmentStore(tmp_path / "rank0"),
-        ReplayBuffer(gym.spaces.Box(-1, 1, (1000,), np.float32), np.int64(0), 20_000, config=ReplayConfig()),
-    )
+def test_a_save_writes_only_what_is_new_and_old_files_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "MAX_SEGMENT_BYTES", 8 << 20)  # an eighth of all sizes, for speed
+    monkeypatch.setattr(segments, "SMALL_BYTES", 1 << 20)
+    store = SegmentStore(tmp_path / "rank0")
+    buffer = ReplayBuffer(gym.spaces.Box(-1, 1, (121,), np.float32), np.int64(0), 20_000, config=ReplayConfig())
 
     def files() -> dict[str, int]:
         return {each.name: each.stat().st_size for each in (tmp_path / "rank0").iterdir()}
 
-    rows = 8032  # bytes of one
+    rows = 1000  # bytes of one
     buffer.continue_from({**buffer.position(), "written": np.array([15_000])})
     manifest = store.save(buffer)
     assert sum(files().values()) == pytest.approx(size_of(buffer, 15_000), rel=0.01) == pytest.approx(15_000 * rows, rel=0.01)
@@ -134,7 +135,7 @@ def test_a_save_writes_only_what_is_new_and_old_files_go(tmp_path):
     manifest = store.save(buffer)
     (new,) = files().keys() - before.keys()
     assert files()[new] == pytest.approx(101 * rows, rel=0.01)  # the newest one again
-    for written in range(15_200, 60_000, 1000):
+    for written in range(15_200, 40_000, 1000):
         buffer.continue_from({**buffer.position(), "written": np.array([written])})
         before = manifest
         manifest = store.save(buffer)
