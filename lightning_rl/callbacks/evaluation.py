@@ -190,7 +190,7 @@ class RolloutEvaluator(pl.Callback):
                 {algorithm.counter: algorithm.count, "seed": e.seed, "return": e.return_, "length": e.length, "success": e.success}
                 for e in episodes
             )
-        for callback in callbacks_of(trainer, pl.Callback):
+        for callback in callbacks_of(trainer, object):
             if hasattr(callback, "on_evaluation_end"):
                 callback.on_evaluation_end(trainer, algorithm, metrics)
         stop_early(trainer, metrics)

@@ -66,7 +66,7 @@ class EndIteration(pl.Callback):
         if trainer.precision not in PRECISIONS:
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
         first = [self, *callbacks_of(trainer, Curriculum)]
-        trainer.callbacks = [*first, *(each for each in callbacks_of(trainer, pl.Callback) if each not in first)]  # type: ignore[attr-defined]
+        trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
         follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
@@ -91,7 +91,7 @@ class EndRun(pl.Callback):
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
-        self.during = callbacks_of(trainer, pl.Callback)
+        self.during = list(trainer.callbacks)  # type: ignore[attr-defined]
         pl_module.end_run()
 
 

@@ -46,5 +46,5 @@ class AlgorithmRun(Protocol):
 
 
 def callbacks_of(trainer: pl.Trainer, kind: type[Kind]) -> list[Kind]:
-    """Return the callbacks of a Trainer that are of a kind."""
+    """Return the callbacks of a Trainer that are of a kind; those of the package `lightning` are no `pl.Callback`."""
     return [each for each in trainer.callbacks if isinstance(each, kind)]  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ EVALUATION_METRICS = ("eval/", "val/")
 
 def early_stopping(trainer: pl.Trainer) -> list[Any]:
     """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages."""
-    return [each for each in callbacks_of(trainer, pl.Callback) if hasattr(each, "_check_on_train_epoch_end")]
+    return [each for each in callbacks_of(trainer, object) if hasattr(each, "_check_on_train_epoch_end")]
 
 
 def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:

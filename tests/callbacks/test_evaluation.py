@@ -167,6 +167,14 @@ def test_a_run_that_is_stopped_early_is_evaluated_at_its_end(arguments):
     assert [env_steps for env_steps, _ in heard.heard] == [48, 64]
 
 
+def test_callbacks_of_the_package_lightning_stay_and_follow_evaluations():
+    heard = []
+    hook = {"on_evaluation_end": lambda self, trainer, model, metrics: heard.append(model.env_steps)}
+    foreign = type("Foreign", (), {**vars(pl.Callback), **hook})()  # a callback, but no subclass of pytorch_lightning's
+    assert foreign in fit(tiny(PPO), callbacks=[RolloutEvaluator(48, episodes=1), foreign]).callbacks
+    assert heard == [48, 96]
+
+
 def test_a_run_stopped_by_an_evaluation_is_not_evaluated_twice():
     heard = Episodes()
     fit(tiny(PPO), callbacks=[RolloutEvaluator(32, episodes=1), StopOnEvaluation(stop_at=-1e9), heard])
