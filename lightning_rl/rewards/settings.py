@@ -49,7 +49,7 @@ def make_signals(
             raise SettingError(f"reward_signals.{name} must be a mapping of settings, got {setting!r}")
         signals[name] = _make(name, {**(extrinsic if name == "extrinsic" else {}), **setting}, {"spaces": spaces, "actions": actions})
     if not signals:
-        raise SettingError("reward_signals: none is left; a policy needs one, at least {extrinsic: {strength: 0}}")
+        raise SettingError("reward_signals: no signal is left; a policy needs one, at least {extrinsic: {strength: 0}}")
     return signals
 
 

@@ -153,7 +153,7 @@ def test_a_discriminator_learns_to_recognize_demonstrations(settings):
     torch.manual_seed(0)
     expert, own = vectors(0.5), vectors(-0.5)
     signal = shown(GAIL(SPACES, actions_of(SPACES), "none", **settings), expert)
-    metrics = learn(signal, own)
+    metrics = learn(signal, own, 150)
     sure = 0.05 if "use_vail" in settings else 0.2  # the bottleneck lets little through
     assert metrics["expert_estimate"] > 0.5 + sure > 0.5 - sure > metrics["policy_estimate"]
     assert signal(expert).mean() > (1.3 if "use_vail" in settings else 3) * signal(own).mean()
@@ -406,8 +406,8 @@ def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_removed(a
 @pytest.mark.parametrize(
     ("signals", "message"),
     [
-        ({"extrinsic": None}, "none is left; a policy needs one"),
-        ({"extrinsic": None, "rnd": None}, "none is left; a policy needs one"),
+        ({"extrinsic": None}, "no signal is left; a policy needs one"),
+        ({"extrinsic": None, "rnd": None}, "no signal is left; a policy needs one"),
         ({"rdn": {}}, "reward_signals.rdn is not a reward signal; did you mean rnd"),
         ({"rnd": {"strenght": 1}}, "reward_signals.rnd.strenght is not a setting; did you mean strength"),
         ({"rnd": {"gamma": 2}}, "reward_signals.rnd.gamma must be"),
