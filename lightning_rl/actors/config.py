@@ -34,7 +34,7 @@ class ActorsConfig:
         rollouts_per_batch: of `n_steps` steps each (default: `num_actors`).
         queue_factor: how many batches may wait in addition to the one that is learned from (default: 1). Rollouts are at most
             `queue_factor + num_actors / rollouts_per_batch` updates old, rounded up, where actors are alike; more keeps them busy.
-        max_policy_lag: drop rollouts of policies that are more updates older (default: none).
+        max_policy_lag: drop rollouts of policies that are more than so many updates old (default: keep all).
         ordered: actors wait for the newest policy and rollouts come in their order: runs are reproducible. Always so in one process.
         timeout: of `processes` and `ray`: restart an actor that does not answer for so many seconds (default: 60); must be more than its
             environments take for a rollout.

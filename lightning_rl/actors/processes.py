@@ -9,14 +9,13 @@ import pickle
 import shutil
 import time
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_rl.actors.workers import Answer, Call, RemoteWorker, RemoteWorkers
 from lightning_rl.errors import SettingError
@@ -35,14 +34,13 @@ def leave_the_program() -> None:
         os._exit(RAN_THE_PROGRAM)
 
 
-def work(index: int, restarts: int, made_of: bytes, weights_name: str, pipe: Connection) -> None:
+def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe: Connection) -> None:
     """Answer calls of a worker, until asked to end or until the other end of the pipe is gone."""
     remote = RemoteWorker(index, restarts, made_of)
     try:
-        weights = SharedWeights(remote.network, weights_name)
         while (request := pipe.recv()) is not None:
             method, arguments, block = request
-            answer = remote.answer(partial(weights.read, remote.network), method, arguments)
+            answer = remote.answer(weights.read, method, arguments)
             answer = answer._replace(value=pack(answer.value, block))
             pipe.send((time.monotonic(), answer))
     except (EOFError, ConnectionError):
@@ -65,30 +63,24 @@ class ProcessWorkers(RemoteWorkers):
         leave_the_program()
         self.context = multiprocessing.get_context("spawn")
         self.weights = SharedWeights(self.network)
-        self.weights.write(self.network, 0)
         self.processes: dict[int, Child] = {}
         self.slots: list[list[Slot]] = [[] for _ in range(self.num)]
         """Of each worker, those that no call uses."""
         self.is_full = False
         """Whether shared memory had no room for an answer."""
-        self.is_open = True
         close_at_exit(self)
 
     def publish(self, version: int) -> None:
         self.weights.write(self.network, version)
 
     def close(self) -> None:
-        if not self.is_open:
-            return
-        self.is_open = False
         close_children(self.processes.values(), None)
         self.processes.clear()
         for slot in (*(slot for slots in self.slots for slot in slots), *(call.handle for calls in self.calls for call in calls)):
             slot.close()
-        self.weights.close(unlink=True)
 
     def _start(self, i: int, restarts: int, made_of: bytes) -> None:
-        arguments = (i, restarts, made_of, self.weights.name)
+        arguments = (i, restarts, made_of, self.weights)
         self.processes[i] = Child(self.context, work, arguments, f"actor-{i}")  # no daemon, which could not have children
 
     def _end(self, i: int) -> None:
@@ -126,45 +118,27 @@ class ProcessWorkers(RemoteWorkers):
 ALIGNMENT = 64
 FOLDER = Path("/dev/shm")
 """Where Linux has shared memory."""
-HEAD = ALIGNMENT
-"""Bytes before the weights, which begin with two versions."""
 
 
 class SharedWeights:
-    """The weights of a network in one block of shared memory.
+    """The weights of a network in shared memory; processes that are given it as an argument share it.
 
     There are two versions: one changes before the weights are written, the other after. A reader that finds them different, or changed
     meanwhile, has read half-written weights, and reads again.
-
-    Args:
-        network: whose `state_dict` it holds.
-        name: of a block that another process made; None makes one.
 
     Raises:
         SettingError: there is no memory for it.
     """
 
-    def __init__(self, network: nn.Module, name: str | None = None) -> None:
+    def __init__(self, network: nn.Module) -> None:
         state = network.state_dict()
-        size = room([tensor.nbytes for tensor in state.values()])
-        if name is None and not _has_room(size):
+        size = sum(tensor.nbytes for tensor in state.values())
+        if not _has_room(size):
             raise SettingError(f"{FOLDER} has no room for a network of {size / 1e6:,.0f} MB; enlarge it (docker run --shm-size)")
-        self.block = SharedMemory(name, create=name is None, size=0 if name else HEAD + size)
-        buffer = memory_of(self.block)
-        head = torch.frombuffer(buffer, dtype=torch.int64, count=2)
-        self.begun, self.done = head[:1], head[1:]
-        self.weights: dict[str, Tensor] = {}
-        offset = HEAD
-        for key, tensor in state.items():
-            flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            self.weights[key] = flat.view(tensor.shape)
-            offset += room([tensor.nbytes])
+        self.weights = {key: tensor.detach().to("cpu", copy=True).share_memory_() for key, tensor in state.items()}
+        self.begun, self.done = (torch.zeros((), dtype=torch.int64).share_memory_() for _ in range(2))
 
-    @property
-    def name(self) -> str:
-        """Return the name by which another process finds it."""
-        return self.block.name
-
+    @torch.no_grad()
     def write(self, network: nn.Module, version: int) -> None:
         """Publish a network's weights."""
         self.begun.fill_(version)
@@ -183,12 +157,6 @@ class SharedWeights:
             if int(self.begun) == version:
                 return version
             time.sleep(1e-4)
-
-    def close(self, unlink: bool = False) -> None:
-        """Release the block; the process that made it also removes it."""
-        self.weights.clear()
-        del self.begun, self.done
-        _close(self.block, unlink)
 
 
 class Packed(NamedTuple):

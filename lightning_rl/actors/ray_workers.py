@@ -32,9 +32,9 @@ class RayWorker:
     def answer(self, version: int, weights: dict[str, np.ndarray], method: str, arguments: bytes) -> Answer | WorkerError:
         """Answer a call with published weights; the value is pickled, or its arrays would be read-only."""
 
-        def update_weights() -> int:
+        def update_weights(network: nn.Module) -> int:
             if version != self.version:
-                self.remote.network.load_state_dict(tree_to_torch({name: array.copy() for name, array in weights.items()}))
+                network.load_state_dict(tree_to_torch({name: array.copy() for name, array in weights.items()}))
                 self.version = version
             return version
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -296,14 +295,15 @@ class RemoteWorker:
     def __init__(self, index: int, restarts: int, made_of: bytes) -> None:
         torch.set_num_threads(1)  # the other workers have the other cores
         one_thread()
-        build, self.network = pickle.loads(made_of)
-        self.index, self.build = index, partial(build, index, restarts, self.network)
+        self.index, self.restarts, self.made_of = index, restarts, made_of
         self.worker: Worker | None = None
 
-    def answer(self, update_weights: Callable[[], int], method: str, arguments: tuple[Any, ...]) -> Answer:
-        """Call a method; `update_weights` returns their version."""
-        self.worker = self.worker or self.build()  # which takes seconds; weights are read after it
-        return make_answer(self.index, self.worker, update_weights(), method, arguments)
+    def answer(self, update_weights: Callable[[nn.Module], int], method: str, arguments: tuple[Any, ...]) -> Answer:
+        """Call a method; `update_weights` brings the network up to date and returns the version."""
+        if self.worker is None:  # which takes seconds; weights are read after it
+            build, self.network = pickle.loads(self.made_of)
+            self.worker = build(self.index, self.restarts, self.network)
+        return make_answer(self.index, self.worker, update_weights(self.network), method, arguments)
 
     def describe_error(self, error: Exception) -> WorkerError:
         """Return what is raised where the answer is awaited, with the traceback of what was raised here."""

@@ -1,1 +1,1 @@
-"""Reward signals: each fills one stream of a rollout, with its own discount."""
+"""Reward signals: each fills one reward stream of a rollout, with its own discount."""

@@ -1,4 +1,4 @@
-"""Generative adversarial imitation (Ho and Ermon 2016, https://arxiv.org/abs/1606.03476), with a gradient penalty and, on request, VAIL."""
+"""Generative adversarial imitation (Ho and Ermon 2016, https://arxiv.org/abs/1606.03476), with a gradient penalty, optionally as VAIL."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from lightning_rl.types import Experience, Tree, tree_leaves, tree_map
 EPSILON = 1e-7
 PENALTY = 10.0
 BOTTLENECK, INFORMATION, BETA_RATE = 128, 0.5, 5e-4
-"""Of VAIL: width of the code, how much it may tell, and the step of its price (Peng et al. 2019)."""
+"""Of VAIL: width of the code, bound of its information, and step size of β (Peng et al. 2019)."""
 
 
 class GAIL(RewardSignal):
-    """Pays for doing what demonstrations show: −log(1 − D), where D tells the demonstrations from the policy's own steps.
+    """Pays for imitating demonstrations: −log(1 − D), where the discriminator D separates demonstrations from the policy's own steps.
 
     L = −E[log D_E + log(1 − D_π)] + 10 · E[(‖∇D(x̂)‖ − 1)²], x̂ between a demonstrated and an own row with one draw u for each row, over all
     inputs together (Gulrajani et al. 2017). With `use_vail` D sees a noisy code whose information is held at 0.5 by a learned price β.
 
     Args:
         spaces: of the environment.
-        actions: the policy's distribution, when it is there.
+        actions: returns the policy's distribution, once there is one.
         demo_path: a Minari id or path.
-        use_actions: whether D sees what was done, on the environment's scale, and whether the episode ended, beside what was seen.
+        use_actions: whether D also sees actions, on the environment's scale, and whether the episode ended.
         use_vail: the variational bottleneck (Peng et al. 2019, https://arxiv.org/abs/1810.00821).
         learning_rate: of Adam.
         encoding_size: width of the hidden layers.
         encoder: for images, as the algorithm's.
-        normalize: running statistics of what the demonstrations saw.
+        normalize: running statistics of the demonstrations' observations.
         gamma, strength, ignore_done: see `RewardSignal`.
     """
 
@@ -72,7 +72,7 @@ class GAIL(RewardSignal):
         self.encode = TreeEncoder(spaces.observation, encoder, encoding_size)
         width = make_distribution(spaces.action).num_features + 1 if use_actions else 0
         self.body = mlp(self.encode.num_features + width, [encoding_size, encoding_size], "silu")
-        self.bottleneck = Bottleneck(encoding_size) if use_vail else NoBottleneck()
+        self.bottleneck = Bottleneck(encoding_size) if use_vail else None
         self.head = nn.Linear(BOTTLENECK if use_vail else encoding_size, 1)
         nn.init.xavier_uniform_(self.head.weight, 0.2)
         nn.init.zeros_(self.head.bias)
@@ -84,12 +84,12 @@ class GAIL(RewardSignal):
         self.generator = torch.Generator()
 
     def show(self, obs: Tree, action: Tree, terminated: Tensor, seed: int) -> None:
-        """Before training: rows `[M, ...]` of demonstrations, actions as sampled, and whether the episode terminated with them."""
+        """Set, before training, rows `[M, ...]` of demonstrations: actions as sampled, and whether the episode terminated with them."""
         self.shown = Experience(obs, action, (), (), terminated)
         self.generator.manual_seed(seed)
 
     def reward(self, experience: Experience) -> Tensor:
-        return -torch.log1p(-self._judge(self._inputs(experience), noisy=False)[0] * (1 - EPSILON))
+        return -torch.log1p(-self.discriminate(self.inputs(experience), noisy=False)[0] * (1 - EPSILON))
 
     def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.shown is not None
@@ -97,15 +97,19 @@ class GAIL(RewardSignal):
         rows = torch.randint(len(self.shown.terminated), (len(weight),), generator=self.generator)
         shown = tree_map(lambda leaf: leaf[rows].to(device), self.shown)
         self.normalizer.update(shown.obs)
-        own, expert = self._inputs(experience), self._inputs(shown)
-        (judged, code), (judged_expert, expert_code) = self._judge(own), self._judge(expert)
+        own, expert = self.inputs(experience), self.inputs(shown)
+        (judged, code), (judged_expert, expert_code) = self.discriminate(own), self.discriminate(expert)
         loss = mean(discriminator_loss(judged_expert, judged), weight)
         between = torch.rand(len(weight), generator=self.generator).to(device)
-        penalty = mean(self._penalty(own, expert, between), weight)
-        priced, metrics = self.bottleneck.price(mean(kl_divergence(expert_code, code, self.bottleneck.sigma), weight))
-        metrics |= {"loss": loss, "grad_mag_loss": penalty}
+        penalty = mean(gradient_penalty(lambda inputs: self.discriminate(inputs)[0], own, expert, between), weight)
+        metrics = {"loss": loss, "grad_mag_loss": penalty}
         metrics |= {"policy_estimate": mean(judged, weight), "expert_estimate": mean(judged_expert, weight)}
-        return loss + PENALTY * penalty + priced, metrics
+        total = loss + PENALTY * penalty
+        if self.bottleneck is not None:
+            information = mean(kl_divergence(expert_code, code, self.bottleneck.sigma), weight)
+            price, beta = self.bottleneck.price(information)
+            total, metrics = total + price, metrics | {"beta": beta, "kl_loss": information}
+        return total, metrics
 
     def configure_optimizer(self) -> Optimizer:
         return FlatAdam(self)
@@ -116,50 +120,31 @@ class GAIL(RewardSignal):
     def set_state(self, state: dict[str, Any]) -> None:
         self.generator.set_state(torch.from_numpy(state["generator"]))
 
-    def _inputs(self, experience: Experience) -> list[Tensor]:
-        """All inputs as numbers `[..., *leaf]`: observations normalized, bytes in [0, 1], choices one-hot."""
-        leaves = zip(tree_leaves(self.normalizer(experience.obs)), self.encode.leaves, self.scales, strict=True)
-        inputs = [encoder(leaf) if isinstance(encoder, OneHotEncoder) else _scaled(leaf, scale) for leaf, encoder, scale in leaves]
+    def inputs(self, experience: Experience) -> list[Tensor]:
+        """Return all inputs of D as numbers `[..., *leaf]`: observations normalized, bytes in [0, 1], choices one-hot."""
+        inputs = []
+        for leaf, encoder, scale in zip(tree_leaves(self.normalizer(experience.obs)), self.encode.leaves, self.scales, strict=True):
+            if isinstance(encoder, OneHotEncoder):
+                leaf = encoder(leaf)
+            inputs.append(leaf if leaf.is_floating_point() else leaf.float() * scale)
         if self.use_actions:
             action = self.actions().features(experience.action)
             inputs.append(torch.cat([action, experience.terminated.unsqueeze(-1).to(action)], -1))
         return inputs
 
-    def _judge(self, inputs: list[Tensor], noisy: bool = True) -> tuple[Tensor, Tensor]:
-        """D(x) in (0, 1), and the code it sees."""
+    def discriminate(self, inputs: list[Tensor], noisy: bool = True) -> tuple[Tensor, Tensor]:
+        """Return D(x) in (0, 1), and the code it sees."""
         leaves = zip(self.encode.leaves, inputs, strict=False)
         features = [x if isinstance(encoder, OneHotEncoder) else encoder(x) for encoder, x in leaves]
-        code = self.bottleneck(self.body(torch.cat([*features, *inputs[len(features) :]], -1)))
-        seen = self.bottleneck.draw(code, self.generator) if noisy else code
+        seen = code = self.body(torch.cat([*features, *inputs[len(features) :]], -1))
+        if self.bottleneck is not None:
+            code = self.bottleneck(code)
+            seen = self.bottleneck.draw(code, self.generator) if noisy else code
         return self.head(seen).squeeze(-1).float().sigmoid(), code
-
-    def _penalty(self, own: list[Tensor], expert: list[Tensor], u: Tensor) -> Tensor:
-        """(‖∇D(x̂)‖ − 1)² for each row."""
-        mixed = []
-        for x, shown in zip(own, expert, strict=True):
-            share = u.view(-1, *[1] * (x.dim() - 1))
-            mixed.append((share * x + (1 - share) * shown).detach().requires_grad_())
-        gradients = torch.autograd.grad(self._judge(mixed)[0].sum(), mixed, create_graph=True)
-        squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
-        return ((squares + EPSILON).sqrt() - 1).square()
-
-
-class NoBottleneck(nn.Identity):
-    """Everything passes."""
-
-    sigma = torch.zeros(0)
-
-    def draw(self, code: Tensor, generator: torch.Generator) -> Tensor:
-        """The code as it is."""
-        return code
-
-    def price(self, information: Tensor) -> tuple[float, dict[str, Tensor]]:
-        """Nothing to pay."""
-        return 0.0, {}
 
 
 class Bottleneck(nn.Module):
-    """A code z = μ + σ ξ whose information about the input is held at 0.5 by a price β, which rises while it tells more."""
+    """A code z = μ + σ ξ whose information about the input is held at 0.5 by a price β, which rises while it has more."""
 
     beta: Tensor
 
@@ -176,28 +161,33 @@ class Bottleneck(nn.Module):
         return self.mean(x)
 
     def draw(self, code: Tensor, generator: torch.Generator) -> Tensor:
-        """A noisy code."""
+        """Return a noisy code."""
         return code + self.sigma * torch.randn(code.shape, generator=generator).to(code)
 
-    def price(self, information: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """β (KL − 0.5), with the β of before, which then follows what all ranks' codes tell."""
+    def price(self, information: Tensor) -> tuple[Tensor, Tensor]:
+        """Return β (KL − 0.5), and that β, which is then updated by the information on all ranks."""
         excess, beta = information - INFORMATION, self.beta.clone()
         self.beta.copy_((self.beta + BETA_RATE * mean_over_ranks(excess.detach())).clamp(min=0))
-        return beta * excess, {"beta": beta, "kl_loss": information}
+        return beta * excess, beta
 
 
 def discriminator_loss(expert: Tensor, own: Tensor) -> Tensor:
-    """−log D_E − log(1 − D_π) for each row (Ho and Ermon 2016, eq. 17)."""
+    """Compute −log D_E − log(1 − D_π) for each row (Ho and Ermon 2016, eq. 17)."""
     return -(expert + EPSILON).log() - (1 - own + EPSILON).log()
 
 
+def gradient_penalty(discriminator: Callable[[list[Tensor]], Tensor], own: list[Tensor], expert: list[Tensor], u: Tensor) -> Tensor:
+    """Compute (‖∇D(x̂)‖ − 1)² for each row, x̂ = u own + (1 − u) expert (Gulrajani et al. 2017, eq. 3)."""
+    mixed = []
+    for x, shown in zip(own, expert, strict=True):
+        share = u.view(-1, *[1] * (x.dim() - 1))
+        mixed.append((share * x + (1 - share) * shown).detach().requires_grad_())
+    gradients = torch.autograd.grad(discriminator(mixed).sum(), mixed, create_graph=True)
+    squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
+    return ((squares + EPSILON).sqrt() - 1).square()
+
+
 def kl_divergence(expert: Tensor, own: Tensor, sigma: Tensor) -> Tensor:
-    """Σ_d −(1 + log σ² − ½ μ_E² − ½ μ_π² − σ²) for each row: what both codes tell (Peng et al. 2019, eq. 8)."""
-    if not len(sigma):
-        return torch.zeros(len(own), device=own.device)
+    """Compute Σ_d −(1 + log σ² − ½ μ_E² − ½ μ_π² − σ²) for each row: the information of both codes (Peng et al. 2019, eq. 8)."""
     variance = sigma.square()
     return -(1 + variance.log() - 0.5 * expert.square() - 0.5 * own.square() - variance).sum(-1)
-
-
-def _scaled(leaf: Tensor, scale: float) -> Tensor:
-    return leaf if leaf.is_floating_point() else leaf.float() * scale

@@ -20,20 +20,20 @@ from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.rewards.signal import ReturnScale, RewardSignal
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import Experience, Rollout, flatten_time
+from lightning_rl.types import Experience, Rollout, Tree, flatten_time
 
 HIDDEN = 256
 
 
 class Curiosity(RewardSignal):
-    """Pays for what could not be predicted: ½ ‖φ(s') − f(φ(s), a)‖², at most 1 / strength, and nothing before the first update.
+    """Pays for prediction errors: ½ ‖φ(s') − f(φ(s), a)‖², at most 1 / strength, and nothing before the first update.
 
-    φ learns what actions have an influence on, by telling them from what they change (the inverse model), and what is predictable.
+    φ learns what actions influence, by predicting actions from what they change (the inverse model), and what is predictable.
     Loss: 10 · (0.2 · L_forward + 0.8 · L_inverse).
 
     Args:
         spaces: of the environment.
-        actions: the policy's distribution, when it is there.
+        actions: returns the policy's distribution, once there is one.
         learning_rate: of Adam.
         encoding_size: width of φ.
         encoder: for images, as the algorithm's.
@@ -57,8 +57,7 @@ class Curiosity(RewardSignal):
         check_range("reward_signals.curiosity.learning_rate", learning_rate, 0)
         check_range("reward_signals.curiosity.encoding_size", encoding_size, 1, whole=True)
         check_flag("reward_signals.curiosity.normalize", normalize)
-        self.learning_rate = learning_rate
-        self.actions = actions
+        self.learning_rate, self.actions = learning_rate, actions
         self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
         leaves = TreeEncoder(spaces.observation, encoder, encoding_size)
         self.encode = nn.Sequential(leaves, *mlp(leaves.num_features, [encoding_size, encoding_size], "silu"))
@@ -71,13 +70,12 @@ class Curiosity(RewardSignal):
 
     def reward(self, experience: Experience) -> Tensor:
         code, next_code = self._codes(experience)
-        surprise = self._surprise(code, next_code, experience)
         limit = 1 / self.strength if self.strength > 0 else float("inf")
-        return surprise.clamp(max=limit) * self.learned
+        return self._forward_error(code, next_code, experience).clamp(max=limit) * self.learned
 
     def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         code, next_code = self._codes(experience)
-        forward_loss = mean(self._surprise(code, next_code, experience), experience.weight)
+        forward_loss = mean(self._forward_error(code, next_code, experience), experience.weight)
         predicted = self.inverse_model(torch.cat([code, next_code], -1)).float()
         inverse_loss = mean(self.actions().prediction_loss(predicted, experience.action), experience.weight)
         self.learned.fill_(True)
@@ -94,17 +92,17 @@ class Curiosity(RewardSignal):
     def _codes(self, experience: Experience) -> tuple[Tensor, Tensor]:
         return self.encode(self.normalizer(experience.obs)), self.encode(self.normalizer(experience.next_obs))
 
-    def _surprise(self, code: Tensor, next_code: Tensor, experience: Experience) -> Tensor:
+    def _forward_error(self, code: Tensor, next_code: Tensor, experience: Experience) -> Tensor:
         action = self.actions().features(experience.action)
         predicted = self.forward_model(torch.cat([code, action], -1))
         return 0.5 * (next_code - predicted).float().square().sum(-1)
 
 
 class RND(RewardSignal):
-    """Pays for observations that a network has not learned to encode as a fixed random one does: ‖f̂(s') − f(s')‖².
+    """Pays for observations that a network has not yet learned to encode like a fixed random one: ‖f̂(s') − f(s')‖².
 
-    Observations are normalized by running statistics, rewards divided by the running deviation of their discounted return, both as in
-    the paper and both can be switched off.
+    Observations are normalized by running statistics, and rewards divided by the running deviation of their discounted return, as in the
+    paper; both can be switched off.
 
     Args:
         spaces: of the environment.
@@ -169,6 +167,6 @@ class RND(RewardSignal):
         if self.returns is not None:
             self.returns.set_state(state)
 
-    def _novelty(self, obs: Any) -> Tensor:
+    def _novelty(self, obs: Tree) -> Tensor:
         obs = self.normalizer(obs)
         return (self.predictor(obs) - self.target(obs)).float().square().mean(-1)

@@ -1,4 +1,4 @@
-"""Reward signals from settings: a name, and beside it what is different from its defaults."""
+"""Reward signals from settings: a name, and the settings that differ from its defaults."""
 
 from __future__ import annotations
 
@@ -14,65 +14,57 @@ from lightning_rl.rewards.signal import Extrinsic, RewardSignal
 from lightning_rl.spaces import Spaces
 
 if TYPE_CHECKING:
-    SignalSettings = Any  # given as a mapping, and a `ModuleDict` of signals from then on
+    SignalSettings = Any  # set as a mapping, and a `ModuleDict` of signals from then on
 else:
     SignalSettings = dict[str, Any]
 SIGNALS: dict[str, type[RewardSignal]] = {"extrinsic": Extrinsic, "curiosity": Curiosity, "rnd": RND, "gail": GAIL}
-GIVEN = ("self", "spaces", "actions")
-"""Arguments that are no settings."""
 
 
 def make_signals(
-    settings: Mapping[str, Mapping[str, Any] | None] | None,
-    extrinsic: Mapping[str, Any],
+    settings: Mapping[str, Mapping[str, object] | None] | None,
+    extrinsic: Mapping[str, object],
     spaces: Spaces,
     actions: Callable[[], Distribution],
 ) -> dict[str, RewardSignal]:
-    """The signals of `settings`, merged over the environment's reward; null leaves a signal out, `{}` takes its defaults.
+    """Make the signals of `settings`, merged over the environment's reward; null removes a signal, `{}` takes its defaults.
 
     Args:
         settings: name → settings.
-        extrinsic: those of the environment's reward that have names of their own in an algorithm.
+        extrinsic: settings of the environment's reward that an algorithm has under other names.
         spaces: of the environment.
-        actions: the policy's distribution, when it is there.
+        actions: returns the policy's distribution, once there is one.
 
     Raises:
         SettingError: no signal is left, or one with an unknown name or setting.
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise SettingError(f"reward_signals must be a mapping of names to settings, got {settings!r}")
-    chosen: dict[str, Mapping[str, Any] | None] = {"extrinsic": {}, **(settings or {})}
     signals = {}
-    for name, setting in chosen.items():
+    for name, setting in {"extrinsic": {}, **(settings or {})}.items():
         if name not in SIGNALS:
             raise SettingError(f"reward_signals.{name} is not a reward signal{nearest(name, SIGNALS)}")
         if setting is None:
             continue
         if not isinstance(setting, Mapping):
             raise SettingError(f"reward_signals.{name} must be a mapping of settings, got {setting!r}")
-        signals[name] = _make(name, {**(extrinsic if name == "extrinsic" else {}), **setting}, spaces, actions)
+        signals[name] = _make(name, {**(extrinsic if name == "extrinsic" else {}), **setting}, {"spaces": spaces, "actions": actions})
     if not signals:
-        raise SettingError("reward_signals: none is left; a policy needs one, if only {extrinsic: {strength: 0}}")
+        raise SettingError("reward_signals: no signal is left; a policy needs one, at least {extrinsic: {strength: 0}}")
     return signals
 
 
-def signal_settings(name: str) -> list[str]:
-    """The names of a signal's settings."""
-    return [each for each in inspect.signature(SIGNALS[name]).parameters if each not in GIVEN]
-
-
-def _make(name: str, settings: Mapping[str, Any], spaces: Spaces, actions: Callable[[], Distribution]) -> RewardSignal:
-    names = signal_settings(name)
-    for key in settings:
-        if key not in names:
-            raise SettingError(f"reward_signals.{name}.{key} is not a setting{nearest(str(key), names)}")
+def _make(name: str, settings: Mapping[str, object], context: Mapping[str, object]) -> RewardSignal:
     parameters = inspect.signature(SIGNALS[name]).parameters
-    for key in names:
-        if parameters[key].default is inspect.Parameter.empty and key not in settings:
+    known = parameters.keys() - context.keys()
+    for key in settings:
+        if key not in known:
+            raise SettingError(f"reward_signals.{name}.{key} is not a setting{nearest(str(key), known)}")
+    for key in known - settings.keys():
+        if parameters[key].default is inspect.Parameter.empty:
             raise SettingError(f"reward_signals.{name}.{key} is missing")
-    given: dict[str, Any] = {key: value for key, value in {"spaces": spaces, "actions": actions}.items() if key in parameters}
+    arguments: dict[str, Any] = {key: value for key, value in context.items() if key in parameters} | dict(settings)
     try:
-        return SIGNALS[name](**given, **settings)
+        return SIGNALS[name](**arguments)
     except SettingError as error:
         if str(error).startswith("reward_signals"):
             raise

@@ -76,7 +76,7 @@ def test_observations_of_all_kinds(kind):
     assert model.updates == 2 and not torch.equal(weights(model), before)
 
 
-@pytest.mark.parametrize("memory", [LSTM(4, 4), GRU(4, 4)])
+@pytest.mark.parametrize("memory", [LSTM(4, 4), pytest.param(GRU(4, 4), marks=pytest.mark.slow)])
 def test_policies_with_memory_learn_to_remember(memory):
     settings = {"learning_rate": 0.05, "sigma": 0.1, "shaping": "centred_ranks", "memory": memory, "l2": 0.0}
     model = tiny(EvolutionStrategies, "tests.environments:Recall-v0", max_env_steps=4_000, episodes_per_generation=80, **settings)

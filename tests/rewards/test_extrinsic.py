@@ -9,7 +9,7 @@ from lightning_rl.types import Experience, Rollout
 
 
 def make_rollout(reward, terminated=None, truncated=None, valid=None):
-    """A rollout of rewards `[T, N]` and flags; the rest is empty."""
+    """Return a rollout of rewards `[T, N]` and flags; the rest is empty."""
     flag = torch.zeros(reward.shape, dtype=torch.bool)
     terminated, truncated = (flag if given is None else given for given in (terminated, truncated))
     valid = ~flag if valid is None else valid
@@ -17,13 +17,13 @@ def make_rollout(reward, terminated=None, truncated=None, valid=None):
 
 
 def paid(signal, rollout):
-    """What a signal makes of a rollout's rewards, having seen them."""
+    """Return the rewards of a signal after it gathered a rollout."""
     signal.gather(rollout)
     return signal(Experience((), (), (), rollout.reward))
 
 
 def stream():
-    """Rewards and episode ends `[8, 2]`."""
+    """Return rewards and episode ends `[8, 2]`."""
     rng = np.random.default_rng(7)
     rng.random((9, 2, 3))  # the observations of the recorded run
     reward = (6 * rng.random((8, 2)) - 1).astype(np.float32)
@@ -52,7 +52,7 @@ def test_return_statistics_equal_stable_baselines3_in_rollouts_of_any_length(ste
     assert scaled[-1].flatten().tolist() == pytest.approx(SB3_LAST, abs=1e-6)
 
 
-def test_rows_that_are_no_experience_are_in_no_statistic():
+def test_invalid_rows_are_in_no_statistic():
     # NEXT_STEP: environment 0 ends at row 1, and its row 2 only resets it
     reward = torch.tensor([[1.0, 1.0], [2.0, 1.0], [100.0, 1.0], [4.0, 1.0]])  # what a signal may pay for a reset
     done, valid = torch.zeros(4, 2, dtype=torch.bool), torch.ones(4, 2, dtype=torch.bool)
@@ -65,7 +65,7 @@ def test_rows_that_are_no_experience_are_in_no_statistic():
     assert signal.returns.running.tolist() == pytest.approx([2, 0.9375])
 
 
-def test_scaled_rewards_are_not_centred_and_are_cut_at_10():
+def test_scaled_rewards_are_not_centred_and_are_clipped_at_10():
     signal = Extrinsic(gamma=0.0, normalize=True)
     reward = torch.cat([torch.ones(999, 1), torch.full((1, 1), 101.0)])
     scaled = paid(signal, make_rollout(reward)).flatten()
@@ -90,7 +90,7 @@ def test_statistics_are_saved_with_the_signal():
         ({"clip": 1.0, "scale": 2.0}, [-2.0, 1.0, 2.0]),
     ],
 )
-def test_rewards_are_clipped_first_and_scaled_then(settings, expected):
+def test_rewards_are_clipped_and_then_scaled(settings, expected):
     reward = torch.tensor([[-3.0], [0.5], [8.0]])
     rollout = make_rollout(reward.clone())
     assert Extrinsic(**settings)(Experience((), (), (), rollout.reward)).flatten().tolist() == pytest.approx(expected)

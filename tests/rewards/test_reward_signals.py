@@ -1,4 +1,4 @@
-"""Curiosity, RND and GAIL: their numbers, what they learn, and how algorithms use them."""
+"""Curiosity, RND and GAIL: their values, what they learn, and how algorithms use them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import A2C, DQN, GRU, IMPALA, PPO, SAC, TD3, SettingError
 from lightning_rl.distributions import make_distribution
-from lightning_rl.rewards import settings as signal_settings
-from lightning_rl.rewards.gail import GAIL, discriminator_loss, kl_divergence
+from lightning_rl.rewards.gail import GAIL, discriminator_loss, gradient_penalty, kl_divergence
 from lightning_rl.rewards.intrinsic import RND, Curiosity
+from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, tree_map
@@ -31,7 +31,7 @@ def actions_of(spaces):
 
 
 def vectors(center, rows=64, seed=0):
-    """Steps around a place, with the choice 1."""
+    """Return steps around a point, with the choice 1."""
     torch.manual_seed(seed)
     obs, next_obs = (center + 0.1 * torch.randn(rows, 2) for _ in range(2))
     return Experience(
@@ -44,7 +44,7 @@ def weight(rows):
 
 
 def mixed(rows=8):
-    """Steps with images, choices and vectors, and mixed actions."""
+    """Return steps with images, choices and vectors, and mixed actions."""
     obs = {
         "image": torch.randint(0, 256, (rows, 8, 8, 1), dtype=torch.uint8),
         "which": torch.randint(0, 3, (rows,)),
@@ -68,7 +68,7 @@ def learn(signal, experience, updates=200):
 
 
 def shown(signal, experience, seed=0):
-    """A GAIL signal that was shown these steps."""
+    """Give a GAIL signal these steps as demonstrations."""
     signal.show(experience.obs, experience.action, experience.terminated, seed)
     return signal
 
@@ -76,7 +76,7 @@ def shown(signal, experience, seed=0):
 # ---------------------------------------------------------------- numbers
 
 
-def test_the_reward_of_imitation_is_minus_the_log_of_being_told():
+def test_the_reward_of_imitation_is_minus_log_one_minus_d():
     signal = GAIL(SPACES, actions_of(SPACES), "none")
     torch.nn.init.zeros_(signal.head.weight)  # D = σ(0)
     assert signal(vectors(0.0)).tolist() == pytest.approx([0.693147] * 64, abs=1e-5)
@@ -92,17 +92,17 @@ def test_the_information_of_two_codes():
     assert kl_divergence(0 * ones, 0 * ones, torch.ones(4)).tolist() == [0.0] * 3
 
 
-def test_the_price_of_information_rises_while_there_is_too_much():
+def test_the_price_of_information_rises_above_its_bound():
     signal = GAIL(SPACES, actions_of(SPACES), "none", use_vail=True)
     priced, _ = signal.bottleneck.price(torch.tensor(2.5))
     assert priced.item() == 0 and signal.bottleneck.beta.item() == pytest.approx(5e-4 * 2)
-    priced, metrics = signal.bottleneck.price(torch.tensor(0.0))
-    assert priced.item() == pytest.approx(1e-3 * -0.5) and metrics["beta"].item() == pytest.approx(1e-3)
+    priced, beta = signal.bottleneck.price(torch.tensor(0.0))
+    assert priced.item() == pytest.approx(1e-3 * -0.5) and beta.item() == pytest.approx(1e-3)
     signal.bottleneck.price(torch.tensor(-1e6))
     assert signal.bottleneck.beta.item() == 0
 
 
-def test_curiosity_is_cut_so_that_it_pays_at_most_one():
+def test_curiosity_is_clipped_to_pay_at_most_one():
     signal = Curiosity(SPACES, actions_of(SPACES), strength=0.02)
     signal.learned.fill_(True)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_curiosity_pays_half_the_squared_distance_of_the_codes():
     torch.testing.assert_close(signal.reward(experience), expected)
 
 
-def test_curiosity_pays_nothing_before_it_learned():
+def test_curiosity_pays_nothing_before_its_first_update():
     signal = Curiosity(SPACES, actions_of(SPACES))
     assert signal(vectors(0.0)).abs().sum() == 0
     signal.loss(vectors(0.0))
@@ -138,7 +138,7 @@ def test_a_strength_of_zero_pays_nothing(kind):
 
 
 @pytest.mark.parametrize("make", [lambda: Curiosity(SPACES, actions_of(SPACES), strength=1e-6), lambda: RND(SPACES, normalize=False)])
-def test_what_repeats_is_paid_less_and_what_is_new_is_not(make):
+def test_known_observations_are_paid_less_than_new_ones(make):
     torch.manual_seed(1)
     signal, known, new = make(), vectors(-0.8), vectors(0.8)
     signal.loss(known)
@@ -149,17 +149,17 @@ def test_what_repeats_is_paid_less_and_what_is_new_is_not(make):
 
 
 @pytest.mark.parametrize("settings", [{}, {"use_actions": True}, {"use_vail": True}, {"normalize": True}])
-def test_a_discriminator_tells_what_was_shown(settings):
+def test_a_discriminator_learns_to_recognize_demonstrations(settings):
     torch.manual_seed(0)
     expert, own = vectors(0.5), vectors(-0.5)
     signal = shown(GAIL(SPACES, actions_of(SPACES), "none", **settings), expert)
-    metrics = learn(signal, own)
+    metrics = learn(signal, own, 150)
     sure = 0.05 if "use_vail" in settings else 0.2  # the bottleneck lets little through
     assert metrics["expert_estimate"] > 0.5 + sure > 0.5 - sure > metrics["policy_estimate"]
     assert signal(expert).mean() > (1.3 if "use_vail" in settings else 3) * signal(own).mean()
 
 
-def test_a_discriminator_without_actions_does_not_look_at_them():
+def test_a_discriminator_without_actions_ignores_them():
     expert = vectors(0.0)
     for use_actions in (False, True):
         signal = shown(GAIL(SPACES, actions_of(SPACES), "none", use_actions=use_actions), expert)
@@ -170,13 +170,14 @@ def test_a_discriminator_without_actions_does_not_look_at_them():
 def test_the_gradient_penalty_has_one_draw_a_row_over_all_inputs():
     torch.manual_seed(0)
     signal = GAIL(MIXED, actions_of(MIXED), "none", use_actions=True, encoding_size=4)
-    own, expert = signal._inputs(mixed(3)), signal._inputs(mixed(3))
+    own, expert = signal.inputs(mixed(3)), signal.inputs(mixed(3))
     u = torch.tensor([0.2, 0.5, 0.9])
+    penalty = gradient_penalty(lambda inputs: signal.discriminate(inputs)[0], own, expert, u)
     for k in range(3):
         row = [(u[k] * x[k : k + 1] + (1 - u[k]) * e[k : k + 1]).detach().requires_grad_() for x, e in zip(own, expert, strict=True)]
-        gradients = torch.autograd.grad(signal._judge(row)[0].sum(), row)
+        gradients = torch.autograd.grad(signal.discriminate(row)[0].sum(), row)
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-        assert signal._penalty(own, expert, u)[k].item() == pytest.approx((norm.item() - 1) ** 2, abs=1e-4)
+        assert penalty[k].item() == pytest.approx((norm.item() - 1) ** 2, abs=1e-4)
     assert len(own) == 4 and own[0].max() <= 1  # three observations, bytes scaled, and the action
 
 
@@ -195,7 +196,7 @@ def test_actions_are_compared_on_the_environments_scale():
 
 
 @pytest.mark.parametrize("kind", [Curiosity, RND, GAIL])
-def test_images_choices_and_mixed_actions_are_learned_from(kind):
+def test_signals_learn_from_images_choices_and_mixed_actions(kind):
     torch.manual_seed(0)
     arguments = (MIXED,) if kind is RND else (MIXED, actions_of(MIXED), *(["none"] if kind is GAIL else []))
     signal = kind(*arguments, encoding_size=8, **({"use_actions": True} if kind is GAIL else {}))
@@ -208,7 +209,7 @@ def test_images_choices_and_mixed_actions_are_learned_from(kind):
     assert signal(mixed()).shape == (8,) and signal(mixed()).isfinite().all()
 
 
-def test_the_target_of_distillation_never_moves():
+def test_the_target_of_distillation_never_changes():
     signal = RND(SPACES)
     before = torch.nn.utils.parameters_to_vector(signal.target.parameters()).clone()
     learn(signal, vectors(0.0), 5)
@@ -237,13 +238,13 @@ class Constant(Paid):
 
 @pytest.fixture
 def paid(monkeypatch):
-    monkeypatch.setitem(signal_settings.SIGNALS, "paid", Paid)
-    monkeypatch.setitem(signal_settings.SIGNALS, "constant", Constant)
+    monkeypatch.setitem(SIGNALS, "paid", Paid)
+    monkeypatch.setitem(SIGNALS, "constant", Constant)
 
 
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
 @pytest.mark.parametrize("algorithm", ON_POLICY)
-def test_a_rollout_tells_what_was_seen_next(algorithm, autoreset, paid):
+def test_a_rollout_holds_next_observations(algorithm, autoreset, paid):
     model = tiny(algorithm, reward_signals={"paid": {}}, env={"autoreset": autoreset})
     seen, prepare = [], model.prepare
     model.prepare = lambda rollout: seen.append(tree_map(torch.clone, prepare(rollout)[0])) or prepare(rollout)
@@ -258,7 +259,7 @@ def test_a_rollout_tells_what_was_seen_next(algorithm, autoreset, paid):
 @pytest.mark.parametrize("n_steps", [1, 3])
 @pytest.mark.parametrize("memory", [None, GRU(4, 4, 1)], ids=["", "with a memory"])
 @pytest.mark.parametrize("algorithm", OFF_POLICY)
-def test_a_window_is_paid_step_by_step_when_it_is_drawn(algorithm, memory, n_steps, paid):
+def test_a_replayed_window_is_paid_step_by_step(algorithm, memory, n_steps, paid):
     model = tiny(algorithm, reward_signals={"paid": {"gamma": 0.5}}, n_steps=n_steps, memory=memory)
     batches, end_update = [], model.end_update
     model.end_update = lambda batch: batches.append(batch) or end_update(batch)
@@ -276,7 +277,7 @@ def test_a_window_is_paid_step_by_step_when_it_is_drawn(algorithm, memory, n_ste
 
 @pytest.mark.parametrize("ignore_done", [False, True])
 @every_algorithm
-def test_a_stream_may_look_beyond_a_termination(algorithm, ignore_done, paid):
+def test_a_stream_can_ignore_terminations(algorithm, ignore_done, paid):
     model = tiny(algorithm, reward_signals={"constant": {"gamma": 0.5, "ignore_done": ignore_done}})
     seen = []
     if algorithm in ON_POLICY:
@@ -294,7 +295,7 @@ def test_a_stream_may_look_beyond_a_termination(algorithm, ignore_done, paid):
 
 
 @pytest.mark.parametrize("algorithm", ON_POLICY)
-def test_the_value_beyond_a_termination_is_that_of_the_last_observation(algorithm, paid):
+def test_the_value_after_a_termination_is_that_of_the_last_observation(algorithm, paid):
     model = tiny(algorithm, reward_signals={"constant": {"ignore_done": True}})
     seen, prepare = [], model.prepare
 
@@ -323,7 +324,7 @@ REPLAY = {"batch_size": 64, "learning_starts": 600, "buffer_size": 4_000, "steps
 
 
 @pytest.mark.parametrize("algorithm", [PPO, DQN, SAC, *(pytest.param(each, marks=pytest.mark.slow) for each in (A2C, IMPALA, TD3))])
-def test_two_signals_have_values_of_their_own(algorithm, paid):
+def test_two_signals_have_separate_values(algorithm, paid):
     # 1 / (1 - 0.9) for the environment's 1, 2 / (1 - 0.5) for the other's 2
     replay = {} if algorithm in ON_POLICY else REPLAY | {"learning_rate": {"schedule": "linear", "start": 0.02}}
     env = {"num_envs": 4, "kwargs": {"action": "box" if algorithm is TD3 else "discrete"}}
@@ -344,7 +345,7 @@ def test_two_signals_have_values_of_their_own(algorithm, paid):
 
 @every_algorithm
 @pytest.mark.parametrize("name", ["curiosity", "rnd"])
-def test_signals_learn_beside_the_policy_and_come_back_from_a_file(algorithm, name, tmp_path):
+def test_signals_learn_with_the_policy_and_are_saved_in_checkpoints(algorithm, name, tmp_path):
     model = tiny(algorithm, reward_signals={name: {"encoding_size": 4}})
     signal = model.reward_signals[name]
     before = torch.nn.utils.parameters_to_vector(signal.parameters()).clone()
@@ -357,7 +358,7 @@ def test_signals_learn_beside_the_policy_and_come_back_from_a_file(algorithm, na
 
 
 @every_algorithm
-def test_signals_may_learn_at_their_own_pace(algorithm):
+def test_signals_can_learn_at_their_own_rate(algorithm):
     model = tiny(algorithm, reward_signals={"rnd": {}}, reward_signal_steps_per_update=8)
     fit(model)
     # A2C has one for each update at most; learning_starts are 16
@@ -366,13 +367,13 @@ def test_signals_may_learn_at_their_own_pace(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", OFF_POLICY)
-def test_signals_may_learn_more_often_than_the_policy(algorithm):
+def test_signals_can_learn_more_often_than_the_policy(algorithm):
     model = tiny(algorithm, reward_signals={"rnd": {}}, reward_signal_steps_per_update=0.5)
     fit(model)
     assert model.signal_learner.updates == (96 - 16) / 0.5 > model.updates
 
 
-def test_signals_never_make_up_for_the_time_before_learning():
+def test_signals_do_not_make_up_for_the_time_before_learning():
     model = tiny(DQN, reward_signals={"rnd": {}}, reward_signal_steps_per_update=1, learning_starts=80)
     counts, end_update = [], model.end_update
     model.end_update = lambda batch: (end_update(batch), counts.append(model.signal_learner.updates))
@@ -381,7 +382,7 @@ def test_signals_never_make_up_for_the_time_before_learning():
 
 
 @every_algorithm
-def test_the_logged_return_is_the_environments(algorithm):
+def test_the_logged_return_is_that_of_the_environment(algorithm):
     plain, other = Rows(), Rows()
     fit(tiny(algorithm, learning_rate=0.0), logger=plain)
     fit(tiny(algorithm, learning_rate=0.0, reward_signals={"extrinsic": {"strength": 0.0}, "rnd": {}}), logger=other)
@@ -391,7 +392,7 @@ def test_the_logged_return_is_the_environments(algorithm):
 
 
 @every_algorithm
-def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_left_out(algorithm):
+def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_removed(algorithm):
     def learned(reward_signals):
         model = tiny(algorithm, reward_signals=reward_signals)
         fit(model)
@@ -403,10 +404,10 @@ def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_left_out(
 
 
 @pytest.mark.parametrize(
-    ("signals", "said"),
+    ("signals", "message"),
     [
-        ({"extrinsic": None}, "none is left; a policy needs one"),
-        ({"extrinsic": None, "rnd": None}, "none is left; a policy needs one"),
+        ({"extrinsic": None}, "no signal is left; a policy needs one"),
+        ({"extrinsic": None, "rnd": None}, "no signal is left; a policy needs one"),
         ({"rdn": {}}, "reward_signals.rdn is not a reward signal; did you mean rnd"),
         ({"rnd": {"strenght": 1}}, "reward_signals.rnd.strenght is not a setting; did you mean strength"),
         ({"rnd": {"gamma": 2}}, "reward_signals.rnd.gamma must be"),
@@ -422,15 +423,15 @@ def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_left_out(
         ([], "reward_signals must be a mapping"),
     ],
 )
-def test_wrong_signals_are_named_in_one_line(signals, said):
-    with pytest.raises(SettingError, match=said):
+def test_invalid_signals_are_one_line(signals, message):
+    with pytest.raises(SettingError, match=message):
         tiny(PPO, reward_signals=signals)
 
 
-def test_the_demonstrations_of_a_signal_have_a_name():
+def test_a_demo_path_must_be_a_name():
     with pytest.raises(SettingError, match=r"^reward_signals\.gail\.demo_path must be the name of a dataset, got 3$"):
         fit(tiny(PPO, reward_signals={"gail": {"demo_path": 3}}))
 
 
-def test_null_leaves_a_signal_out():
+def test_null_removes_a_signal():
     assert list(tiny(PPO, reward_signals={"rnd": None, "curiosity": {}}).reward_signals) == ["extrinsic", "curiosity"]
