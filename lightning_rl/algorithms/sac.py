@@ -3,7 +3,7 @@
 Discrete actions after Christodoulou 2019 (https://arxiv.org/abs/1910.07207): expectations over all choices instead of draws.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,9 +16,9 @@ from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SoftActions, SoftSample
-from lightning_rl.errors import SettingError, as_settings, check_range
+from lightning_rl.errors import as_settings
 from lightning_rl.losses import soft_actor_critic as losses
-from lightning_rl.networks.off_policy import Actor, Critic, Temperature
+from lightning_rl.networks.off_policy import Actor, Critic, Temperature, entropy_targets
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
 from lightning_rl.types import Transition, Tree
@@ -178,22 +178,3 @@ class SAC(ReplayFields, Algorithm):
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
         networks = [critics, self.network, *([self.temperature] if self.temperature.learned else [])]
         return self.with_side_learners(*map(FlatAdam, networks))
-
-
-def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:
-    """Return the target entropy for each kind of action.
-
-    Raises:
-        SettingError: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.
-    """
-    if isinstance(setting, Mapping):
-        for kind in setting.keys() - auto.keys():
-            raise SettingError(f"target_entropy.{kind}: the actions are {' and '.join(auto)}")
-        for kind, value in setting.items():
-            check_range(f"target_entropy.{kind}", value, -1e9, 1e9)
-        return [float({**auto, **setting}[kind]) for kind in auto]
-    if setting == "auto":
-        return list(auto.values())
-    if isinstance(setting, str) or len(auto) > 1:
-        raise SettingError(f"target_entropy {setting!r} must be auto, or a number for each kind of action: {{{': …, '.join(auto)}: …}}")
-    return [float(setting)]

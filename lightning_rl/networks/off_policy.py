@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -58,6 +58,8 @@ class Actor(PolicyNetwork):
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
         self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
+        self.passes_observations = memory is None and self.encoder.is_vector
+        """Whether observations, if they are floats, are the features."""
         self.distribution = make_distribution(spaces.action, action_dist)
         features = self.memory.num_features
         self.layers = goal_mlp(features, net_arch, activation, nn.Linear, self.memory.goal)
@@ -69,7 +71,9 @@ class Actor(PolicyNetwork):
 
     def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """Return the distribution's input `[..., num_inputs]` at normalized observations."""
-        return self.layers(self.memory(self.encoder(obs), memory, episode_start)[0]).float()
+        passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
+        features = obs if passes else self.memory(self.encoder(obs), memory, episode_start)[0]
+        return self.layers(features).float()
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         features, memory = self.memory(self.encoder(self.normalizer(obs)), memory, episode_start)
@@ -110,6 +114,7 @@ class Critic(nn.Module):
         super().__init__()
         self.encoder = TreeEncoder(space, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
+        self.passes_observations = memory is None and self.encoder.is_vector
         self.heads = (num_choices, streams)
         layer = partial(EnsembleLinear, ensemble)
         num_inputs = self.memory.num_features + num_actions
@@ -118,7 +123,8 @@ class Critic(nn.Module):
 
     def forward(self, obs: Tree, action: Tensor | None = None, episode_start: Tensor | None = None) -> Tensor:
         """Return Q `[E, B, M, S]` of observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
-        x, _ = self.memory(self.encoder(obs), (), episode_start)
+        passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
+        x = obs if passes else self.memory(self.encoder(obs), (), episode_start)[0]
         return self.layers(x if action is None else torch.cat([x, action], -1)).float().unflatten(-1, self.heads)
 
 
@@ -156,3 +162,22 @@ def _first_alpha(ent_coef: str) -> float:
     except ValueError:
         pass
     raise SettingError(f"ent_coef {ent_coef!r} must be a number, auto, or auto_<first value> such as auto_0.1")
+
+
+def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:
+    """Return the target entropy for each kind of action.
+
+    Raises:
+        SettingError: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.
+    """
+    if isinstance(setting, Mapping):
+        for kind in setting.keys() - auto.keys():
+            raise SettingError(f"target_entropy.{kind}: the actions are {' and '.join(auto)}")
+        for kind, value in setting.items():
+            check_range(f"target_entropy.{kind}", value, -1e9, 1e9)
+        return [float({**auto, **setting}[kind]) for kind in auto]
+    if setting == "auto":
+        return list(auto.values())
+    if isinstance(setting, str) or len(auto) > 1:
+        raise SettingError(f"target_entropy {setting!r} must be auto, or a number for each kind of action: {{{': …, '.join(auto)}: …}}")
+    return [float(setting)]
