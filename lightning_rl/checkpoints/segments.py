@@ -34,7 +34,7 @@ class Buffer(Protocol):
     """A replay buffer as it is saved: one ring for each environment; arrays are `[N]`."""
 
     layout: Any
-    sampler: Any
+    priorities: Any
     envs: np.ndarray
     first: np.ndarray
     slots: int
@@ -111,7 +111,7 @@ class SegmentStore:
                 file = _write_arrays(self._next("rows"), buffer.layout.parts(*segment.places(buffer)))
                 segments.append(segment._replace(file=file))
                 start = stop
-            priorities = buffer.sampler.priorities(buffer.locate(np.arange(buffer.ready)))
+            priorities = None if buffer.priorities is None else buffer.priorities.priorities(buffer.locate(np.arange(buffer.ready)))
             weights = None if priorities is None else _write_arrays(self._next("priorities"), [priorities])
             sync_folder(self.folder)
         except SaveFailed:
@@ -176,7 +176,7 @@ class SegmentStore:
                 (priorities,) = _read_arrays(self.folder, _file(manifest["priorities"]), [np.dtype(float)], bound)
                 if priorities.shape != rows.shape:
                     raise ValueError(f"{len(priorities)} priorities of {len(rows)} rows")
-                buffer.sampler.restore(rows, priorities)
+                buffer.priorities.restore(rows, priorities)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError, OSError) as error:
             reason = shorten(f"{type(error).__name__}: {error}", 100, placeholder=" …")
             raise SettingError(f"the replay buffer in {str(self.folder)!r} cannot be read ({reason})") from error
@@ -194,7 +194,7 @@ class SegmentStore:
 
 def size_of(buffer: Buffer, rows: int) -> int:
     """Estimate the bytes of a save of so many rows."""
-    priorities = 0 if buffer.sampler.priorities(np.zeros(0, np.int64)) is None else 8
+    priorities = 0 if buffer.priorities is None else 8
     return rows * (_row_bytes(buffer) + priorities)
 
 
@@ -208,7 +208,7 @@ def _settings_of(buffer: Buffer) -> dict[str, object]:
         "num_envs": len(buffer.envs),
         "n_steps": buffer.n_steps,
         "replay.optimize_memory_usage": buffer.layout.ahead > 0,
-        "replay.prioritized": buffer.sampler.priorities(np.zeros(0, np.int64)) is not None,
+        "replay.prioritized": buffer.priorities is not None,
         "frame_stack": buffer.layout.frames,
         "observations and actions": " ".join(str(each) for each in buffer.layout.part_types()),
     }

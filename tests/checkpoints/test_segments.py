@@ -38,7 +38,7 @@ def same_draws(one: ReplayBuffer, other: ReplayBuffer, times: int = 3) -> None:
             assert x.dtype == y.dtype and np.array_equal(x, y)
         errors = np.random.default_rng(len(one)).exponential(size=16).astype(np.float32)
         for buffer in (one, other):
-            buffer.sampler.update(a.rows, partial(torch.from_numpy, errors))
+            buffer.update(a.rows, partial(torch.from_numpy, errors))
 
 
 @pytest.mark.parametrize("mode", MODES)

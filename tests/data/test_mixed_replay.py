@@ -109,14 +109,14 @@ def test_the_single_steps_of_a_batch_come_in_its_order():
 
 def test_only_rows_of_its_own_have_priorities():
     mixed = made(episodes(10), episodes(10, first=100), 0.5, prioritized=True, alpha=1.0, beta=1.0)
-    mixed.sampler.tree[np.arange(10)] = [1.0] + [0.0] * 8 + [3.0]
+    mixed.priorities.tree[np.arange(10)] = [1.0] + [0.0] * 8 + [3.0]
     window = mixed.sample(8)
     assert window.rows[:4].tolist() == [0, 9, 9, 9]
     # (10 · P)^-1 over the largest, 1 and 1/3, of each of eight rows
     assert window.weight.tolist() == pytest.approx([1 / 8, *[1 / 24] * 3, *[1 / 8] * 4])
     mixed.update(window.rows, lambda: torch.arange(8.0))
-    assert mixed.sampler.tree[np.array([0, 9])].tolist() == pytest.approx([1e-6, 3], abs=1e-5)
-    assert mixed.sampler.tree.total == pytest.approx(3, abs=1e-4)
+    assert mixed.priorities.tree[np.array([0, 9])].tolist() == pytest.approx([1e-6, 3], abs=1e-5)
+    assert mixed.priorities.tree.total == pytest.approx(3, abs=1e-4)
     assert mixed.age(window.rows).tolist() == [9, 0, 0, 0]
 
 

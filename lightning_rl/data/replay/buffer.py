@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from torch import Tensor
 
-from lightning_rl.data.replay.sampling import Prioritized, Sequences, Uniform, Window
+from lightning_rl.data.replay.sampling import Prioritized, Sequences, Window
 from lightning_rl.data.replay.storage import Observation, ReplayConfig, Row, check_counts, make_row_template
 from lightning_rl.envs.masks import Masks, NoMasks
 from lightning_rl.errors import SettingError
@@ -70,7 +70,9 @@ class ReplayBuffer:
         self.layout = config.layout(self.template, num_envs, length, directory, frames)
         self.length, self.slots, self.n_steps = length, length + self.layout.spare, n_steps
         rows = num_envs * self.slots
-        self.sampler = Prioritized(rows, config.alpha, config.beta) if config.prioritized else Uniform(config.replace)
+        self.priorities = Prioritized(rows, config.alpha, config.beta) if config.prioritized else None
+        """None draws uniformly."""
+        self.replace = config.replace
         self.rng = np.random.default_rng(seed)
         self.envs = np.arange(num_envs)
         self.first = self.envs * self.slots
@@ -134,7 +136,8 @@ class ReplayBuffer:
         elif self.n_steps > 1:
             self.open[envs] += 1
             rows = self._close_windows(envs, row.ended)
-        self.sampler.admit(rows, overwritten)
+        if self.priorities is not None:
+            self.priorities.admit(rows, overwritten)
 
     def _close_windows(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
         """Close the windows of n steps, and all where an episode ended; return their rows."""
@@ -151,8 +154,9 @@ class ReplayBuffer:
         newest = self.first[envs] + (self.head[envs] - 1) % self.slots
         running = ~self.layout.row.ended[newest]
         self.layout.cut(newest[running])
-        if not self.lag:
-            self.sampler.admit(self._close_windows(envs[running], np.array(True)))
+        closed = self._close_windows(envs[running], np.array(True)) if not self.lag else None
+        if closed is not None and self.priorities is not None:
+            self.priorities.admit(closed)
 
     def extend(self, transitions: Iterable[Mapping[str, Any]], from_env: Callable[[Tree], Tree], masks: Masks | NoMasks = NO_MASKS) -> None:
         """Keep demonstrations: mappings with obs, action, reward, next_obs, terminated and truncated, in the order of their episodes.
@@ -187,11 +191,9 @@ class ReplayBuffer:
         Raises:
             SettingError: there are none, or fewer than `batch_size` without replacement.
         """
-        if not self.ready:
-            raise SettingError(f"there is nothing to learn from yet with n_steps {self.n_steps}: raise learning_starts")
         if self.sequences is not None:
             return self._sample_sequences(self.sequences, batch_size, progress)
-        rows, weight = self.sampler.draw(self, batch_size, progress)
+        rows, weight = self._draw(batch_size, progress)
         self.drawn += batch_size
         if self.n_steps == 1:
             row, following = self.layout.read(rows, rows)
@@ -202,9 +204,21 @@ class ReplayBuffer:
         (obs, mask), (next_obs, next_mask) = row.observation, following
         return Window(obs, row.action, reward, steps, next_obs, weight, rows, action_mask=mask, next_action_mask=next_mask)
 
+    def _draw(self, number: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
+        """Draw rows that may be learned from. Return them, and their weights, which sum to 1 where all are equally likely."""
+        ready = self.ready
+        if not ready:
+            raise SettingError(f"there is nothing to learn from yet with n_steps {self.n_steps}: raise learning_starts")
+        if self.priorities is not None:
+            return self.priorities.draw(self, number, progress)
+        if not self.replace and ready < number:
+            raise SettingError(f"{number} rows without replacement of {ready}: raise learning_starts or lower batch_size")
+        drawn = self.rng.integers(0, ready, number) if self.replace else self.rng.choice(ready, number, replace=False, shuffle=False)
+        return self.locate(drawn), np.full(number, 1 / number, dtype=np.float32)
+
     def _sample_sequences(self, sequences: Sequences, batch_size: int, progress: float) -> Window:
         """Draw N = `batch_size` / `length` sequences, in time-major order, B = T · N."""
-        starts, weight = self.sampler.draw(self, batch_size // sequences.length, progress)
+        starts, weight = self._draw(batch_size // sequences.length, progress)
         num, steps = len(starts), sequences.slots(self.n_steps)
         self.drawn += num * sequences.length
         window = self.ahead(starts, steps).T
@@ -236,7 +250,8 @@ class ReplayBuffer:
 
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
         """Set priorities from the errors `[B]` of drawn rows when they were learned from; they are computed only where they matter."""
-        self.sampler.update(rows, errors)
+        if self.priorities is not None:
+            self.priorities.update(rows, errors)
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """Return the rows of a window of so many steps from each row of its ring, `[B, steps]`."""
@@ -283,7 +298,7 @@ class ReplayBuffer:
         """Return its state without its rows: counts, windows that are open, and what the next draws depend on."""
         opened = np.zeros_like(self.open) if self.lag else self.open  # of sequences it follows from the counts
         own = {"written": self.written, "open": opened, "drawn": self.drawn, "rng": self.rng.bit_generator.state}
-        return {**own, "layout": self.layout.position(), "sampler": self.sampler.position()}
+        return {**own, "layout": self.layout.position(), "sampler": {} if self.priorities is None else self.priorities.position()}
 
     def continue_from(self, position: Mapping[str, Any]) -> None:
         """Restore what `position` returned of a buffer made with the same arguments; raise `ValueError` where it cannot be."""
@@ -296,7 +311,8 @@ class ReplayBuffer:
         self.written[:], self.count[:], self.head[:] = written, count, written % self.slots
         self.open[:] = np.minimum(count, self.lag) if self.lag else opened
         self.layout.continue_from(position["layout"])
-        self.sampler.continue_from(position["sampler"])
+        if self.priorities is not None:
+            self.priorities.continue_from(position["sampler"])
 
     def draw_anew(self, seed: int) -> None:
         """Draw from now on like a buffer that is made with this seed."""

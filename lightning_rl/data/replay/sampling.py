@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from lightning_rl.errors import SettingError
 from lightning_rl.types import Tree
 
 
@@ -45,39 +44,6 @@ class DrawableRows(Protocol):
     def ready(self) -> int: ...
 
     def locate(self, number: np.ndarray) -> np.ndarray: ...
-
-
-class Uniform:
-    """Draws all rows with the same probability, with or without replacement. It keeps nothing about them."""
-
-    def __init__(self, replace: bool) -> None:
-        self.replace = replace
-
-    def draw(self, buffer: DrawableRows, batch_size: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows, and their weights, which sum to 1."""
-        size = buffer.ready
-        if self.replace:
-            number = buffer.rng.integers(0, size, batch_size)
-        elif size < batch_size:
-            raise SettingError(f"{batch_size} rows without replacement of {size}: raise learning_starts or lower batch_size")
-        else:
-            number = buffer.rng.choice(size, batch_size, replace=False, shuffle=False)
-        return buffer.locate(number), np.full(batch_size, 1 / batch_size, dtype=np.float32)
-
-    def admit(self, rows: np.ndarray, overwritten: np.ndarray | None = None) -> None: ...
-
-    def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None: ...
-
-    def priorities(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return None: there are none."""
-
-    def restore(self, rows: np.ndarray, priorities: np.ndarray) -> None: ...
-
-    def position(self) -> dict[str, float]:
-        """Return what is saved besides priorities: nothing."""
-        return {}
-
-    def continue_from(self, position: Mapping[str, float]) -> None: ...
 
 
 class Prioritized:
