@@ -89,7 +89,7 @@ def test_rows_are_drawn_in_proportion_to_their_errors_to_the_power_of_alpha(alph
     buffer, errors = prioritized(6, layout, alpha=alpha), np.array([0.0, 0.25, 1, 4, 9, 16])
     walk(buffer, range(6))
     rows = buffer.locate(np.arange(6))
-    buffer.priorities.update(rows, lambda: torch.from_numpy(errors))
+    buffer.update(rows, lambda: torch.from_numpy(errors))
     drawn = np.concatenate([buffer.sample(50).reward[:, 0] for _ in range(400)]).astype(int)
     expected = (errors + 1e-6) ** alpha / ((errors + 1e-6) ** alpha).sum()
     assert np.bincount(drawn, minlength=6) / len(drawn) == pytest.approx(expected, abs=0.004)
@@ -100,7 +100,7 @@ def test_rows_are_drawn_in_proportion_to_their_errors_to_the_power_of_alpha(alph
 def test_every_equal_part_of_the_total_gives_one_row():
     buffer = prioritized(4, alpha=1.0)
     walk(buffer, range(4))
-    buffer.priorities.update(np.arange(4), lambda: torch.tensor([1.0, 2.0, 4.0, 1.0]))
+    buffer.update(np.arange(4), lambda: torch.tensor([1.0, 2.0, 4.0, 1.0]))
     for _ in range(20):
         assert buffer.sample(8).reward[:, 0].tolist() == [0, 1, 1, 2, 2, 2, 2, 3]
 
@@ -112,7 +112,7 @@ def test_weights_make_up_for_the_draws_the_more_the_further_the_run_is(progress,
     walk(buffer, range(30))
     assert buffer.ready == 18
     rows = buffer.locate(np.arange(18))
-    buffer.priorities.update(rows, lambda: torch.from_numpy(errors))
+    buffer.update(rows, lambda: torch.from_numpy(errors))
     window = buffer.sample(10, progress)
     priority = dict(zip(rows.tolist(), (errors + 1e-6) ** 0.6, strict=True))
     weight = np.array([(18 * priority[row] / sum(priority.values())) ** -beta for row in window.rows.tolist()])
@@ -123,7 +123,7 @@ def test_weights_make_up_for_the_draws_the_more_the_further_the_run_is(progress,
 def test_weights_by_hand():
     buffer = prioritized(2, alpha=1.0, beta=0.5)
     walk(buffer, range(2))
-    buffer.priorities.update(np.arange(2), lambda: torch.tensor([1.0, 3.0]))
+    buffer.update(np.arange(2), lambda: torch.tensor([1.0, 3.0]))
     window = buffer.sample(4)
     # P = ¼ and ¾: (2 · ¼)^-½ = √2 and (2 · ¾)^-½ = √⅔, over √2, over the batch of 4
     assert window.reward[:, 0].tolist() == [0, 1, 1, 1]
@@ -141,10 +141,10 @@ def test_new_rows_get_the_largest_priority_so_far(layout):
     buffer = prioritized(10, layout, alpha=0.5)
     walk(buffer, range(3))
     assert buffer.priorities.tree[buffer.locate(np.arange(3))].tolist() == [1, 1, 1]
-    buffer.priorities.update(buffer.locate(np.arange(3)), lambda: torch.tensor([0.04, 16.0, 9.0]))
+    buffer.update(buffer.locate(np.arange(3)), lambda: torch.tensor([0.04, 16.0, 9.0]))
     walk(buffer, range(3, 5))
     assert buffer.priorities.tree[buffer.locate(np.arange(5))] == pytest.approx([0.2, 4, 3, 4, 4], rel=1e-4)
-    buffer.priorities.update(buffer.locate(np.arange(5)), lambda: torch.full((5,), 0.01))  # the largest so far stays
+    buffer.update(buffer.locate(np.arange(5)), lambda: torch.full((5,), 0.01))  # the largest so far stays
     walk(buffer, [5])
     assert buffer.priorities.tree[buffer.locate(np.arange(6))] == pytest.approx([0.1] * 5 + [4], rel=1e-4)
 
@@ -164,7 +164,7 @@ def test_only_rows_with_a_complete_window_are_drawn_whatever_their_priorities(mo
         if buffer.ready:  # learning leaves errors that differ a little
             window = buffer.sample(8)
             errors = torch.from_numpy(1 + 0.1 * np.sin(window.rows))
-            buffer.priorities.update(window.rows, lambda errors=errors: errors)
+            buffer.update(window.rows, lambda errors=errors: errors)
             assert buffer.priorities.tree.total == pytest.approx(buffer.priorities.tree[buffer.locate(np.arange(buffer.ready))].sum())
 
 

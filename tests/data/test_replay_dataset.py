@@ -302,7 +302,7 @@ def test_nested_observations_are_trees_of_tensors():
 def test_errors_of_rows_become_their_priorities():
     run = Run(config=ReplayConfig(prioritized=True, alpha=1.0), batch_size=2, length=5).iterate(1)
     errors = torch.tensor([3.0, 3.0])
-    run.dataset.buffer.priorities.update(run.batches[-1].rows, lambda: errors.mean(-1))
+    run.dataset.buffer.update(run.batches[-1].rows, lambda: errors.mean(-1))
     tree = run.buffer.priorities.tree
     assert tree[run.batches[-1].rows].tolist() == pytest.approx([3.0, 3.0], rel=1e-5)
     assert sorted(tree[np.arange(5)].tolist())[:3] == [1, 1, 1]
@@ -313,7 +313,7 @@ def test_weights_follow_the_progress_of_the_run():
     iteration = next(iter(run.dataset))
     run.dataset.begin_iteration(0, 1.0)
     next(iteration)
-    run.dataset.buffer.priorities.update(np.arange(5), lambda: torch.tensor([1.0, 1.0, 1.0, 1.0, 16.0]))
+    run.dataset.buffer.update(np.arange(5), lambda: torch.tensor([1.0, 1.0, 1.0, 1.0, 16.0]))
     for progress, least in ((1.0, 1 / 16), (0.0, 1 / 4)):  # β = 1, and ½
         run.dataset.begin_iteration(5, progress)
         batch = run.dataset.sample()

@@ -110,7 +110,7 @@ def test_prioritized_sequences_are_drawn_by_the_errors_of_their_rows():
     buffer, _ = recorded(1, "SAME_STEP", 1, 0, 3, prioritized=True, alpha=1.0, beta=0.0)
     assert buffer.priorities.tree.total == buffer.ready == STEPS - 3  # all new, with priority 1
     window = buffer.sample(9)
-    buffer.priorities.update(window.rows, lambda: torch.tensor([1e4, 1.0, 1.0]))
+    buffer.update(window.rows, lambda: torch.tensor([1e4, 1.0, 1.0]))
     drawn = buffer.sample(300).rows
     assert (drawn == window.rows[0]).mean() > 0.95
     assert buffer.priorities.tree[np.array([STEPS - 3, STEPS - 2, STEPS - 1])].tolist() == [0, 0, 0]
