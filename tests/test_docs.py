@@ -93,7 +93,7 @@ def prepared(tmp_path_factory):
         trainer.fit(lightning_rl.PPO("CartPole-v1", n_steps=32, max_env_steps=256))
     for file, text in FILES.items():
         (folder / file).write_text(text)
-    shutil.copy(ROOT / "tests" / "importing" / "files" / "sac_trainer_config.yaml", folder)
+    shutil.copy(ROOT / "tests" / "importers" / "files" / "sac_trainer_config.yaml", folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # SDL, which draws CartPole, says on stderr that it misses it
         patch.setenv("OMP_NUM_THREADS", "1")  # torchrun says there that it takes one
