@@ -248,8 +248,12 @@ class Bounds:
 
     def scale(self, unit: Array) -> Array:
         """Stretch actions `[N, D]` in [-1, 1] to the environment's `[N, *shape]`."""
-        unit, low, high = (unit.reshape(-1, *self.shape) + 1) / 2, like(unit, self.low), like(unit, self.high)
-        return cast((low + unit * (high - low)).clip(low, high), self.low.dtype)  # bounds round
+        share = (unit.reshape(-1, *self.shape) + 1) / 2
+        if isinstance(share, np.ndarray):
+            scaled: np.ndarray = (self.low + share * (self.high - self.low)).clip(self.low, self.high)  # bounds round
+            return scaled.astype(self.low.dtype, copy=False)
+        low, high = (torch.as_tensor(bound, device=share.device) for bound in (self.low, self.high))
+        return (low + share * (high - low)).clip(low, high).to(low.dtype)
 
     def unscale(self, action: np.ndarray) -> np.ndarray:
         """Invert `scale`."""
