@@ -1,4 +1,4 @@
-"""What a checkpoint says of an environment is data, and chooses nothing that is called."""
+"""The saved state of an environment is data, and cannot choose what is called."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
 @pytest.mark.parametrize("name", BIT_GENERATORS)
-def test_every_generator_of_numpy_goes_on_where_it_was(name):
+def test_every_numpy_generator_continues_where_it_was_saved(name):
     generator = np.random.Generator(getattr(np.random, name)(7))
     generator.random(5)
     other = Decoder().decode(Encoder().encode(generator))
     assert type(other.bit_generator).__name__ == name and np.array_equal(generator.random(9), other.random(9))
 
 
-def test_a_checkpoint_cannot_choose_what_of_numpy_is_called(monkeypatch):
+def test_a_checkpoint_cannot_choose_which_numpy_function_is_called(monkeypatch):
     called = []
     monkeypatch.setattr(np.random, "test", lambda: called.append(True), raising=False)
     for name in ("test", "Generator", "__class__", ["PCG64"], None):
@@ -40,7 +40,7 @@ def test_a_checkpoint_cannot_choose_what_of_numpy_is_called(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["~nothing", "same", "~", "", 3, None, "~_x", "~container"])
-def test_a_kind_that_nothing_says_is_refused(kind):
+def test_an_unknown_kind_of_plain_data_is_rejected(kind):
     with pytest.raises(UnsupportedValueError):
         Decoder().decode((kind, "a", "b", "c"))
     with pytest.raises(UnsupportedValueError):
@@ -48,7 +48,7 @@ def test_a_kind_that_nothing_says_is_refused(kind):
 
 
 @pytest.mark.parametrize("name", ["__class__", "__dict__", "spec", "metadata", "_saved_kwargs", "env"])
-def test_how_an_environment_was_made_is_not_written(name):
+def test_attributes_that_say_how_an_environment_was_built_are_not_written(name):
     env = gym.make("CartPole-v1")
     before = dict(vars(env))
     assert name not in read_attributes(env)
@@ -59,7 +59,7 @@ def test_how_an_environment_was_made_is_not_written(name):
 
 
 @pytest.mark.parametrize(("name", "place"), [("MT19937", 625), ("MT19937", -1), ("Philox", -1), ("Philox", 5), ("RandomState", 10**6)])
-def test_a_generator_that_would_read_beyond_its_words_is_refused(name, place):
+def test_a_generator_that_would_read_beyond_its_words_is_rejected(name, place):
     generator = np.random.RandomState(7) if name == "RandomState" else np.random.Generator(getattr(np.random, name)(7))
     kind, number, (_, items) = Encoder().encode(generator)
     state = dict(items)
@@ -71,7 +71,7 @@ def test_a_generator_that_would_read_beyond_its_words_is_refused(name, place):
         Decoder().decode((kind, number, ("~dict", list(state.items()))))
 
 
-def test_gymnasium_keeps_how_things_were_built_and_which_resets_are_pending_under_the_names_that_are_read():
+def test_gymnasium_still_has_the_private_attributes_that_are_read():
     wrapper = gym.wrappers.NormalizeReward(gym.make("HalfCheetah-v5"), gamma=0.9)
     assert vars(wrapper)[CONSTRUCTOR_ARGUMENTS]["gamma"] == 0.9
     assert {name for name in HOW_BUILT if name.startswith("_")} <= vars(wrapper).keys() | vars(wrapper.unwrapped).keys()

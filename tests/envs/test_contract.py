@@ -1,4 +1,4 @@
-"""An environment that returns something else than it promised, or raises, is named in one line, however it is stepped."""
+"""An environment that breaks its contract or raises is reported in one line, however it is stepped."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def two_steps(case, *how):
 
 @pytest.mark.parametrize("case", ODD)
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
-def test_an_odd_environment_in_turn_is_named_with_what_is_wrong(case, autoreset):
+def test_a_wrong_return_value_of_a_sync_environment_is_reported_with_its_name(case, autoreset):
     with pytest.raises(SettingError) as error:
         two_steps(case, "sync", autoreset)
     said = ODD[case][1]
@@ -99,14 +99,14 @@ def test_an_odd_environment_in_turn_is_named_with_what_is_wrong(case, autoreset)
 
 
 @pytest.mark.parametrize("case", ["a scalar observation", "a part of another shape", "a reward as a text"])
-def test_an_odd_environment_in_a_process_is_named_at_once(case):
+def test_a_wrong_return_value_in_a_worker_is_reported_at_once(case):
     with pytest.raises(SettingError, match=r"^environment 0 of Odd-v0: ") as error:
         two_steps(case, "async")
     assert str(error.value).endswith(ODD[case][1])
 
 
 @pytest.mark.parametrize("case", ["a longer observation", "a reward in a list", "an error"])
-def test_an_odd_environment_in_evaluation_is_named(case):
+def test_a_wrong_return_value_in_evaluation_is_reported(case):
     model = tiny(PPO, "Odd-v0", env={"kwargs": {"case": case}})
     with closing(make_player(model.env, 1, None)) as player, pytest.raises(SettingError) as error:
         player.play(model.network, 1, 0, True)
@@ -114,7 +114,7 @@ def test_an_odd_environment_in_evaluation_is_named(case):
 
 
 @pytest.mark.parametrize("case", FINE)
-def test_what_means_the_same_is_taken(case):
+def test_equivalent_return_values_are_accepted(case):
     for how in (("sync",), ("sync", "NEXT_STEP")):
         obs, reward = two_steps(case, *how)
         assert np.allclose(obs, FINE[case].get("obs", obs)) and np.allclose(reward, float(FINE[case].get("reward", 1.0)))
@@ -129,12 +129,12 @@ class Resets(Scripted):
         return super().reset(**arguments)
 
 
-def test_what_a_reset_raises_is_named():
+def test_an_error_in_reset_is_reported_with_the_environment():
     with pytest.raises(SettingError, match=r"^environment 0 of Resets raised RuntimeError: the level is locked$"):
         fit(PPO(Resets, n_steps=8, batch_size=8, max_env_steps=64))
 
 
-def test_the_command_line_says_one_line_and_with_debug_where_it_came_from(folder, capfd):
+def test_the_command_line_prints_one_line_and_with_debug_the_traceback(folder, capfd):
     arguments = f"fit --model.env.id {__name__}:Odd-v0 --model.env.vectorization sync {TINY}"
     status, _, err = run(f"{arguments} --model.env.kwargs.case 'an error'", capfd)
     assert (status, err) == (2, "error: environment 0 of Odd-v0 raised ValueError: no sensor\n")

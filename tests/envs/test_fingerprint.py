@@ -1,4 +1,4 @@
-"""What means the same looks the same, in every process, and what means something else does not."""
+"""Equal settings have the same fingerprint in every process, and different ones have not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of(config: EnvConfig) -> str:
         {"vectorization": "async", "step_timeout": 3.0, "max_restarts": 1},
     ],
 )
-def test_settings_that_are_not_of_one_environment_or_only_look_different_do_not_count(same):
+def test_equal_settings_and_those_of_vectorization_have_the_same_fingerprint(same):
     first = replace(CONFIG, vectorization=same.get("vectorization", "sync"))
     assert of(replace(CONFIG, **same)) == of(first)
 
@@ -49,11 +49,11 @@ def test_settings_that_are_not_of_one_environment_or_only_look_different_do_not_
         {"frame_stack": 2},
     ],
 )
-def test_every_other_setting_counts(other):
+def test_every_other_setting_changes_the_fingerprint(other):
     assert of(replace(CONFIG, **other)) != of(CONFIG)
 
 
-def test_objects_show_no_address_and_numbers_may_be_of_any_type():
+def test_fingerprints_contain_no_addresses_and_compare_numbers_of_any_type():
     assert normalize([object(), Scripted, lambda: 1]) == normalize([object(), Scripted, lambda: 1])
     assert " at 0x" not in repr(normalize({"a": object(), "b": [ENVS], "c": len}))
     assert normalize(np.float32(2.0)) != normalize(np.float32(3.0)) and normalize(float("inf")) == float("inf")
@@ -62,7 +62,7 @@ def test_objects_show_no_address_and_numbers_may_be_of_any_type():
     assert repr(normalize(True)) != repr(normalize(1))
 
 
-def test_what_happened_to_an_environment_does_not_count():
+def test_stepping_an_environment_does_not_change_its_fingerprint():
     def build() -> gym.Env:
         return gym.wrappers.NormalizeObservation(gym.make("Pendulum-v1", max_episode_steps=5))
 

@@ -1,4 +1,4 @@
-"""Parameters and lessons from settings, and the one line for what cannot be read."""
+"""Parameters and lessons from settings, and one-line errors for invalid ones."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_criteria_have_the_defaults_of_ml_agents():
     assert (easy.threshold, easy.min_lesson_length, easy.signal_smoothing, easy.require_reset) == (0.0, 0, True, False)
 
 
-def test_null_is_not_set():
+def test_a_null_parameter_is_ignored():
     assert list(as_parameters({"length": None, "gravity": 9.8})) == ["gravity"]
     with pytest.raises(SettingError, match=r"env\.observe_parameters needs"):
         EnvConfig("CartPole-v1", parameters={"length": None}, observe_parameters=True)
@@ -74,13 +74,13 @@ def test_a_length_may_be_written_as_a_whole_float():
         ({"length": {"sampler_type": "uniform"}}, "env.parameters.length needs a sampler_parameters"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line_with_its_full_name(parameters, line):
+def test_invalid_parameters_are_reported_in_one_line_with_their_full_name(parameters, line):
     with pytest.raises(SettingError) as error:
         EnvConfig("CartPole-v1", parameters=parameters)
     assert line in str(error.value) and str(error.value).startswith("env.parameters") and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("vectorization", ["native", "envpool"])
-def test_vectors_that_build_their_own_environments_refuse_parameters(vectorization):
+def test_native_and_envpool_reject_parameters(vectorization):
     with pytest.raises(SettingError, match=f"env.parameters does not work with vectorization {vectorization}; use sync or async"):
         EnvConfig("CartPole-v1", vectorization=vectorization, parameters={"length": 1.0})

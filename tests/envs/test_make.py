@@ -1,4 +1,4 @@
-"""From settings to environments, and what is said when that does not work."""
+"""From settings to environments, and errors when that does not work."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_atari_games_are_seen_as_four_grey_frames():
         (2, {"id": "CartPole-v1"}, TurnVectorEnv),
     ],
 )
-def test_several_atari_games_get_a_process_each_on_several_cores_and_all_others_take_turns(cores, settings, cls, monkeypatch):
+def test_auto_uses_workers_for_several_atari_games_on_several_cores_and_sync_otherwise(cores, settings, cls, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     config = EnvConfig(**({"num_envs": 2} | settings))
     stepper = make_stepper(make_vector_env(config), config)
@@ -111,7 +111,7 @@ def test_several_atari_games_get_a_process_each_on_several_cores_and_all_others_
     assert resolve_to_sync(config).vectorization == "sync" and resolve_to_sync(explicit) is explicit
 
 
-def test_what_is_of_processes_goes_with_those_that_were_chosen(monkeypatch):
+def test_worker_settings_are_dropped_when_auto_becomes_sync(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert EnvConfig("ALE/Pong-v5", atari=True, step_timeout=5.0).vectorization == "auto"
     with pytest.raises(SettingError, match="this one is sync; remove it"):
@@ -124,7 +124,7 @@ def test_what_is_of_processes_goes_with_those_that_were_chosen(monkeypatch):
 
 
 @pytest.mark.parametrize("vectorization, cls", [("sync", SyncVectorEnv), ("async", WorkerVectorEnv)])
-def test_our_own_vector_environments_reset_in_the_same_step_unless_told_otherwise(vectorization, cls):
+def test_sync_and_async_reset_in_the_same_step_by_default(vectorization, cls):
     for autoreset, name in {None: "SAME_STEP", "NEXT_STEP": "NEXT_STEP", "DISABLED": "DISABLED"}.items():
         envs = make_vector_env(EnvConfig("CartPole-v1", 3, vectorization, autoreset))
         assert isinstance(envs, cls) and envs.num_envs == 3 and envs.metadata["autoreset_mode"].name == name
@@ -132,14 +132,14 @@ def test_our_own_vector_environments_reset_in_the_same_step_unless_told_otherwis
 
 
 @pytest.mark.parametrize("vectorization", ["native", "envpool"])
-def test_vector_environments_of_others_have_as_many_environments_as_asked_for(vectorization):
+def test_native_and_envpool_have_the_requested_number_of_environments(vectorization):
     envs = make_vector_env(EnvConfig("CartPole-v1", 3, vectorization))
     assert envs.reset(seed=0)[0].shape == (3, 4) and envs.num_envs == 3
     assert envs.single_observation_space.shape == (4,)
     envs.close()
 
 
-def test_one_environment_of_envpool_steps_alone_and_is_seeded():
+def test_a_single_envpool_environment_can_be_stepped_and_seeded():
     env = make_env(EnvConfig("CartPole-v1", 1, "envpool"))
     starts = [env.reset(seed=seed)[0] for seed in (1, 1, 2)]
     assert starts[0].shape == (4,) and np.array_equal(starts[0], starts[1]) and not np.array_equal(starts[0], starts[2])
@@ -161,22 +161,22 @@ def test_an_id_and_a_mapping_become_settings():
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async", "native", "envpool"])
-def test_an_unknown_id_is_answered_with_the_nearest_name(vectorization):
+def test_an_unknown_id_is_reported_with_the_nearest_name(vectorization):
     line = refusal(make_vector_env, EnvConfig("CartPoll-v1", 1, vectorization))
     assert "'CartPoll-v1'" in line and line.endswith("did you mean CartPole-v1?")
 
 
-def test_an_unknown_module_is_named():
+def test_an_unknown_module_is_reported():
     assert "No module named 'nowhere'" in refusal(make_env, EnvConfig("nowhere:Thing-v0"))
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async", "native", "envpool"])
-def test_arguments_that_an_environment_refuses_are_named(vectorization):
+def test_wrong_constructor_arguments_are_reported(vectorization):
     line = refusal(make_vector_env, EnvConfig("CartPole-v1", 1, vectorization, kwargs={"gravitation": 1}))
     assert line.startswith("the environment CartPole-v1 cannot be built") and "gravitation" in line
 
 
-def test_whatever_a_constructor_raises_is_one_line():
+def test_any_error_of_a_constructor_becomes_one_line():
     assert "5x5" in refusal(make_env, EnvConfig("FrozenLake-v1", kwargs={"map_name": "5x5"}))  # a bare KeyError
 
 
@@ -191,7 +191,7 @@ def test_whatever_a_constructor_raises_is_one_line():
         ({"class_path": f"{__name__}.Doubled", "init_args": {"factor": -1}}, "Doubled rejects its arguments: factor must be positive"),
     ],
 )
-def test_a_wrapper_that_cannot_be_applied_is_named(wrapper, says):
+def test_a_wrapper_that_cannot_be_applied_is_reported(wrapper, says):
     line = refusal(make_env, EnvConfig("CartPole-v1", wrappers=[wrapper]))
     assert line.startswith("env.wrappers") and says in line
 
@@ -211,7 +211,7 @@ def test_a_wrapper_that_cannot_be_applied_is_named(wrapper, says):
         (7, "env must be an id such as CartPole-v1 or an EnvConfig, got 7"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(setting, says):
+def test_invalid_settings_are_rejected(setting, says):
     assert says in refusal(as_config, setting)
 
 
@@ -227,7 +227,7 @@ def test_settings_that_mean_nothing_are_refused(setting, says):
         ("pettingzoo", EnvConfig("lightning_rl/ConnectFour-v0"), "pettingzoo"),
     ],
 )
-def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatch, package, config, extra):
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeypatch, package, config, extra):
     users = (
         "gymnasium.envs.box2d",
         "gymnasium.envs.mujoco",
@@ -240,7 +240,7 @@ def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatc
 
 
 @pytest.mark.parametrize(("env_id", "atari"), [("HalfCheetah-v5", False), ("ALE/Pong-v5", True)])
-def test_what_simulators_say_goes_to_the_log_and_not_to_stderr_or_a_file(env_id, atari, capfd, tmp_path, monkeypatch):
+def test_warnings_of_simulators_go_to_the_log_and_not_to_stderr_or_a_file(env_id, atari, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_env(EnvConfig(env_id, atari=atari)).close()
     assert capfd.readouterr().err == "" and list(tmp_path.iterdir()) == []

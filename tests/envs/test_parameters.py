@@ -1,4 +1,4 @@
-"""Environments receive their parameters, draw them from streams of their own, and go on drawing where they stopped."""
+"""Environments receive their parameters, draw them from their own streams, and continue to draw after a restore."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -67,29 +67,29 @@ class Picky(Receiving):
         raise KeyError("no parameter mas")
 
 
-def test_what_a_method_of_the_environment_refuses_is_said_with_the_setting():
+def test_an_error_of_set_parameters_is_reported_with_the_setting():
     with pytest.raises(SettingError) as error:
         EnvParameters(Picky(), as_parameters({"mas": 2})).reset()
     assert str(error.value) == "set_parameters raised KeyError: 'no parameter mas'; env.parameters are {'mas': 2.0}"
 
 
-def test_options_of_others_are_kept_beside_the_parameters():
+def test_other_reset_options_are_kept():
     env = EnvParameters(ByOptions(), as_parameters({"mass": 2}))
     env.reset(options={"low": 0.1})
     assert env.unwrapped.options == {"low": 0.1, "parameters": {"mass": 2.0}}
 
 
-def test_numbers_keep_their_kind():
+def test_parameters_keep_their_type():
     env = built("Pendulum-v1", {"max_speed": 6.0, "g.scale": 0.5, "m": 2})
     assert [(type(value), value) for value in (env.max_speed, env.g, env.m)] == [(int, 6), (float, 5.0), (float, 2.0)]
 
 
-def test_what_follows_from_cartpoles_numbers_is_brought_up_to_date():
+def test_the_derived_numbers_of_cartpole_are_updated():
     env = built("CartPole-v1", {"length": 2.0, "masscart": 0.5, "masspole": 0.25})
     assert (env.length, env.total_mass, env.polemass_length) == (2.0, 0.75, 0.5)
 
 
-def test_a_scale_is_a_factor_on_what_was_built_each_time():
+def test_a_scale_is_always_relative_to_the_built_value():
     env = make_env(EnvConfig("CartPole-v1", parameters={"gravity.scale": 0.5}))
     for _ in range(3):
         env.reset()
@@ -136,7 +136,7 @@ def test_the_lander_falls_as_fast_as_it_is_told():
         ("LunarLander-v3", "enable_wind", "env.parameters.enable_wind of LunarLander is not a number"),
     ],
 )  # fmt: skip
-def test_a_name_that_is_none_is_said_in_one_line_with_the_nearest(env_id, name, line):
+def test_an_unknown_parameter_is_reported_in_one_line_with_the_nearest_name(env_id, name, line):
     with pytest.raises(SettingError) as error:
         make_env(EnvConfig(env_id, parameters={name: 1.0}))
     assert line in str(error.value)
@@ -150,19 +150,19 @@ def test_a_name_that_is_none_is_said_in_one_line_with_the_nearest(env_id, name, 
         ("HalfCheetah-v5", {"data.qpos.0": 3.0}, "data.qpos.0"),  # each reset begins somewhere
     ],
 )
-def test_what_does_nothing_is_said_at_the_first_reset(env_id, parameters, name):
+def test_a_parameter_without_effect_is_reported_at_the_first_reset(env_id, parameters, name):
     env = make_env(EnvConfig(env_id, parameters=parameters))
     with pytest.raises(SettingError, match=rf"env.parameters.{name} has no effect: \w+Env or another parameter overwrites it"):
         env.reset(seed=0)
 
 
-def test_lessons_of_a_parameter_that_is_not_drawn_are_refused():
+def test_lessons_of_an_unknown_parameter_are_rejected():
     env = EnvParameters(gym.make("CartPole-v1"), as_parameters({"length": 2}))
     with pytest.raises(SettingError, match=r"lenght is not a parameter that this environment draws; did you mean length\?"):
         env.set_lessons({"lenght": LESSONS_OF_LENGTH.until(0)})
 
 
-def test_an_environment_that_tells_its_parameters_refuses_others():
+def test_an_environment_that_lists_its_parameters_rejects_others():
     with pytest.raises(SettingError, match=r"env.parameters.mas is not a parameter of ByOptions; did you mean mass\?"):
         EnvParameters(ByOptions(), as_parameters({"mas": 2}))
 
@@ -189,7 +189,7 @@ RANDOM = EnvConfig("CartPole-v1", num_envs=3, parameters=PARAMETERS_DRAWN, obser
 
 
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
-def test_the_same_seed_draws_the_same_in_turn_and_in_processes_and_other_numbers_in_each_environment(autoreset):
+def test_a_seed_draws_the_same_numbers_with_sync_and_async_and_different_ones_in_each_environment(autoreset):
     config = replace(RANDOM, autoreset=autoreset)
     seen, drawn, _ = play(config)
     others, others_drawn, _ = play(replace(config, vectorization="async"))
@@ -198,7 +198,7 @@ def test_the_same_seed_draws_the_same_in_turn_and_in_processes_and_other_numbers
     assert drawn == others_drawn and len(values) > 6 and len(set(values)) == len(values)
 
 
-def test_another_seed_draws_other_numbers_and_a_seed_of_the_sampler_the_same():
+def test_another_seed_draws_other_numbers_unless_the_sampler_has_its_own():
     fixed = replace(RANDOM, parameters={"length": uniform(0.3, 3, seed=7)})
     one, other = ([each[0] for each in play(RANDOM, seed=seed)[1]] for seed in (3, 9))
     assert not set(one) & set(other)
@@ -269,7 +269,7 @@ def test_a_lesson_begins_with_the_next_episode_of_each_environment(vectorization
     stepper.close()
 
 
-def test_a_worker_that_is_replaced_plays_the_lesson_of_the_others():
+def test_a_replaced_worker_plays_the_lesson_of_the_others():
     config = EnvConfig("CartPole-v1", 2, "async", parameters={"length": 1.0}, max_episode_steps=3)
     stepper = make_stepper(make_vector_env(config), config)
     stepper.set_lessons({"length": LESSONS_OF_LENGTH.only(0)})

@@ -1,4 +1,4 @@
-"""Videos of episodes: as many pictures as there were, of the right size, the last one after the last step."""
+"""Videos of episodes: all frames, of the right size, the last one after the last step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def play(env, steps):
         env.step(0)
 
 
-def test_a_video_has_a_picture_of_the_reset_and_of_each_step_and_even_sides(tmp_path):
+def test_a_video_has_a_frame_of_the_reset_and_of_each_step_and_even_sides(tmp_path):
     env = RecordVideo(Shades(), iter([tmp_path / "a.mp4", tmp_path / "b.mp4"]), 100)
     play(env, 5)
     play(env, 2)  # given up
@@ -64,7 +64,7 @@ def test_an_environment_without_a_frame_rate_has_thirty_a_second(tmp_path, monke
     assert read(tmp_path / "a.mp4")[0]["fps"] == 30
 
 
-def test_an_episode_is_cut_or_refused_at_the_longest_length(tmp_path):
+def test_an_episode_is_cut_or_rejected_at_the_maximum_length(tmp_path):
     play(RecordVideo(Shades(length=99), iter([tmp_path / "cut.mp4"]), 3), 3)
     assert len(read(tmp_path / "cut.mp4")[1]) == 4
     env = RecordVideo(Shades(length=99), iter([tmp_path / "refused.mp4"]), 3, may_cut=False)
@@ -75,7 +75,7 @@ def test_an_episode_is_cut_or_refused_at_the_longest_length(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.mp4", "over.mp4"]
 
 
-def test_a_step_after_the_end_is_refused(tmp_path):
+def test_a_step_after_the_end_is_an_error(tmp_path):
     env = RecordVideo(Shades(length=1), iter([tmp_path / "a.mp4"]), 100)
     with pytest.raises(gym.error.ResetNeeded):
         play(env, 2)
@@ -94,7 +94,7 @@ SMALL, LARGE = np.zeros((16, 16, 3), np.uint8), np.zeros((18, 16, 3), np.uint8)
         ([], "Shades cannot render rgb_array: IndexError: list index out of range"),
     ],
 )
-def test_pictures_that_are_none_are_refused_and_nothing_is_left(tmp_path, pictures, message):
+def test_invalid_frames_are_rejected_and_leave_no_file(tmp_path, pictures, message):
     env = RecordVideo(Shades(pictures=pictures), iter([tmp_path / "a.mp4"]), 100)
     with pytest.raises(SettingError, match=message):
         play(env, 1)
@@ -102,13 +102,13 @@ def test_pictures_that_are_none_are_refused_and_nothing_is_left(tmp_path, pictur
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_in_fractions_are_made_whole_numbers():
+def test_frames_in_fractions_are_scaled_to_bytes():
     env = Shades(pictures=[np.full((16, 16, 3), 0.6)])
     env.reset()
     assert render_frame(env).dtype == np.uint8 and (render_frame(env) == 153).all()
 
 
-def test_a_folder_that_is_gone_is_an_error_of_the_system(tmp_path):
+def test_a_missing_folder_is_reported_with_the_systems_error(tmp_path):
     with pytest.raises(OSError, match=r"a.mp4 could not be saved \(No such file or directory\)"):
         play(RecordVideo(Shades(), iter([tmp_path / "gone" / "a.mp4"]), 100), 1)
 
@@ -121,14 +121,14 @@ def test_a_video_is_not_written_through_a_link(tmp_path):
     assert (tmp_path / "mine").read_text() == "years of work" and len(read(tmp_path / "a.mp4")[1]) == 6
 
 
-def test_a_file_that_did_not_get_all_pictures_is_not_kept(tmp_path, monkeypatch):
+def test_an_incomplete_file_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(imageio_ffmpeg, "count_frames_and_secs", lambda path: (5, 1.0))
     with pytest.raises(OSError, match="it is incomplete"):
         play(RecordVideo(Shades(), iter([tmp_path / "a.mp4"]), 100), 5)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_render_is_refused_beforehand():
+def test_environments_that_cannot_render_are_rejected_beforehand():
     check_renders(EnvConfig("CartPole-v1", kwargs={"render_mode": "human"}), "record")
     check_renders(Shades, "record")
     with pytest.raises(SettingError, match=r"record: tests.environments:Scripted-v0 cannot render rgb_array; its render modes: none"):

@@ -1,4 +1,4 @@
-"""Samplers: their statistics, their settings, and what they refuse."""
+"""Samplers: their statistics, their settings, and what they reject."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from lightning_rl.envs.lessons import Constant, Gaussian, MultiRangeUniform, Uniform, as_plain, as_sampler
 from lightning_rl.errors import SettingError
 
-DRAWS = 100_000
+DRAWS = 20_000
 
 
 def sampler(kind, **parameters):
@@ -47,13 +47,13 @@ def test_intervals_are_chosen_by_their_length():
     assert close(values.mean(), 0.25 * 0.5 + 0.75 * 8.5, values.std())
 
 
-def test_intervals_without_length_are_as_likely_as_one_another():
+def test_intervals_without_length_have_equal_probability():
     values = draws(sampler("multirangeuniform", intervals=[[1, 1], [2, 2]]))
     assert close((values == 1).mean(), 0.5, 0.5) and set(values) == {1.0, 2.0}
 
 
 @pytest.mark.parametrize("number", [10**400, 1e301, math.inf, math.nan])
-def test_numbers_beyond_what_can_be_computed_with_are_refused(number):
+def test_numbers_that_are_too_large_are_rejected(number):
     with pytest.raises(SettingError, match="mass must be a finite number"):
         as_sampler("mass", number)
 
@@ -72,7 +72,7 @@ def test_a_bare_number_is_a_constant():
         (MultiRangeUniform(((0, 1), (2, 2.5)), seed=4), "multirangeuniform([0, 1], [2, 2.5])"),
     ],
 )
-def test_a_sampler_reads_well_and_becomes_plain_data_and_back(each, text):
+def test_a_sampler_has_a_readable_text_and_becomes_plain_data_and_back(each, text):
     assert str(each) == text
     again = as_sampler("mass", as_plain(each))
     assert as_plain(again) == as_plain(each) and again.seed == each.seed and type(again) is type(each)
@@ -117,7 +117,7 @@ def test_both_spellings_of_several_ranges_mean_the_same():
         ({"sampler_type": "constant", "sampler_parameters": {"seed": -2}}, "mass.sampler_parameters.seed must be >= -1, got -2"),
     ],
 )
-def test_what_is_no_sampler_is_said_in_one_line(setting, line):
+def test_an_invalid_sampler_is_reported_in_one_line(setting, line):
     with pytest.raises(SettingError) as error:
         as_sampler("mass", setting)
     assert str(error.value) == line

@@ -1,4 +1,4 @@
-"""`Simple1D` and `Memory1D`: what is shown, what is paid, and when episodes end, by hand."""
+"""`Simple1D` and `Memory1D`: observations, rewards and ends of episodes, worked by hand."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_their_state_is_their_attributes():
         ({"step_size": 0}, "step_size must be > 0, got 0"),
     ],
 )
-def test_settings_that_make_no_environment_are_refused_in_one_line(kwargs, message):
+def test_invalid_settings_are_reported_in_one_line(kwargs, message):
     with pytest.raises(SettingError, match="cannot be built: ") as error:
         make_env(EnvConfig(IDS[0], kwargs=kwargs))
     assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""A run that is stopped and continued sees what one that never stopped would have seen."""
+"""Environments that are saved and restored continue as if they had never stopped."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def configured(config: EnvConfig, vectorization: str, mode: str, num_envs: int =
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_environments_go_on_where_they_were_saved(name, mode):
+def test_restored_environments_continue_exactly(name, mode):
     vectorizations = ("sync", "async") if mode == "SAME_STEP" else ("sync",)
     for vectorization in vectorizations:
         config = configured(ENVIRONMENTS[name], vectorization, mode)
@@ -113,18 +113,18 @@ def test_environments_go_on_where_they_were_saved(name, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["CartPole", "LunarLander"])
-def test_processes_go_on_in_every_mode(name, mode):
+def test_restored_workers_continue_exactly_in_every_mode(name, mode):
     config = configured(ENVIRONMENTS[name], "async", mode)
     assert is_continued(lambda: make_vector_env(config), config) is None
 
 
 @pytest.mark.parametrize("vectorization, mode", [("sync", "NEXT_STEP"), ("async", "SAME_STEP")])
-def test_sticky_atari_games_go_on_where_they_were_saved(vectorization, mode):
+def test_restored_sticky_atari_games_continue_exactly(vectorization, mode):
     config = configured(EnvConfig("ALE/Pong-v5", atari=True, max_episode_steps=100), vectorization, mode)
     assert is_continued(lambda: make_vector_env(config), config, 60, 60) is None  # its emulator's own state fails with this seed
 
 
-def test_a_game_without_chance_goes_on_from_its_emulator():
+def test_a_game_without_sticky_actions_is_restored_from_its_emulator():
     config = EnvConfig("ALE/Pong-v5", 1, atari=True, max_episode_steps=100, kwargs={"repeat_action_probability": 0.0})
     stepper = make_stepper(make_vector_env(config), config)
     stepper.reset(0)
@@ -135,13 +135,13 @@ def test_a_game_without_chance_goes_on_from_its_emulator():
 
 @pytest.mark.parametrize("before", range(9, 14))
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_reset_that_is_due_is_not_forgotten(vectorization, before):
+def test_a_pending_reset_is_restored(vectorization, before):
     config = EnvConfig("MountainCar-v0", 2, vectorization, "NEXT_STEP", max_episode_steps=10)
     assert is_continued(lambda: make_vector_env(config), config, before, 40) is None
 
 
 @pytest.mark.parametrize("before", [0, 1, 29, 30, 31])
-def test_native_vector_environments_go_on_where_they_were_saved(before):
+def test_restored_native_vector_environments_continue_exactly(before):
     config = EnvConfig("CartPole-v1", 3, "native", max_episode_steps=30)
     assert is_continued(lambda: make_vector_env(config), config, before) is None
 
@@ -254,13 +254,13 @@ for cls in (Hidden, Chance, Drawn, Own, Unsteady):
 
 
 @pytest.mark.parametrize("vectorization, mode", WAYS)
-def test_what_hides_its_state_is_played_again(vectorization, mode):
+def test_an_environment_with_hidden_state_is_replayed(vectorization, mode):
     config = EnvConfig("HiddenState-v0", 2, vectorization, mode)
     assert is_continued(lambda: make_vector_env(config), config) is None
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_what_an_environment_says_of_itself_comes_first(vectorization):
+def test_an_environments_own_get_state_comes_first(vectorization):
     config = EnvConfig("OwnState-v0", 2, vectorization, max_episode_steps=20)
     assert is_continued(lambda: make_vector_env(config), config) is None
     assert is_continued(lambda: make_vector_env(Own, 2)) is None
@@ -272,13 +272,13 @@ def test_what_an_environment_says_of_itself_comes_first(vectorization):
 
 
 @pytest.mark.parametrize("vectorization, mode", WAYS)
-def test_what_nothing_brings_back_starts_new_episodes_and_says_so_in_one_line(vectorization, mode):
+def test_an_environment_that_cannot_be_restored_starts_new_episodes_with_a_notice(vectorization, mode):
     config = EnvConfig("ChanceState-v0", 2, vectorization, mode)
     line = is_continued(lambda: make_vector_env(config), config)
     assert line == "ChanceState-v0 cannot be saved in the middle of one"
 
 
-def test_a_replay_that_goes_astray_is_refused_and_leaves_no_trace():
+def test_a_replay_with_another_outcome_is_rejected_and_leaves_no_trace():
     config = EnvConfig("UnsteadyState-v0", 1)
     Unsteady.steps = 0
     stepper = make_stepper(make_vector_env(config), config)
@@ -292,7 +292,7 @@ def test_a_replay_that_goes_astray_is_refused_and_leaves_no_trace():
     assert np.array_equal(other.reset(7)[0], fresh.reset(7)[0])
 
 
-def test_environments_without_a_state_of_their_own_start_new_episodes():
+def test_envpool_environments_start_new_episodes():
     pool = EnvConfig("CartPole-v1", 2, "envpool")
     assert "CartPole-v1" in is_continued(lambda: make_vector_env(pool), pool, 0, 0)
 
@@ -324,19 +324,19 @@ def line_between(before: VectorEnv, after: VectorEnv, first: EnvConfig | None = 
 @pytest.mark.parametrize(
     "change", [{"kwargs": {"g": 5.0}}, {"max_episode_steps": 20}, {"wrappers": ["NormalizeReward"]}, {"frame_stack": 2}]
 )
-def test_settings_that_changed_win_over_what_was_saved(vectorization, change):
+def test_changed_settings_win_over_a_saved_state(vectorization, change):
     first = replace(PENDULUM, vectorization=vectorization)
     second = replace(first, **change)
     assert line_between(make_vector_env(first), make_vector_env(second), first, second) == CHANGED
 
 
-def test_settings_that_only_look_different_go_on():
+def test_equal_settings_in_another_form_continue():
     for change in ({"kwargs": {"g": 10}}, {"kwargs": {"render_mode": "rgb_array", "g": 10.0}}):
         second = replace(PENDULUM, **change)
         assert line_between(make_vector_env(PENDULUM), make_vector_env(second), PENDULUM, second) is None
 
 
-def test_settings_in_functions_and_ready_vector_environments_win_too():
+def test_changed_settings_in_functions_and_ready_vector_environments_win_too():
     def ready(make: Callable[[], gym.Env]) -> VectorEnv:
         return SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -358,7 +358,7 @@ def test_settings_in_functions_and_ready_vector_environments_win_too():
     assert line_between(ready(builders["unregistered"]), used) is None
 
 
-def test_functions_and_ready_vector_environments_go_on_too():
+def test_restored_functions_and_ready_vector_environments_continue_exactly():
     assert is_continued(lambda: make_vector_env(Hidden, 2)) is None
     assert is_continued(lambda: make_vector_env(lambda: make_env(ENVIRONMENTS["LunarLander"]), 2)) is None
     for mode in AutoresetMode:
@@ -368,7 +368,7 @@ def test_functions_and_ready_vector_environments_go_on_too():
     assert is_continued(lambda: SyncVectorEnv(mixed, autoreset_mode=AutoresetMode.SAME_STEP)) is None
 
 
-def test_an_environment_that_a_function_has_closed_over_is_not_stepped_to_try_it():
+def test_an_environment_that_a_function_returns_again_is_not_stepped_in_the_trial():
     env = Scripted()
     make_stepper(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.SAME_STEP))
     assert env.episode == -1
@@ -382,7 +382,7 @@ class Endless(Hidden):
             pass
 
 
-def test_trying_touches_nothing_and_waits_for_nobody(monkeypatch):
+def test_the_trial_has_no_side_effects_and_a_time_limit(monkeypatch):
     monkeypatch.setattr("lightning_rl.envs.snapshot.state.MAX_TRIAL_SECONDS", 0.5)
     np.random.seed(0)
     expected, told = np.random.rand(), []
@@ -430,7 +430,7 @@ class Watched(Scripted):
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 @pytest.mark.parametrize("kind", [in_turn, in_a_worker])
-def test_an_environment_that_cannot_be_copied_is_neither_stepped_nor_closed_to_try_it(kind, platform, tmp_path, monkeypatch):
+def test_an_environment_that_cannot_be_copied_is_neither_stepped_nor_closed_in_the_trial(kind, platform, tmp_path, monkeypatch):
     env = Watched(tmp_path / "told")
     envs = kind(lambda: env)
     (tmp_path / "told").unlink(missing_ok=True)  # building a vector environment looks at one environment and closes it
@@ -456,7 +456,7 @@ class Loud(Hidden):
 
 
 @pytest.mark.parametrize("way", ["exits", "interrupts", "aborts", "no fork"])
-def test_an_environment_that_cannot_be_copied_or_forked_has_no_way_and_says_nothing(way, capfd, monkeypatch):
+def test_an_environment_that_cannot_be_copied_or_forked_cannot_be_saved_and_prints_nothing(way, capfd, monkeypatch):
     def refuse() -> int:
         raise OSError("no memory")
 

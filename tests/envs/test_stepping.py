@@ -1,4 +1,4 @@
-"""All ways to step environments tell the same story."""
+"""All ways to step environments give the same transitions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 from tests.environments import ENDINGS, Scripted
 
 NUM_ENVS = 4
-STEPS = 500
-"""Of each environment; five environments of four make 10,000 transitions in each way of stepping."""
+STEPS = 150
+"""Steps of each environment."""
 
 ENVIRONMENTS = {
     "CartPole": EnvConfig("CartPole-v1"),
@@ -86,7 +86,7 @@ def same(a: list[list[Transition]], b: list[list[Transition]]) -> bool:
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_all_autoreset_modes_in_turn_or_in_processes_give_the_same_transitions(name):
+def test_all_autoreset_modes_give_the_same_transitions_with_sync_and_async(name):
     first, *others = (story(ENVIRONMENTS[name], *way) for way in WAYS)
     assert [len(rows) for rows in first] == [STEPS] * NUM_ENVS
     assert any(row.terminated or row.truncated for rows in first for row in rows)
@@ -138,7 +138,7 @@ def pendulum_moves(row: Transition) -> bool:
     ],
     ids=["native CartPole", "EnvPool CartPole", "EnvPool Pendulum"],
 )
-def test_vector_environments_of_others_give_true_transitions_and_no_reset_rows(config, moves):
+def test_native_and_envpool_give_true_transitions_and_no_reset_rows(config, moves):
     stepper = make_stepper(make_vector_env(config), config)
     statistics = EpisodeStatistics(stepper.num_envs)
     rows = transitions(stepper, 200, statistics)
@@ -183,7 +183,7 @@ class Untagged(SyncVectorEnv):
         del self.metadata["autoreset_mode"]
 
 
-def test_a_vector_environment_that_does_not_name_its_mode_is_refused():
+def test_a_vector_environment_that_does_not_name_its_mode_is_rejected():
     with pytest.raises(SettingError, match=r"^Untagged .* set env\.autoreset to name the mode$"):
         make_stepper(Untagged())
 

@@ -1,4 +1,4 @@
-"""Environments in processes outlive the failures of one another."""
+"""Environments in worker processes survive the failures of one another."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_worker_that_fails_loses_one_row_and_begins_anew(mode, fault):
+def test_a_failing_worker_loses_one_row_and_starts_a_new_episode(mode, fault):
     stepper = faulty(mode, step_timeout=0.3)
     stepper.reset(0)
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_a_worker_that_fails_loses_one_row_and_begins_anew(mode, fault):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_worker_that_fails_when_its_episode_ends_loses_no_other_row(mode):
+def test_a_worker_that_fails_when_episodes_end_loses_no_other_row(mode):
     stepper = faulty(mode)
     stepper.reset(0)
     for _ in range(4):
@@ -119,7 +119,7 @@ def test_a_worker_that_fails_when_its_episode_ends_loses_no_other_row(mode):
     stepper.close()
 
 
-def test_a_new_worker_draws_on_with_a_seed_of_its_own():
+def test_a_new_worker_has_its_own_reproducible_seed():
     def story() -> list[list[float]]:
         config = EnvConfig("CartPole-v1", 2, "async")
         stepper = make_stepper(make_vector_env(config), config)
@@ -147,7 +147,7 @@ def test_a_worker_that_fails_too_often_ends_the_run_with_one_line():
     stepper.close()
 
 
-def test_restarts_of_more_than_an_hour_ago_are_forgiven(monkeypatch):
+def test_restarts_of_more_than_an_hour_ago_do_not_count(monkeypatch):
     monkeypatch.setattr("lightning_rl.envs.worker_pool.HOUR", 0.0)
     stepper = faulty(max_restarts=1)
     stepper.reset(0)
@@ -187,7 +187,7 @@ def test_a_worker_that_dies_between_two_steps_is_saved_in_its_new_episode():
 
 
 @pytest.mark.slow
-def test_a_hundred_failures_in_one_run_are_survived():
+def test_a_run_survives_a_hundred_failures():
     stepper = faulty(max_restarts=1000)
     stepper.reset(0)
     generator, valid = np.random.default_rng(0), 0
@@ -219,7 +219,7 @@ def test_closing_ends_frozen_and_dead_workers_too(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
-def test_a_signal_to_all_processes_is_the_parents_alone_to_answer(name):
+def test_workers_ignore_signals_that_the_parent_handles(name):
     config = EnvConfig("CartPole-v1", 3, "async")
     stepper = make_stepper(make_vector_env(config), config)
     stepper.reset(0)
@@ -269,16 +269,17 @@ envs.step(np.array([0, 2, 0]))  # freezes
 """
 
 
-@pytest.mark.parametrize("end", ["exit", "kill", "kill after a signal to all"])
+@pytest.mark.parametrize("end", ["exit", "kill after a signal to all"])
 def test_workers_end_with_their_parent(end):
     root = Path(__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", ORPHANS, end], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 3
     if end != "exit":
-        time.sleep(0.2)
-        for pid in pids if end != "kill" else ():
+        for pid in pids:
             os.kill(pid, signal.SIGTERM)
+        time.sleep(0.2)
+        assert all(map(alive, pids))
         parent.kill()
     parent.wait(20)
     parent.stdout.close()
@@ -303,7 +304,7 @@ make_stepper(make_vector_env(Endless, 1))
 """
 
 
-def test_the_process_that_tries_ways_to_save_ends_with_its_parent():
+def test_the_trial_process_ends_with_its_parent():
     root = Path(__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", TRYING], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     pid = int(parent.stdout.readline())
@@ -326,7 +327,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("setting", ["step_timeout", "max_restarts"])
-def test_settings_of_processes_are_refused_elsewhere(setting):
+def test_worker_settings_are_rejected_without_workers(setting):
     with pytest.raises(SettingError, match=rf"^env\.{setting} needs vectorization async, and this one is sync; remove it$"):
         EnvConfig("CartPole-v1", **{setting: 3})
     with pytest.raises(SettingError, match=rf"^env\.{setting} must be"):

@@ -1,4 +1,4 @@
-"""Environments stepped in turn: what gymnasium's own vector environment says, but infos that nobody asks for."""
+"""The sync vector environment returns what gymnasium's own does, without infos that are not read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVS = {
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_steps_are_those_of_gymnasium(name):
+def test_sync_steps_equal_those_of_gymnasium(name):
     ours = TurnVectorEnv([ENVS[name]] * 3)
     theirs = SyncVectorEnv([ENVS[name]] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
     (obs, info), (expected, _) = ours.reset(seed=3), theirs.reset(seed=3)
@@ -50,5 +50,5 @@ def test_steps_are_those_of_gymnasium(name):
     assert ended >= 2
 
 
-def test_environments_that_functions_build_are_stepped_so_too():
+def test_environments_built_by_functions_use_the_same_vector_environment():
     assert isinstance(make_vector_env(ENVS["vectors"], 2), TurnVectorEnv)
