@@ -1,4 +1,4 @@
-"""What a user types, and what comes of it."""
+"""What a user types, and what it does."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import shlex
 import struct
 import sys
 import time
+from collections import defaultdict
 
 import pytest
 import torch
 import yaml
 
+from lightning_rl import ALGORITHMS
 from lightning_rl.cli.fit import Notices
 from lightning_rl.cli.settings import read_arguments
+from lightning_rl.startup import config_folder
 from tests.command_line import MODULE, TINY, run, run_apart, run_python
 
 RUN = "runs/PPO/CartPole-v1/version_"
@@ -43,7 +46,7 @@ def rows_of(file):
 
 
 def wandb_records(data):
-    """The records of a `.wandb` file: a LevelDB log, in blocks of 32 KiB, of protocol buffers."""
+    """Return the records of a `.wandb` file: a LevelDB log, in blocks of 32 KiB, of protocol buffers."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     records, position, whole = [], 7, b""
@@ -61,7 +64,7 @@ def wandb_records(data):
 
 
 def printed(arguments, capfd):
-    """The settings that a command line leads to."""
+    """Return the settings that a command line results in."""
     status, out, err = run(arguments + " --print_config", capfd)
     assert (status, err) == (0, "")
     return yaml.safe_load(out)
@@ -69,7 +72,7 @@ def printed(arguments, capfd):
 
 @pytest.fixture
 def fit(folder, capfd):
-    """Run a command that must end well, and return what it said."""
+    """Run a command that must end well, and return what it printed."""
 
     def fit(arguments):
         status, out, err = run(arguments, capfd)
@@ -79,8 +82,9 @@ def fit(folder, capfd):
     return fit
 
 
-def test_a_run_says_where_it_lies_and_nothing_on_stderr(fit, folder):
-    out = fit(CARTPOLE)
+def test_python_m_runs_as_the_program_does_and_prints_the_runs_folder_and_nothing_on_stderr(folder):
+    status, out, err = run_python(("-m", "lightning_rl"), CARTPOLE, folder)
+    assert (status, err) == (0, "")
     assert f"run: {RUN}0" in out and f"lightning-rl evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt" in out
     assert (folder / f"{RUN}0/checkpoints/best.ckpt").is_file()
 
@@ -128,7 +132,7 @@ def test_later_configs_win_and_options_win_over_those_before(folder, capfd):
     assert turned["n_steps"] == 32 and turned["env"]["num_envs"] == 4
 
 
-def test_reward_signals_are_merged_setting_by_setting_and_null_takes_one_or_all_away(folder, capfd):
+def test_reward_signals_are_merged_setting_by_setting_and_null_removes_one_or_all(folder, capfd):
     (folder / "a.yaml").write_text(
         "model: {class_path: PPO, init_args: {env: Acrobot-v1, reward_signals: {rnd: {strength: 0.1, gamma: 0.9}, curiosity: {}}}}"
     )
@@ -148,7 +152,7 @@ def test_reward_signals_are_merged_setting_by_setting_and_null_takes_one_or_all_
     assert signals("--model.reward_signals null --model.reward_signals.curiosity.gamma 0.8") == {"curiosity": {"gamma": 0.8}}
 
 
-def test_cloning_beside_a_run_is_named_on_the_command_line(folder, capfd):
+def test_behavioral_cloning_is_set_and_removed_on_the_command_line(folder, capfd):
     (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: Acrobot-v1, behavioral_cloning: {demo_path: a/b-v0}}}")
     config = printed("fit --config a.yaml --model.behavioral_cloning.strength 0.5 --model.behavioral_cloning.steps 1e4", capfd)
     cloning = config["model"]["init_args"]["behavioral_cloning"]
@@ -157,7 +161,7 @@ def test_cloning_beside_a_run_is_named_on_the_command_line(folder, capfd):
     assert taken_back["model"]["init_args"]["behavioral_cloning"] is None
 
 
-def test_null_takes_back_what_was_said_of_memories(folder, capfd):
+def test_null_resets_settings_of_the_replay_buffer(folder, capfd):
     named = "--model.replay.demonstrations a/b-v0 --model.replay.demonstration_share 0.5 --model.replay.directory rows"
     taken_back = named.replace("a/b-v0", "null").replace("0.5", "null").replace("rows", "null")
     replay = printed(f"fit --model SAC --model.env.id Pendulum-v1 {named} {taken_back}", capfd)["model"]["init_args"]["replay"]
@@ -175,7 +179,7 @@ def test_null_takes_back_what_was_said_of_memories(folder, capfd):
         "--model.env.init_args.num_envs=3 --model=lightning_rl.PPO --model.env=Acrobot-v1",
     ],
 )
-def test_an_environment_and_its_settings_meet_wherever_they_stand(options, folder, capfd):
+def test_an_environment_and_its_settings_are_merged_in_any_order(options, folder, capfd):
     (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: Acrobot-v1}}")
     env = printed(f"fit {options}", capfd)["model"]["init_args"]["env"]
     assert (env["id"], env["num_envs"]) == ("Acrobot-v1", 3)
@@ -192,7 +196,7 @@ def test_whole_numbers_may_be_written_with_an_exponent(folder, capfd):
     assert both["evaluation"]["every_n_env_steps"] == 1_000
 
 
-def test_what_was_printed_and_what_a_run_wrote_give_the_same_weights(fit, folder, capfd):
+def test_a_printed_config_and_that_of_a_run_give_the_same_weights(fit, folder, capfd):
     fit(CARTPOLE + "--seed_everything 3")
     (folder / "printed.yaml").write_text(yaml.safe_dump(printed(CARTPOLE + "--seed_everything 3", capfd)))
     fit(f"fit --config {RUN}0/config.yaml")
@@ -213,7 +217,7 @@ def test_sections_may_be_off(fit, folder):
     assert {"config.yaml", "metrics.csv"} <= left and not left & {"evaluations.csv", "checkpoints"}
 
 
-def test_a_module_beside_the_config_brings_environments_and_algorithms(fit, folder):
+def test_a_module_in_the_current_folder_provides_environments_and_algorithms(fit, folder):
     (folder / "mine.py").write_text(MODULE)
     fit("fit --import mine --model.env.id Mine-v0 " + TINY)
     fit("fit --model.env.id mine:Mine-v0 " + TINY)
@@ -226,7 +230,7 @@ def test_a_module_beside_the_config_brings_environments_and_algorithms(fit, fold
     assert factors == [2.0, 1.0]
 
 
-def test_a_checkpoint_with_modules_of_ones_own_is_evaluated_if_they_are_named(folder):
+def test_a_checkpoint_that_needs_a_users_module_is_evaluated_if_it_is_imported(folder):
     (folder / "mine.py").write_text(MODULE)
     assert run_apart("fit --model.env.id mine:Mine-v0 " + TINY + "--model mine.MyPPO", folder)[::2] == (0, "")
     best = "runs/MyPPO/Mine-v0/version_0/checkpoints/best.ckpt"
@@ -236,7 +240,7 @@ def test_a_checkpoint_with_modules_of_ones_own_is_evaluated_if_they_are_named(fo
     assert (status, err) == (0, "") and json.loads(out)["return_mean"] == 5.0
 
 
-def test_a_file_beside_a_checkpoint_is_not_imported_for_having_the_name_of_a_package(folder, capfd):
+def test_a_file_in_the_current_folder_does_not_shadow_a_package(folder, capfd):
     for name in ("colorsys", "mine"):  # nothing here imports that one of Python's
         (folder / f"{name}.py").write_text(f"open('{name}_ran', 'w').close()")
     for options in ("", "--import colorsys "):
@@ -276,7 +280,7 @@ def test_fit_looks_for_modules_in_the_current_folder_where_the_user_names_one(ar
 
 
 @pytest.mark.slow
-def test_python_m_imports_nothing_that_lies_in_the_current_folder(folder):
+def test_python_m_imports_nothing_from_the_current_folder(folder):
     (folder / "torch.py").write_text("open('ran', 'w').close()")
     assert run_python(("-m", "lightning_rl"), "evaluate --ckpt_path best.ckpt", folder)[0] == 2
     assert not (folder / "ran").exists()
@@ -300,7 +304,7 @@ def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, cap
     assert drawn["return_mean"] != result["return_mean"]
 
 
-def test_evaluate_says_of_one_episode_what_there_is_to_say(fit, folder):
+def test_evaluate_prints_no_spread_for_one_episode(fit, folder):
     fit(CARTPOLE)
     command = f"evaluate --ckpt_path {RUN}0/checkpoints/last.ckpt --episodes 1 --max_episode_steps 5"
     assert fit(command) == "return 5.00 in 1 episode, length 5, trained for 64 environment steps\n"
@@ -309,7 +313,7 @@ def test_evaluate_says_of_one_episode_what_there_is_to_say(fit, folder):
 
 
 @pytest.mark.parametrize("way", ["config", "option"])
-def test_nulls_and_infinities_inside_a_mapping_stay_what_they_are(way, fit, folder):
+def test_nulls_and_infinities_inside_a_mapping_are_kept(way, fit, folder):
     kwargs = "{a: null, b: .inf, c: {d: null}}"
     (folder / "mine.yaml").write_text(f"model: {{class_path: PPO, init_args: {{env: {{kwargs: {kwargs}}}}}}}")
     given = "--config mine.yaml" if way == "config" else f"--model.env.kwargs '{kwargs}'"
@@ -317,7 +321,7 @@ def test_nulls_and_infinities_inside_a_mapping_stay_what_they_are(way, fit, fold
     assert config["model"]["init_args"]["env"]["kwargs"] == {"a": None, "b": math.inf, "c": {"d": None}}
 
 
-def test_evaluate_says_that_it_plays_the_final_lesson(fit, folder):
+def test_evaluate_reports_that_it_plays_the_final_lesson(fit, folder):
     lessons = "[{name: short, value: 0.5, completion_criteria: {threshold: 5}}, {name: long, value: 2}]"
     (folder / "lessons.yaml").write_text(
         f"model: {{class_path: PPO, init_args: {{env: {{parameters: {{length: {{curriculum: {lessons}}}}}}}}}}}"
@@ -348,13 +352,6 @@ def test_version_and_list_start_without_torch(tmp_path):
     assert "PPO                  Proximal Policy Optimization" in out and "ppo/cartpole" in out and "logger/wandb" in out
 
 
-def test_the_module_runs_as_the_program_does(tmp_path):
-    status, out, err = run_python(("-m", "lightning_rl"), "fit --model.env.id CartPole-v1 " + TINY, tmp_path)
-    assert (status, err) == (0, "") and f"run: {RUN}0" in out
-    result = run_apart(f"evaluate --ckpt_path {RUN}0/checkpoints/best.ckpt --episodes 2", tmp_path)
-    assert result[0] == 0 and result[1].startswith("return ") and result[2] == ""
-
-
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -373,16 +370,23 @@ def test_help_is_readable(arguments, words, folder, capfd):
     assert len(out.splitlines()) < 250 and "Traceback" not in out
 
 
-def test_every_packaged_config_names_its_kind_in_a_comment_and_parses(folder, capfd):
-    from lightning_rl.startup import config_folder
+def test_every_packaged_config_begins_with_a_comment_and_parses(folder, capfd):
+    by_algorithm = defaultdict(list)
+    for file in sorted(config_folder().rglob("*.yaml")):
+        text = file.read_text()
+        assert text.startswith("# "), file
+        default = "IMPALA" if "actors:" in text else "PPO"
+        algorithm = yaml.safe_load(text).get("model", {}).get("class_path", default)
+        by_algorithm[algorithm].append(file.relative_to(config_folder()).with_suffix("").as_posix())
+    assert len(by_algorithm) == len(ALGORITHMS)
+    for algorithm, names in by_algorithm.items():  # each config is checked, also where a later one wins
+        printed(f"fit --model {algorithm} --model.env.id CartPole-v1 " + " ".join(f"--config {name}" for name in names), capfd)
 
-    files = sorted(config_folder().rglob("*.yaml"))
-    assert len(files) >= 5
-    for file in files:
-        assert file.read_text().startswith("# "), file
-        name = file.relative_to(config_folder()).with_suffix("").as_posix()
-        algorithm = "IMPALA" if "actors:" in file.read_text() else "PPO"  # of a config that names none
-        printed(f"fit --model {algorithm} --model.env.id CartPole-v1 --config {name}", capfd)
+
+def test_a_wrong_value_is_found_where_a_later_config_wins(folder, capfd):
+    (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: CartPole-v1, n_steps: x}}")
+    status, _, err = run("fit --config a.yaml --model.n_steps 16 --print_config", capfd)
+    assert (status, err) == (2, "error: model.n_steps must be an integer, got x\n")
 
 
 def test_weights_and_biases_keeps_settings_and_metrics_over_environment_steps(fit, folder, monkeypatch):
@@ -431,7 +435,7 @@ def test_settings_inside_settings_are_explained(option, said, folder, capfd):
     assert (status, err) == (0, "") and said in out
 
 
-def test_notices_to_an_output_of_before_are_dropped_and_those_to_a_closed_pipe_are_not(monkeypatch):
+def test_notices_to_a_closed_file_are_dropped_and_those_to_a_closed_pipe_raise(monkeypatch):
     class Pipe(io.StringIO):
         def write(self, text):
             raise BrokenPipeError

@@ -39,7 +39,7 @@ def datasets(settings):
             yield value
 
 
-def test_configs_that_are_called_slow_are_there():
+def test_slow_configs_exist():
     assert all((config_folder() / f"{name}.yaml").is_file() for name in SLOW)
 
 

@@ -28,7 +28,7 @@ def checkpoint(folder):
 
 
 def replayed(path, seed):
-    """Return, length and last picture of an episode, one observation at a time."""
+    """Return the return, length and last frame of an episode, one observation at a time."""
     env, policy = gym.make("CartPole-v1", render_mode="rgb_array"), load_policy(path)
     (obs, _), rewards, over = env.reset(seed=seed), [], False
     while not over:
@@ -41,7 +41,7 @@ def replayed(path, seed):
     return sum(rewards), len(rewards), picture
 
 
-def test_each_episode_has_a_file_with_all_its_pictures_beside_the_checkpoints(folder, capfd, checkpoint):
+def test_each_episode_has_a_video_of_all_its_frames_next_to_the_checkpoints(folder, capfd, checkpoint):
     path = checkpoint()
     status, out, err = run(f"record --ckpt_path {path} --episodes 2 --seed 3", capfd)
     assert (status, err) == (0, "")
@@ -116,7 +116,7 @@ def test_a_place_that_cannot_be_written_to_is_named_in_one_line(folder, capfd, c
     assert (status, out, err) == (2, "", f"error: {place} (Permission denied)\n")
 
 
-def test_environments_without_pictures_and_without_end_are_refused(folder, capfd, checkpoint, monkeypatch):
+def test_environments_that_cannot_render_or_do_not_end_are_refused(folder, capfd, checkpoint, monkeypatch):
     status, out, err = run(f"record --ckpt_path {checkpoint('tests.environments:Scripted-v0')}", capfd)
     assert (status, out) == (2, "") and "Scripted-v0 cannot render rgb_array; its render modes: none\n" in err
     path = checkpoint(max_episode_steps=100_000)
@@ -136,7 +136,7 @@ def test_without_ffmpeg_the_extra_is_named(folder, capfd, checkpoint, monkeypatc
     assert (status, out, err) == (2, "", f'error: {needs}; run: pip install "lightning_rl[video]"\n')
 
 
-def test_a_machine_without_a_display_records_without_a_word_on_stderr(folder, checkpoint):
+def test_a_machine_without_a_display_records_and_prints_nothing_on_stderr(folder, checkpoint):
     env = {name: value for name, value in os.environ.items() if name not in ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY")}
     status, out, err = run_apart(f"record --ckpt_path {checkpoint()} --out a.mp4 --max_episode_steps 2", folder, env)
     assert (status, err) == (0, "") and out.startswith("a.mp4: return 2.00, length 2, seed 20000\n")

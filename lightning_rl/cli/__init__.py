@@ -1,1 +1,1 @@
-"""The command line: subcommands, configs, errors."""
+"""The command line: subcommands, options and their errors."""

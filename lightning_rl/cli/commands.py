@@ -1,23 +1,31 @@
-"""The subcommands `record`, `export`, `compare`, `import-mlagents` and `import-zoo`."""
+"""The subcommands `evaluate`, `collect`, `record`, `export`, `compare`, `import-mlagents` and `import-zoo`."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import re
 from contextlib import closing
 from pathlib import Path
+from typing import Any, NoReturn
 
+from lightning_rl import policy
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.callbacks.curriculum import make_curriculum
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.checkpoints.atomic import SaveFailed
 from lightning_rl.checkpoints.manifest import manifest_path, read_manifest
-from lightning_rl.cli.fit import Parser, tell
 from lightning_rl.data.episodes import longest_episode
+from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
+from lightning_rl.demonstrations.files import dataset_id, new_folder
+from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrations
 from lightning_rl.envs.video import RecordVideo, check_renders, episode_names, load_ffmpeg, rendering
-from lightning_rl.errors import SettingError, check_range, printable
+from lightning_rl.errors import SettingError, check_range, nearest, printable
 from lightning_rl.exporting.export import export_policy
 from lightning_rl.exporting.formats import FORMATS
 from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.importers.zoo_settings import ALGORITHMS
-from lightning_rl.policy import load_with_env, statistics
 from lightning_rl.reports.groups import make_sections
 from lightning_rl.reports.page import check_out, write
 from lightning_rl.reports.runs import find_runs
@@ -25,38 +33,121 @@ from lightning_rl.reports.tables import make_tables, rliable
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of
 
-FILMS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".ogg")
-"""Suffixes of moving pictures of other kinds than ours."""
+OTHER_VIDEOS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".ogg")
+"""Suffixes of videos that are not mp4."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises `SettingError` instead of printing its usage."""
+
+    def __init__(self, subcommand: str, description: str) -> None:
+        super().__init__(f"lightning-rl {subcommand}", description=description, allow_abbrev=False)
+
+    def add_checkpoint(self) -> None:
+        """Add the option for a checkpoint."""
+        self.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
+
+    def add_episodes(self, number: int, seed: int) -> None:
+        """Add the options for how many episodes to play, and their seeds."""
+        self.add_argument("--episodes", type=int, default=number, help=f"how many to play ({number})")
+        self.add_argument("--seed", type=int, default=seed, help=f"of the first episode, the others count up ({seed})")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `SettingError`, with the nearest option where one is unknown."""
+        other, _, unknown = message.partition("unrecognized arguments: ")
+        options = re.findall(r"--\w+", self.format_usage())
+        raise SettingError(other or message + nearest(unknown.split()[0], options))
+
+
+def evaluate(arguments: list[str], imports: list[str]) -> int:
+    """Play episodes with a checkpoint's policy and print their statistics."""
+    parser = Parser("evaluate", "Play episodes with a checkpoint's policy.")
+    parser.add_checkpoint()
+    parser.add_episodes(100, 20_000)
+    parser.add_argument("--num_envs", type=int, default=10, help="how many environments act together (10)")
+    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the most likely one")
+    parser.add_argument("--max_episode_steps", type=int, help="longest episode (the environment's own limit, or 10000)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    algorithm = policy.load_with_env(options.ckpt_path)
+    result = policy.evaluate(algorithm, options.episodes, options.seed, options.num_envs, not options.stochastic, options.max_episode_steps)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print_result(algorithm, result)
+    return 0
+
+
+def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
+    """Print statistics of episodes for a reader."""
+    trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
+    if result["episodes"] == 1:
+        print(f"return {result['return_mean']:.2f} in 1 episode, length {result['length_mean']:.0f}, trained for {trained}")
+    else:
+        print(
+            f"return {result['return_mean']:.2f} ± {result['return_std']:.2f} over {result['episodes']} episodes "
+            f"(min {result['return_min']:.2f}, median {result['return_median']:.2f}, max {result['return_max']:.2f}; "
+            f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
+            f"mean length {result['length_mean']:.1f}, trained for {trained}"
+        )
+    for curriculum in make_curriculum(algorithm.env):
+        print(printable(f"played in the final lessons: {curriculum.finals()}"))
+
+
+def collect(arguments: list[str], imports: list[str]) -> int:
+    """Play episodes with a checkpoint's policy and save them as a Minari dataset."""
+    parser = Parser("collect", "Record a checkpoint's policy as a Minari dataset.")
+    parser.add_checkpoint()
+    parser.add_argument("--dataset", required=True, help="its name, such as cartpole/expert-v0; it is saved in MINARI_DATASETS_PATH")
+    parser.add_episodes(100, 0)
+    parser.add_argument("--deterministic", choices=("true", "false"), default="true", help="the most likely action, or a random one (true)")
+    parser.add_argument("--force", action="store_true", help="replace a dataset of this name")
+    options = parser.parse_args(arguments)
+    check_range("--episodes", options.episodes, 1, whole=True)
+    check_range("--seed", options.seed, 0, whole=True)
+    new_folder(dataset_id(options.dataset), options.force)
+    algorithm = policy.load_with_env(options.ckpt_path)
+    # one environment, so that the policy does bit for bit what load_policy does
+    player = make_player(algorithm.env, 1, None, algorithm.spaces.masked, [RecordEpisodes])
+    recorder: Any = player.envs[0]
+    with closing(player), torch_threads(1):
+        player.play(algorithm.network, options.episodes, options.seed, options.deterministic == "true")
+        recorder.cut()
+        name = type(algorithm).__name__
+        try:
+            folder = save_demonstrations(options.dataset, recorder.demonstrations, recorder.env, algorithm=name, force=options.force)
+        except SaveFailed as error:
+            raise SettingError(str(error)) from error
+    print(printable(f"dataset {dataset_id(options.dataset)}: {folder}"))
+    print(printable(summarize_demonstrations(recorder.demonstrations)))
+    return 0
 
 
 def record(arguments: list[str], imports: list[str]) -> int:
     """Play episodes with a checkpoint's policy, write a video of each, and print their statistics."""
-    parser = Parser("lightning-rl record", description="Videos of a checkpoint's policy.", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
-    parser.add_argument("--episodes", type=int, default=1, help="how many to play (1)")
+    parser = Parser("record", "Videos of a checkpoint's policy.")
+    parser.add_checkpoint()
+    parser.add_episodes(1, 20_000)
     parser.add_argument("--out", type=Path, help="a folder for episode_0.mp4, …, or one file .mp4 for one episode (RUN/videos)")
-    parser.add_argument("--seed", type=int, default=20_000, help="of the first episode, the others count up (20000)")
-    parser.add_argument("--max_episode_steps", type=int, help="cut episodes here (one without end is refused at 10000)")
+    parser.add_argument("--max_episode_steps", type=int, help="truncate episodes here (default: an error after 10000 steps)")
     options = parser.parse_args(arguments)
-    for name in ("episodes", "max_episode_steps"):
-        if getattr(options, name) is not None:
-            check_range(f"--{name}", getattr(options, name), 1, whole=True)
+    limit = options.max_episode_steps
+    check_range("--episodes", options.episodes, 1, whole=True)
     check_range("--seed", options.seed, 0, whole=True)
+    check_range("--max_episode_steps", 1 if limit is None else limit, 1, whole=True)
     ckpt_path = best_of(options.ckpt_path)
-    files = files_of(beside(ckpt_path) if options.out is None else options.out, options.episodes)
+    files = video_files(videos_of(ckpt_path) if options.out is None else options.out, options.episodes)
     load_ffmpeg("lightning-rl record")
-    algorithm = load_with_env(ckpt_path)
+    algorithm = policy.load_with_env(ckpt_path)
     check_renders(algorithm.env, "lightning-rl record")
-    names, cut = iter(files), options.max_episode_steps
+    names = iter(files)
+
+    def recording(env: Any) -> RecordVideo:
+        return RecordVideo(env, names, limit or longest_episode(env), may_cut=limit is not None)
+
     try:
         files[0].parent.mkdir(exist_ok=True)
-        player = make_player(
-            rendering(algorithm.env),
-            1,
-            cut,
-            algorithm.spaces.masked,
-            [lambda env: RecordVideo(env, names, cut or longest_episode(env), may_cut=cut is not None)],
-        )
+        player = make_player(rendering(algorithm.env), 1, limit, algorithm.spaces.masked, [recording])
         with closing(player), torch_threads(1):
             episodes = player.play(algorithm.network, options.episodes, options.seed, True)
     except SaveFailed as error:
@@ -65,27 +156,26 @@ def record(arguments: list[str], imports: list[str]) -> int:
         raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
     for file, episode in zip(files, episodes, strict=True):
         print(printable(f"{file}: return {episode.return_:.2f}, length {episode.length}, seed {episode.seed}"))
-    tell(algorithm, statistics(algorithm, episodes, options.seed))
+    print_result(algorithm, policy.statistics(algorithm, episodes, options.seed))
     return 0
 
 
-def beside(ckpt_path: Path) -> Path:
-    """The folder `videos` of the run that a checkpoint is of; of a checkpoint that lies elsewhere, beside it."""
+def videos_of(ckpt_path: Path) -> Path:
+    """Return the folder `videos` of a checkpoint's run; next to a checkpoint that is in no run."""
     folder = ckpt_path.absolute().parent
     return (folder.parent if folder.name == "checkpoints" else folder) / "videos"
 
 
-def files_of(out: Path, episodes: int) -> list[Path]:
-    """A file for each episode.
+def video_files(out: Path, episodes: int) -> list[Path]:
+    """Name a file for each episode.
 
     Raises:
-        SettingError: one file for several, or a place where there is none to write to.
+        SettingError: one file for several episodes, or a place that cannot be written to.
     """
-    if not out.parent.is_dir() and out.parent.exists():
-        raise SettingError(f"--out {out}: {out.parent} is not a folder")
     if not out.parent.is_dir():
-        raise SettingError(f"--out {out}: there is no folder {out.parent}; make it first")
-    if out.suffix.lower() in FILMS and not out.is_dir():
+        way_out = f"{out.parent} is not a folder" if out.parent.exists() else f"there is no folder {out.parent}; make it first"
+        raise SettingError(f"--out {out}: {way_out}")
+    if out.suffix.lower() in OTHER_VIDEOS and not out.is_dir():
         raise SettingError(f"--out {out}: videos are mp4; name a file that ends in .mp4, or a folder")
     if out.suffix.lower() != ".mp4" or out.is_dir():
         if out.exists() and not out.is_dir():
@@ -98,69 +188,61 @@ def files_of(out: Path, episodes: int) -> list[Path]:
 
 def export(arguments: list[str], imports: list[str]) -> int:
     """Write a checkpoint's policy as a file that needs no part of this package."""
-    parser = Parser("lightning-rl export", description="A checkpoint's policy as a file of its own.", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
-    parser.add_argument("--format", help=f"{', '.join(FORMATS)} (what the suffix of --out says, or onnx)")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="where to (beside the checkpoint)")
+    parser = Parser("export", "A checkpoint's policy as a file for other programs.")
+    parser.add_checkpoint()
+    parser.add_argument("--format", help=f"{', '.join(FORMATS)} (by the suffix of --out, or onnx)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="the file to write (next to the checkpoint)")
     options = parser.parse_args(arguments)
     path = export_policy(options.ckpt_path, options.out, options.format)
     description = read_manifest(path) or {}
-    found, ties = description["check"], f" but for {description['check']['ties']} ties" if description["check"]["ties"] else ""
-    numbers = {output["dtype"].startswith("float") for output in description["outputs"] if output["role"] == "action"}
-    said = [f"numbers differ by at most {found['max_abs_difference']:.2g}"] * (True in numbers)
-    said += [f"choices are the same{ties}"] * (False in numbers)
+    check, found = description["check"], []
+    numeric = {output["dtype"].startswith("float") for output in description["outputs"] if output["role"] == "action"}
+    if True in numeric:
+        found.append(f"numbers differ by at most {check['max_abs_difference']:.2g}")
+    if False in numeric:
+        found.append("choices are the same" + (f" but for {check['ties']} ties" if check["ties"] else ""))
     print(printable(f"{path}, described in {manifest_path(path).name}"))
-    print(f"compared with the policy at {found['observations']:,} observations: {', '.join(said)}")
+    print(f"make_sections with the policy at {check['observations']:,} observations: {', '.join(found)}")
     return 0
 
 
 def compare(arguments: list[str], imports: list[str]) -> int:
-    """Print what runs came to, by algorithm, environment and settings; write a page with their learning curves."""
-    parser = Parser("lightning-rl compare", description="Learning curves and tables of runs, seeds taken together.", allow_abbrev=False)
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", type=folder_of_runs, help="a run's folder, or one of runs such as runs/PPO/CartPole-v1"
-    )
-    parser.add_argument("--out", metavar="FILE.html", type=page, help="write a page with the curves, and the picture beside it as .png")
-    parser.add_argument("--threshold", metavar="R", type=float, help="say what it took to a mean return of R")
+    """Print the results of runs, by algorithm, environment and settings; write a page with their learning curves."""
+    parser = Parser("compare", "Learning curves and tables of runs, seeds taken together.")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or one of runs such as runs/PPO/CartPole-v1")
+    parser.add_argument("--out", metavar="FILE.html", help="write a page with the curves, and the picture next to it as .png")
+    parser.add_argument("--threshold", metavar="R", type=float, help="report how long it took to a mean return of R")
     options = parser.parse_args(arguments)
+    if "" in options.runs:
+        raise SettingError("'' is no folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
+    if options.out == "":
+        raise SettingError("--out '' is no file; name one that ends in .html")
     if options.threshold is not None:
         check_range("--threshold", options.threshold)
     rliable("compare")
-    if options.out is not None:
-        check_out(options.out)
-    runs, empty = find_runs(options.runs)
+    out = None if options.out is None else Path(options.out)
+    if out is not None:
+        check_out(out)
+    runs, empty = find_runs([Path(run) for run in options.runs])
     sections = make_sections(runs)
     remarks = [f"{folder} is left out: it has no returns yet." for folder in empty]
-    if options.out is not None:
-        write(options.out, sections, options.threshold, remarks)
+    if out is not None:
+        write(out, sections, options.threshold, remarks)
     for section in sections:
         print(*map(printable, (section.title, *section.notes())), sep="\n")
         for table in make_tables(section, options.threshold):
             print(printable(f"\n{table.text()}"))
         print()
-    print(*map(printable, remarks), sep="\n", end="\n" if remarks else "")
-    if options.out is not None:
-        print(printable(f"report: {options.out}, picture: {options.out.with_suffix('.png')}"))
+    for remark in remarks:
+        print(printable(remark))
+    if out is not None:
+        print(printable(f"report: {out}, picture: {out.with_suffix('.png')}"))
     return 0
-
-
-def folder_of_runs(text: str) -> Path:
-    """What was named as one; not the current folder where nothing was."""
-    if not text:
-        raise SettingError("'' is no folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
-    return Path(text)
-
-
-def page(text: str) -> Path:
-    """What was named as a file to write."""
-    if not text:
-        raise SettingError("--out '' is no file; name one that ends in .html")
-    return Path(text)
 
 
 def print_mlagents_config(arguments: list[str], imports: list[str]) -> int:
     """Print a behavior of an ML-Agents trainer file as a config."""
-    parser = Parser("lightning-rl import-mlagents", description="An ML-Agents trainer file as a config, on stdout.", allow_abbrev=False)
+    parser = Parser("import-mlagents", "An ML-Agents trainer file as a config, on stdout.")
     parser.add_argument("file", metavar="FILE", help="trainer settings in YAML, with sections for brains or with behaviors")
     parser.add_argument("--behavior", metavar="NAME", help="which behavior, where there are several")
     parser.add_argument("--env", metavar="ID", help="the environment, which such files do not name; or give fit --model.env.id ID")
@@ -171,10 +253,10 @@ def print_mlagents_config(arguments: list[str], imports: list[str]) -> int:
 
 def print_zoo_config(arguments: list[str], imports: list[str]) -> int:
     """Print a section of a file of rl-baselines3-zoo as a config."""
-    parser = Parser("lightning-rl import-zoo", description="Settings of rl-baselines3-zoo as a config, on stdout.", allow_abbrev=False)
+    parser = Parser("import-zoo", "Settings of rl-baselines3-zoo as a config, on stdout.")
     parser.add_argument("file", metavar="FILE", help="hyper-parameters in YAML, named for their algorithm such as ppo.yml")
     parser.add_argument("env", metavar="ENV", help="which environment, such as CartPole-v1")
-    parser.add_argument("--algo", help=f"which algorithm, if the file's name does not tell: {', '.join(ALGORITHMS)}")
+    parser.add_argument("--algo", help=f"which algorithm, if the file is not named for it: {', '.join(ALGORITHMS)}")
     options = parser.parse_args(arguments)
     print(printable(import_zoo(options.file, options.env, options.algo)), end="")
     return 0

@@ -1,7 +1,8 @@
-"""`lightning-rl`, also `python -m lightning_rl`: picks the subcommand, and turns wrong input into one line and exit status 2."""
+"""`lightning-rl` and `python -m lightning_rl`: run a subcommand, and turn wrong input into one line and exit status 2."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import os
@@ -17,11 +18,11 @@ HELP = """usage: lightning-rl <subcommand> [options]
 
   fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
-  evaluate    judge:     lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
+  evaluate    play:      lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
   record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
-  compare     weigh up:  lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
-  export      take along: lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
+  compare     plot:      lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
+  export      convert:   lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
   import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
   import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
   list        show the algorithms and the packaged configs
@@ -44,13 +45,13 @@ SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "export", "imp
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program. Returns its exit status: 0, 2 for wrong input, 1 where another process of the run is gone, 141 if its reader is."""
+    """Run the program. Returns its exit status: 0, 2 for wrong input, 1 if another process of the run is gone, 141 if its reader is."""
     raise_when_interrupted()
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = take_flag(arguments, "--debug")
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in arguments
     try:
         try:
-            return run(arguments, debug)
+            return run(arguments)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # not when Python ends, which would print what fails
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def output_is_lost() -> bool:
-    """Whether nothing can be printed any more; if so, what is still to be printed goes nowhere."""
+    """Return whether nothing can be printed any more; if so, discard what is still to be printed."""
     try:
         print(flush=True)
     except OSError:
@@ -80,10 +81,17 @@ def output_is_lost() -> bool:
     return False
 
 
-def run(arguments: list[str], debug: bool = False) -> int:
-    """Dispatch to the subcommand, wherever it stands among the options."""
-    modules = take_options(arguments, "--import")
-    if take_flag(arguments, "--version"):
+def run(argv: list[str]) -> int:
+    """Dispatch to the subcommand, which may come before or after options."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--import", action="append", default=[], dest="modules")
+    parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--version", action="store_true")
+    try:
+        common, arguments = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise SettingError(str(error)) from error
+    if common.version:
         print(f"lightning_rl {__version__}")
         return 0
     subcommand = take_subcommand(arguments)
@@ -95,31 +103,31 @@ def run(arguments: list[str], debug: bool = False) -> int:
             raise SettingError(f"list takes no options, got {arguments[0]!r}")
         print(LIST_HELP, end="") if arguments else list_all()
         return 0
-    if not debug:
+    if not common.debug:
         warnings.simplefilter("ignore")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # in worker processes too
-    for module in modules:
+    for module in common.modules:
         try:
             find_modules_here([module])
             importlib.import_module(module)
         except Exception as error:  # the module of a user may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise SettingError(f"--import {module}: {reason}; a module lies in the current folder or is installed") from error
+            reason = f"{type(error).__name__}: {error}; a module must be installed or in the current folder"
+            raise SettingError(f"--import {module}: {reason}") from error
     leave_when_interrupted()
     from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
 
     raise_when_interrupted()
     subcommands: dict[str, Subcommand] = {
         "fit": fit.fit,
-        "evaluate": fit.evaluate,
-        "collect": fit.collect,
+        "evaluate": commands.evaluate,
+        "collect": commands.collect,
         "record": commands.record,
         "compare": commands.compare,
         "export": commands.export,
         "import-mlagents": commands.print_mlagents_config,
         "import-zoo": commands.print_zoo_config,
     }
-    return subcommands[subcommand](arguments, modules)
+    return subcommands[subcommand](arguments, common.modules)
 
 
 def take_subcommand(arguments: list[str]) -> str | None:
@@ -135,38 +143,13 @@ def take_subcommand(arguments: list[str]) -> str | None:
 
 
 def is_value(arguments: list[str], position: int) -> bool:
-    """Whether an argument is the value of the option before it: `--config fit` against `--config a.yaml fit`."""
+    """Return whether an argument is the value of the option before it: `--config fit` against `--config a.yaml fit`."""
     before = arguments[position - 1]
     return before.startswith("--") and "=" not in before
 
 
-def take_flag(arguments: list[str], flag: str) -> bool:
-    """Remove a flag; whether it was there."""
-    found = flag in arguments
-    arguments[:] = [argument for argument in arguments if argument != flag]
-    return found
-
-
-def take_options(arguments: list[str], option: str) -> list[str]:
-    """Remove all `option value` and `option=value`; their values."""
-    values, kept = [], []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == option:
-            value = next(remaining, None)
-            if value is None:
-                raise SettingError(f"{option} needs a value")
-            values.append(value)
-        elif argument.startswith(option + "="):
-            values.append(argument.partition("=")[2])
-        else:
-            kept.append(argument)
-    arguments[:] = kept
-    return values
-
-
 def one_line(text: str) -> str:
-    """At most 200 characters without line breaks, and none that a terminal would obey."""
+    """Write an error on one line of at most 200 characters, without control characters."""
     line = printable("error: " + " ".join(text.split()))
     return line if len(line) <= 200 else line[:197] + "..."
 

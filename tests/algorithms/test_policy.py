@@ -99,7 +99,7 @@ def test_the_normalizer_is_inside(saved):
         assert not torch.allclose(policy.network.act(tree_to_torch(batch)).value, before)
 
 
-def test_actions_that_a_mask_rules_out_are_not_taken(saved):
+def test_masked_actions_are_not_taken(saved):
     model, path = saved()
     policy = load_policy(path)
     _, batch = observations(model, 6)
@@ -111,7 +111,7 @@ def test_actions_that_a_mask_rules_out_are_not_taken(saved):
     assert int(one) == 2
 
 
-def test_drawn_actions_differ_and_a_seed_brings_them_back(saved):
+def test_random_actions_differ_and_a_seed_repeats_them(saved):
     model, path = saved()
     algorithm = Algorithm.load_from_checkpoint(path)
     _, batch = observations(model, 64)

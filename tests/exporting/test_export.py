@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import sys
 import zipfile
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import lightning_rl
 from lightning_rl import DQN, GRU, LSTM, PPO, SAC, TD3, SettingError, export_policy, load_policy
 from lightning_rl.exporting.export import check
-from lightning_rl.exporting.formats import FORMATS, PolicyGraph, unique
+from lightning_rl.exporting.formats import FORMATS, PolicyGraph, quiet, unique
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.policy import Policy
 from lightning_rl.spaces import Spaces
@@ -60,7 +61,7 @@ def test_a_program_of_torch_does_what_the_policy_does(case, saved):
     assert difference <= 1e-5 and others == 0
 
 
-def test_a_description_lies_beside_and_names_no_place_on_the_machine(saved, tmp_path):
+def test_a_description_is_next_to_the_file_and_names_no_path_of_the_machine(saved, tmp_path):
     checkpoint = saved(*CASES["masks, memory and a nested action"])
     for path in (export_policy(checkpoint, tmp_path / "policy.onnx"), export_policy(checkpoint, tmp_path / "policy.pt2")):
         said = described(path)
@@ -205,7 +206,7 @@ def test_another_dtype_or_shape_is_refused(wrong, words):
         check(changed(exact, wrong), policy)
 
 
-def test_a_memory_that_is_not_handed_on_is_refused():
+def test_a_memory_that_is_not_updated_is_refused():
     policy, exact = graph_of("discrete", memory=GRU(4, 4), share_encoder=True)
     check(exact, policy)
     with pytest.raises(SettingError, match=r"differs by .* in a memory"):
@@ -230,7 +231,7 @@ def test_tensors_become_the_environments_actions_as_arrays_do(space, action_dist
     tree_map(same, arrays, tensors)
 
 
-def test_the_suffix_says_the_format_and_wrong_ones_are_refused(saved, tmp_path):
+def test_the_suffix_implies_the_format_and_wrong_ones_are_refused(saved, tmp_path):
     checkpoint = saved()
     assert described(export_policy(checkpoint, tmp_path / "b.safetensors"))["format"] == "safetensors"
     assert described(export_policy(checkpoint, tmp_path / "policy.bin", "safetensors"))["format"] == "safetensors"
@@ -290,6 +291,15 @@ def test_a_file_that_cannot_be_run_is_refused_in_one_line(saved, monkeypatch, ca
     assert [each.name for each in checkpoint.parent.iterdir()] == ["a.ckpt"]
 
 
+def test_exporters_are_silent_and_logging_is_as_before(caplog, monkeypatch):
+    monkeypatch.setattr(logging.root.manager, "disable", logging.DEBUG)
+    with quiet():
+        logging.getLogger("torch.onnx").critical("a message of an exporter")
+    logging.getLogger("torch.onnx").critical("a message of another")
+    assert [record.message for record in caplog.records] == ["a message of another"]
+    assert not logging.getLogger("torch.onnx").isEnabledFor(logging.DEBUG)
+
+
 def test_ports_of_the_same_name_get_numbers():
     assert unique(["action", "a.b", "a.b", "action", "a.b"]) == ["action", "a.b", "a.b_2", "action_2", "a.b_3"]
 
@@ -302,7 +312,7 @@ def test_ports_of_the_same_name_get_numbers():
         (PPO, "Choosy-v0", "numbers differ by at most 0, choices are the same"),
     ],
 )
-def test_the_command_says_what_it_found_of_what_there_is(algorithm, env_id, found, saved, capfd):
+def test_the_command_reports_numbers_and_choices_if_there_are_any(algorithm, env_id, found, saved, capfd):
     checkpoint = saved(algorithm, env_id, RICH if env_id == "Choosy-v0" else None)
     status, stdout, stderr = run(f"export --ckpt_path {checkpoint} --format safetensors --import tests.environments", capfd)
     assert (status, stderr) == (0, "")
@@ -312,7 +322,7 @@ def test_the_command_says_what_it_found_of_what_there_is(algorithm, env_id, foun
     ]
 
 
-def test_only_what_environments_see_is_asked_of_a_graph():
+def test_a_graph_has_no_port_for_a_mask_that_is_not_needed():
     spaces = Spaces(Scripted.observation_space, ScriptedBox.action_space)
     graph = PolicyGraph(ActorCritic(spaces, net_arch=[8]), spaces)
     assert [port.name for port in graph.inputs] == ["obs"] and [port.name for port in graph.outputs] == ["action"]

@@ -61,7 +61,7 @@ def test_the_example_plays_as_the_policy_does_without_torch_and_without_this_pac
     assert done.stdout.splitlines() == expected
 
 
-def test_a_mask_in_the_info_counts_more_than_one_in_the_observation_as_in_training(monkeypatch):
+def test_a_mask_in_the_info_wins_over_one_in_the_observation_as_in_training(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     import run_onnx
 
@@ -124,7 +124,7 @@ def test_wrong_input_of_the_example_ends_in_one_line_and_status_2(arguments, wor
     assert out == "" and err.startswith("error: ") and words in err and err.count("\n") == 1
 
 
-def test_a_file_that_is_no_model_is_named(policy, monkeypatch, capsys):
+def test_a_file_that_is_not_a_model_is_named(policy, monkeypatch, capsys):
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.setattr(sys, "argv", ["run_onnx.py", str(policy)])
     import run_onnx

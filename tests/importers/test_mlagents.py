@@ -13,7 +13,7 @@ from lightning_rl.importers.mlagents import import_mlagents
 from tests.command_line import run
 from tests.importers.converting import FILES, comments, remark, settings, trains
 
-SAC_FILE, GAIL_FILE, TODAY = (str(FILES / name) for name in ("sac_trainer_config.yaml", "gail_config.yaml", "wall_jump.yaml"))
+SAC_FILE, GAIL_FILE, NEW = (str(FILES / name) for name in ("sac_trainer_config.yaml", "gail_config.yaml", "wall_jump.yaml"))
 CONTINUOUS = ("Bouncer", "3DBall", "3DBallHard", "Tennis", "CrawlerStatic", "CrawlerDynamic", "Walker", "Reacher")
 SECTIONS = [name for name in yaml.load((FILES / "sac_trainer_config.yaml").read_text(), Loader) if name != "default"]
 
@@ -39,8 +39,10 @@ def test_every_section_of_the_first_sac_file_trains(name, tmp_path):
     trains(import_mlagents(SAC_FILE, name, "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"), tmp_path)
 
 
-@pytest.mark.parametrize(("file", "name"), [(GAIL_FILE, "Pyramids"), (GAIL_FILE, "Hallway"), (TODAY, "BigWallJump"), (TODAY, "Hallway")])
-def test_ppo_and_files_of_today_train(file, name, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "name"), [(GAIL_FILE, "Pyramids"), (GAIL_FILE, "Hallway"), (NEW, "BigWallJump"), (NEW, "Hallway")]
+)
+def test_ppo_and_new_files_train(file, name, tmp_path):
     trains(import_mlagents(file, name, "Pendulum-v1"), tmp_path)
 
 
@@ -53,7 +55,7 @@ def test_the_command_prints_a_config_that_fit_reads(folder, capfd):
     assert settings(out)["buffer_size"] == 12_000
 
 
-def test_a_section_lies_over_the_defaults():
+def test_a_section_wins_over_the_defaults():
     text = import_mlagents(SAC_FILE, "3DBall", "Pendulum-v1")
     assert settings(text) == {
         "env": {"id": "Pendulum-v1", "num_envs": 1},
@@ -93,7 +95,7 @@ def test_old_train_interval_and_num_update_are_environment_steps_and_updates(con
     assert given["reward_signals"]["extrinsic"] == {"strength": 1, "gamma": 0.9}  # two strengths are averaged there
 
 
-def test_updates_of_the_signals_are_read_beside_those_of_the_policy_too(convert):
+def test_updates_of_the_signals_may_be_next_to_those_of_the_policy(convert):
     signals = "reward_signals: {extrinsic: {strength: 1}, curiosity: {strength: 0.1}}"
     text = convert(f"A: {{trainer: sac, train_interval: 6, num_update: 3, reward_signals_num_update: 4, {signals}}}")
     assert settings(text)["reward_signal_steps_per_update"] == 1.5
@@ -102,7 +104,7 @@ def test_updates_of_the_signals_are_read_beside_those_of_the_policy_too(convert)
     assert "reward_signals_num_update dropped: not a setting of PPO" in comments(convert(ppo(reward_signals_num_update=4)))
 
 
-def test_a_cadence_of_signals_that_do_not_learn_is_dropped(convert):
+def test_updates_of_signals_that_do_not_learn_are_dropped(convert):
     text = convert(
         "A: {trainer: sac, train_interval: 6, num_update: 3, reward_signals: {reward_signal_num_update: 2, extrinsic: {gamma: 0.9}}}"
     )
@@ -141,14 +143,14 @@ def test_with_a_memory_minibatches_hold_whole_sequences(convert):
     given = settings(import_mlagents(GAIL_FILE, "Hallway"))
     assert (given["env"]["num_envs"], given["n_steps"], given["batch_size"]) == (16, 64, 128)
     assert given["memory"] == {"class_path": "LSTM", "init_args": {"memory_size": 256, "sequence_length": 64}}
-    text = import_mlagents(TODAY, "Hallway")
+    text = import_mlagents(NEW, "Hallway")
     assert settings(text)["batch_size"] == 448
     assert remark(text, "batch_size") == "500 there; in whole sequences"
     shared = "memory_size: policy, value and both critics shared it there, here each of them has as much"
     assert shared in comments(import_mlagents(SAC_FILE, "Hallway")) and shared not in comments(text)
 
 
-def test_numbers_fall_over_the_run_as_theirs(convert):
+def test_numbers_fall_over_the_run_as_in_ml_agents(convert):
     old = settings(convert(ppo(learning_rate=1e-3, beta=1e-2, epsilon=0.3, learning_rate_schedule="constant")))
     assert old["learning_rate"] == 1e-3
     assert old["clip_range"] == {"schedule": "linear", "start": 0.3, "end": 0.1}
@@ -158,18 +160,18 @@ def test_numbers_fall_over_the_run_as_theirs(convert):
     assert remark(text, "learning_rate") == "it falls there by default"
     entropy = "theirs is for the mean entropy of a continuous action's dimensions, here it is for the sum"
     assert remark(text, "ent_coef") == f"it falls there by default; {entropy}"
-    assert remark(import_mlagents(TODAY, "BigWallJump"), "ent_coef") == entropy
-    today = settings(import_mlagents(TODAY, "BigWallJump"))
+    assert remark(import_mlagents(NEW, "BigWallJump"), "ent_coef") == entropy
+    today = settings(import_mlagents(NEW, "BigWallJump"))
     assert (today["learning_rate"], today["clip_range"], today["ent_coef"]) == (3e-4, 0.2, 0.005)
 
 
-def test_sacs_learning_rate_falls_in_old_files_and_stays_in_those_of_today(convert):
+def test_the_learning_rate_of_sac_falls_in_old_files_and_is_constant_in_new_ones(convert):
     assert settings(convert("A: {trainer: sac, learning_rate: 0.1}"))["learning_rate"] == {"schedule": "linear", "start": 0.1, "end": 0}
     assert settings(convert("behaviors: {A: {trainer_type: sac}}"))["learning_rate"] == 3e-4
 
 
-def test_the_settings_that_make_ppo_theirs_are_said():
-    text = import_mlagents(TODAY, "BigWallJump")
+def test_the_settings_that_make_ppo_that_of_ml_agents_are_written():
+    text = import_mlagents(NEW, "BigWallJump")
     given = settings(text)
     wanted = {"ratio": "per_dim", "max_grad_norm": None, "share_encoder": False, "activation": "silu", "gae_lambda": 0.95, "n_epochs": 3}
     assert given.items() >= wanted.items()
@@ -188,8 +190,8 @@ def test_averaged_signals_are_compensated_where_sums_differ():
     assert "reward_signals: signals add up here and are averaged there, which is the same for normalized advantages" in comments(text)
 
 
-def test_signals_of_today_have_networks(convert):
-    text = import_mlagents(TODAY, "BigWallJump")
+def test_signals_of_new_files_have_networks(convert):
+    text = import_mlagents(NEW, "BigWallJump")
     rnd = {"strength": 0.01, "gamma": 0.99, "normalize": False, "normalize_reward": False, "encoding_size": 64, "learning_rate": 1e-4}
     assert settings(text)["reward_signals"]["rnd"] == rnd
     assert any("reward_signals.rnd.network_settings.num_layers dropped" in line for line in comments(text))
@@ -201,7 +203,7 @@ def test_pretraining_is_behavioral_cloning():
     text = import_mlagents(GAIL_FILE, "Pyramids")
     assert settings(text)["behavioral_cloning"] == {"demo_path": "./demos/ExpertPyramid.demo", "strength": 0.5, "steps": 10_000}
     assert sum("name a Minari dataset there" in line for line in comments(text)) == 2
-    text = import_mlagents(TODAY, "Hallway")
+    text = import_mlagents(NEW, "Hallway")
     assert settings(text)["behavioral_cloning"]["demo_path"] == "hallway/expert-v0"
     assert not any("Minari" in line for line in comments(text))
 
@@ -212,7 +214,7 @@ def test_a_network_of_the_environments_own_reward_is_dropped_with_a_comment(conv
     assert dropped in comments(text)
 
 
-def test_what_ml_agents_writes_down_itself_is_read():
+def test_a_file_that_ml_agents_wrote_is_read():
     text = import_mlagents(str(FILES / "configuration.yaml"))
     given, config = settings(text), yaml.load(text, Loader)
     assert (given["ent_coef"], given["gamma"], given["n_steps"]) == (0.01, 0.9, 64)
@@ -228,17 +230,17 @@ def test_what_ml_agents_writes_down_itself_is_read():
     ]
 
 
-def test_leftovers_are_dropped_with_a_comment():
+def test_other_settings_are_dropped_with_a_comment():
     assert "beta dropped: not a setting of SAC" in comments(import_mlagents(SAC_FILE, "PushBlock"))
     assert any(line.startswith("curiosity_enc_size dropped") for line in comments(import_mlagents(SAC_FILE, "VisualPyramids")))
     assert any(line.startswith("self_play dropped: there is no self-play") for line in comments(import_mlagents(SAC_FILE, "Tennis")))
     said = "--model.threaded true of PPO and SAC steps environments during learning, with a policy that is one iteration old"
-    assert f"threaded dropped: {said}" in comments(import_mlagents(TODAY, "BigWallJump"))
+    assert f"threaded dropped: {said}" in comments(import_mlagents(NEW, "BigWallJump"))
     assert all("threaded" in signature(algorithm).parameters for algorithm in (PPO, SAC))
 
 
-def test_what_stands_beside_the_behaviors_finds_its_place():
-    text = import_mlagents(TODAY, "BigWallJump")
+def test_sections_next_to_the_behaviors_are_converted():
+    text = import_mlagents(NEW, "BigWallJump")
     config = yaml.load(text, Loader)
     assert config["seed_everything"] == 7
     assert config["trainer"] == {"accelerator": "cpu", "run_name": "walls"}
@@ -248,10 +250,10 @@ def test_what_stands_beside_the_behaviors_finds_its_place():
     assert {"resume dropped: continue by --ckpt_path last", "env_path dropped: Unity's; name an environment of gymnasium"} <= set(
         comments(text)
     )
-    assert yaml.load(import_mlagents(TODAY, "Hallway"), Loader)["checkpoint"] == {"save_replay_buffer": False}
+    assert yaml.load(import_mlagents(NEW, "Hallway"), Loader)["checkpoint"] == {"save_replay_buffer": False}
 
 
-def test_environment_parameters_have_their_form_of_today(convert):
+def test_old_environment_parameters_are_converted_to_the_new_form(convert):
     text = convert("""
 behaviors:
   A:
@@ -349,12 +351,12 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "e"), [(text, parts) for text, *parts in ERRORS])
-def test_what_cannot_be_understood_ends_in_one_line(text, e, folder, capfd):
-    (folder / "trainer.yaml").write_text(text)
-    status, out, err = run("import-mlagents trainer.yaml", capfd)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert all(part in err for part in e) and len(err) < 202
+def test_a_wrong_file_ends_in_one_line(folder, capfd):
+    for text, *parts in ERRORS:
+        (folder / "trainer.yaml").write_text(text)
+        status, out, err = run("import-mlagents trainer.yaml", capfd)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert all(part in err for part in parts) and len(err) < 202, err
 
 
 @pytest.mark.parametrize(
