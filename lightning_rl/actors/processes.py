@@ -24,7 +24,7 @@ from torch import nn
 from lightning_rl.actors.shared_memory import SharedWeights, Slot, SlotWriter, room
 from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
 from lightning_rl.errors import SettingError
-from lightning_rl.startup import live_and_die_with_the_parent
+from lightning_rl.startup import follow_parent
 from lightning_rl.threads import one_thread
 
 RAN_THE_PROGRAM = 78
@@ -41,7 +41,7 @@ def leave_the_program() -> None:
 
 def work(index: int, restarts: int, made_of: bytes, weights_name: str, pipe: Connection) -> None:
     """Build a worker and answer, until told to close or until the other end of the pipe is gone."""
-    live_and_die_with_the_parent()
+    follow_parent()
     torch.set_num_threads(1)  # the others have the other cores
     one_thread()
     worker, writers = None, dict[int, SlotWriter]()

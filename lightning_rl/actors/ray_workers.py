@@ -21,7 +21,7 @@ from torch import nn
 
 from lightning_rl.actors.workers import START_TIMEOUT, Answer, Build, Failures, RemoteTraceback, WorkerError, own_copy
 from lightning_rl.errors import Interrupted, SettingError, missing_extra
-from lightning_rl.startup import keeping_signal_handlers
+from lightning_rl.startup import restoring_signal_handlers
 from lightning_rl.threads import one_thread
 from lightning_rl.types import tree_to_numpy, tree_to_torch
 
@@ -103,7 +103,7 @@ class RayWorkers:
             host, _, port = (address or "").rpartition(":")
             if host and "/" not in host and port.isdecimal():
                 socket.create_connection((host, int(port)), 10.0).close()  # Ray itself would try for a long time
-            with redirect_stderr(io.StringIO()), keeping_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
+            with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
                 self.ray.init(**here, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except SystemExit as error:  # Ray's answer to a SIGTERM while it begins
             os.kill(os.getpid(), signal.SIGTERM)

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 from lightning_rl.envs.snapshot.state import get_state, record, set_state
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError
-from lightning_rl.startup import live_and_die_with_the_parent
+from lightning_rl.startup import follow_parent
 
 DONE = b""
 ERROR = b"!"
@@ -35,7 +35,7 @@ def work(
 ) -> None:
     """Build an environment and answer, until told to close or until the parent is gone."""
     parent_end.close()  # so that reading ends when the parent does
-    live_and_die_with_the_parent()
+    follow_parent()
     worker = None
     try:
         worker = Worker(build(), index, observations, outcome, mode, way)

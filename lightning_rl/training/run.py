@@ -20,7 +20,7 @@ from lightning_rl.callbacks.stopping import any_rank_asked, stop_asked
 from lightning_rl.compiling import CompiledLoss, compiled_losses
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ExperienceDataset
-from lightning_rl.distributed import of_all_ranks, together
+from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.errors import SettingError, printable
 from lightning_rl.nan_policy import Guard
 from lightning_rl.optimization import FlatOptimizer, best_matmul
@@ -245,7 +245,7 @@ class Run(pl.LightningModule):
         self._tell_notices()
         if self.log_rows.is_due(self.count) or self.finished:
             collector.statistics.share_reports()
-            metrics = together({**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics(), **self.log_rows.means()})
+            metrics = merge_metrics({**collector.metrics(), **self.dataset.metrics(), **self.guard.metrics(), **self.log_rows.means()})
             metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
             for callback in self._callbacks_with("run_metrics"):
                 metrics |= callback.run_metrics()

@@ -23,7 +23,7 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.stopping import StopOnEvaluation, StopOnSignal
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
-from lightning_rl.distributed import bring_back, losing_ranks, tell_to_stop
+from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import own_module
 from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, quiet_tensorboard
@@ -205,14 +205,14 @@ class Trainer(pl.Trainer):
                     place.enter_context(replacing(run_folder))
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._threads(model, ckpt_path))):
                 place.enter_context(each)
-            place.enter_context(self.stop.listening(partial(tell_to_stop, self)))
+            place.enter_context(self.stop.listening(partial(forward_signal, self)))
             try:
                 if isinstance(model, Run):
                     self._equip(model, ckpt_path, count)
-                with losing_ranks(model) if isinstance(model, Run) else nullcontext():
+                with report_lost_ranks(model) if isinstance(model, Run) else nullcontext():
                     super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
                 if isinstance(model, Run):
-                    bring_back(self, model)
+                    take_counts(self, model, model.COUNTS)
             except Interrupted:
                 pass
             except LostRankError:

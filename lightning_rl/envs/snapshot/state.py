@@ -31,7 +31,7 @@ import numpy as np
 
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.attributes import AttributeReader, AttributeWriter, read, write
-from lightning_rl.startup import live_and_die_with_the_parent
+from lightning_rl.startup import follow_parent
 from lightning_rl.types import tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")
@@ -204,7 +204,7 @@ def _aside(build: Callable[[], Any]) -> str | None:
 
 
 def _tell(build: Callable[[], Any], pipe: Any) -> None:
-    live_and_die_with_the_parent()
+    follow_parent()
     faulthandler.disable()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # libraries and the end of a process write past Python's streams
