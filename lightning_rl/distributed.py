@@ -1,14 +1,14 @@
-"""The processes of a run, its ranks: what they share, and what happens when one of them is lost."""
+"""The ranks of a run: what they share, and what happens when one of them is lost."""
 
 from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,17 +16,29 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from lightning_rl.errors import LostRankError, SettingError
 
-Thing = TypeVar("Thing")
+if TYPE_CHECKING:
+    import pytorch_lightning as pl  # which workers do without
+
+T = TypeVar("T")
+
+
+class Counted(Protocol):
+    """An algorithm that counts what it did."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def counted(self) -> str: ...
 
 
 def num_ranks() -> int:
-    """How many processes learn together."""
-    together = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if together else 1
+    """Return how many processes learn together."""
+    is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_shared else 1
 
 
 def sum_over_ranks(number: Tensor) -> Tensor:
-    """The sum of a tensor over all ranks."""
+    """Add up a tensor over all ranks."""
     if num_ranks() == 1:
         return number
     total = number.detach().clone()
@@ -35,21 +47,20 @@ def sum_over_ranks(number: Tensor) -> Tensor:
 
 
 def mean_over_ranks(number: Tensor) -> Tensor:
-    """The mean of a tensor over all ranks."""
+    """Average a tensor over all ranks."""
     return number if num_ranks() == 1 else sum_over_ranks(number) / num_ranks()
 
 
-def of_all_ranks(thing: Thing) -> list[Thing]:
-    """What each rank has, in their order."""
-    if num_ranks() == 1:
-        return [thing]
-    things: list[Thing] = [thing] * num_ranks()
-    torch.distributed.all_gather_object(things, thing)
+def of_all_ranks(thing: T) -> list[T]:
+    """Gather what each rank has, in their order."""
+    things = [thing] * num_ranks()
+    if len(things) > 1:
+        torch.distributed.all_gather_object(things, thing)
     return things
 
 
-def together(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics of all ranks as one: the mean of those that have one; counts of what befell environments, `env/…`, add up."""
+def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """Merge the metrics of all ranks: the mean of those that have one; counts of environments' events, `env/…`, add up."""
     ranks = of_all_ranks(metrics)
     if len(ranks) == 1:
         return metrics
@@ -58,8 +69,8 @@ def together(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def losing_ranks(algorithm: Any) -> Iterator[None]:
-    """Where another process of the run ends, this one does too, with one line.
+def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
+    """End this process with one line where another process of the run ends.
 
     Raises:
         LostRankError: another process was killed or failed.
@@ -68,43 +79,40 @@ def losing_ranks(algorithm: Any) -> Iterator[None]:
     try:
         yield
     except ProcessRaisedException as error:
-        said = str(error).strip().splitlines()[-1]
-        kind, _, text = said.partition(": ")
-        raise SettingError(text) if kind == f"{SettingError.__module__}.{SettingError.__name__}" else LostRankError(said) from error
-    except ProcessExitedException as error:
-        raise LostRankError(in_words(str(error), algorithm)) from error
-    except RuntimeError as error:
-        if not in_collective(error):
+        last = str(error).strip().splitlines()[-1]
+        kind, _, text = last.partition(": ")
+        raise SettingError(text) if kind == f"{SettingError.__module__}.{SettingError.__name__}" else LostRankError(last) from error
+    except (ProcessExitedException, RuntimeError) as error:
+        if not isinstance(error, ProcessExitedException) and not _is_collective(error):
             raise
-        raise LostRankError(in_words(str(error), algorithm)) from error
+        # of torch's reason the first sentence, without the place in its code
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()[0].partition(". ")[0]
+        at = f" at {algorithm.count:,} {algorithm.counted}" if algorithm.count else ""
+        message = f"another process of this run is gone{at} ({reason}); --ckpt_path last continues from what was saved"
+        raise LostRankError(message) from error
 
 
-def in_collective(error: BaseException) -> bool:
-    """Whether an error came up while ranks told each other something."""
+def _is_collective(error: BaseException) -> bool:
+    """Return whether an error was raised while ranks communicated."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return modules[-1].startswith("torch.distributed")
 
 
-def in_words(reason: str, algorithm: Any) -> str:
-    """One line about another process that is gone; of torch's reason its first sentence, without the place in its code."""
-    first = re.sub(r"^\[[^]]*\] *", "", reason.strip()).splitlines()[0].partition(". ")[0]
-    at = f" at {algorithm.count:,} {algorithm.counted}" if algorithm.count else ""
-    return f"another process of this run is gone{at} ({first}); --ckpt_path last continues from what was saved"
+def forward_signal(trainer: pl.Trainer, number: int) -> None:
+    """Pass a signal on to the processes that this one waits for; as another one, as they may have received this one too."""
+    launcher = trainer.strategy.launcher
+    if launcher is not None and _waits_for_ranks(trainer):
+        launcher.kill(signal.SIGTERM if number == signal.SIGUSR1 else signal.SIGUSR1)
 
 
-def tell_to_stop(trainer: Any, number: int) -> None:
-    """Pass a signal on to processes that run what this one waits for; as another one, for they may have heard this one too."""
-    if _has_started_processes(trainer):
-        trainer.strategy.launcher.kill(signal.SIGTERM if number == signal.SIGUSR1 else signal.SIGUSR1)
-
-
-def bring_back(trainer: Any, algorithm: Any) -> None:
-    """Copy how far a run came in processes that were spawned or forked; Lightning brings back weights and metrics."""
-    if _has_started_processes(trainer):
-        for name in algorithm.COUNTS:
+def take_counts(trainer: pl.Trainer, algorithm: object, names: Iterable[str]) -> None:
+    """Take the counts of a run from processes that were spawned or forked; Lightning brings back weights and metrics."""
+    if _waits_for_ranks(trainer):
+        for name in names:
             setattr(algorithm, name, int(trainer.callback_metrics[name]))
 
 
-def _has_started_processes(trainer: Any) -> bool:
-    """Return whether Python's multiprocessing runs this training; asked without importing Lightning, which actors do without."""
-    return any(isinstance(each, BaseProcess) for each in getattr(trainer.strategy.launcher, "procs", ()))
+def _waits_for_ranks(trainer: pl.Trainer) -> bool:
+    """Return whether all ranks are children of this process, and not, as with programs that were started, all but the first."""
+    processes = list(getattr(trainer.strategy.launcher, "procs", []))
+    return len(processes) > 0 and not isinstance(processes[0], subprocess.Popen)

@@ -59,21 +59,18 @@ class MetricsLogger(Logger):
 
     @property
     def name(self) -> str:
-        """Return nothing: the run's folder has the name."""
         return ""
 
     version = name
 
     @property
     def log_dir(self) -> str:
-        """Return the run's folder."""
         return str(self.folder)
 
     save_dir = log_dir
 
     @property
     def file(self) -> Path:
-        """Return where the rows are."""
         return self.table.file
 
     @rank_zero_only
@@ -82,17 +79,14 @@ class MetricsLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Write a row."""
         self.table.add([{self.counter: step if self.count is None else self.count(), **metrics}])
 
     @rank_zero_only
     def cut_back(self, count: int) -> None:
-        """Remove rows beyond a checkpoint from which the run continues."""
         self.table.cut_back(count)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the rows that still wait."""
         self.table.finish()
 
 

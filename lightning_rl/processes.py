@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from gymnasium.vector.utils import clear_mpi_env_vars
 
 from lightning_rl.errors import SettingError
-from lightning_rl.startup import live_and_die_with_the_parent
+from lightning_rl.startup import follow_parent
 
 ANSWER_TIMEOUT = 60.0
 START_TIMEOUT = 300.0
@@ -84,7 +84,7 @@ class Child:
 
 def _run(target: Callable[..., None], arguments: tuple, pipe: Connection, parent_end: Connection) -> None:
     parent_end.close()  # so that reading ends when the parent does
-    live_and_die_with_the_parent()
+    follow_parent()
     target(*arguments, pipe)
 
 

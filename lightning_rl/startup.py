@@ -1,6 +1,6 @@
-"""How processes begin and end: Ctrl-C before torch is loaded, where configs and modules are found, workers that end with their parent.
+"""How processes start and end: Ctrl-C before torch is loaded, where configs and modules are found, workers that end with their parent.
 
-Imports as little as possible itself.
+Imports as little as possible.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
-"""Where this package lies: a checkout, or where packages are installed."""
+"""The folder of this package: a checkout, or where packages are installed."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 
 
 def config_folder() -> Path:
@@ -28,9 +30,9 @@ def config_folder() -> Path:
 
 
 def search_here_last() -> None:
-    """Take the current folder from the front of `sys.path`, where `python -m` puts it.
+    """Remove the current folder from the front of `sys.path`, where `python -m` puts it.
 
-    It goes to the end where this package lies in it: in a checkout that is not installed, workers would not find the package otherwise.
+    It goes to the end if this package is in it: in a checkout that is not installed, workers would not find the package otherwise.
     """
     here = os.getcwd()
     if sys.path[0] in ("", here):
@@ -40,7 +42,7 @@ def search_here_last() -> None:
 
 
 def find_modules_here(names: Iterable[str]) -> None:
-    """Let Python find modules in the current folder, behind all others, if one of the names is of a module that is found nowhere else.
+    """Let Python find modules in the current folder, after all others, if one of the names is found nowhere else.
 
     Only then: the folder may hold anything, and a file in it must not be imported because a package has the same name.
     """
@@ -49,52 +51,43 @@ def find_modules_here(names: Iterable[str]) -> None:
         sys.path.append(os.getcwd())
 
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
-
-
 def is_program() -> bool:
-    """Whether this package is being imported to be run, by `lightning-rl` or `python -m lightning_rl`."""
-    if sys.argv[0] == "-m":  # a module that is being looked for: ours, or one of a package that imports us
+    """Return whether this package is being imported to be run, by `lightning-rl` or `python -m lightning_rl`."""
+    if sys.argv[0] == "-m":  # Python looks for a module: ours, or one of a package that imports us
         return sys.orig_argv[-len(sys.argv)].removeprefix("-m") in ("lightning_rl", "lightning_rl.__main__")
     return os.path.basename(sys.argv[0]) == "lightning-rl"
 
 
 def leave_when_interrupted() -> None:
-    """Answer Ctrl-C by ending at once; not where somebody else answers or ignores it."""
-    _replace(signal.default_int_handler, _leave)
+    """End at once on Ctrl-C, unless somebody else handles or ignores it."""
+    _replace_handler(signal.default_int_handler, _leave)
 
 
 def raise_when_interrupted() -> None:
-    """Answer Ctrl-C as Python does, again."""
-    _replace(_leave, signal.default_int_handler)
+    """Handle Ctrl-C as Python does, again."""
+    _replace_handler(_leave, signal.default_int_handler)
 
 
-def _replace(before: object, handler: object) -> None:
+def _replace_handler(before: object, handler: object) -> None:
     if signal.getsignal(signal.SIGINT) is before:
-        try:
+        with suppress(ValueError):  # not the main thread, which gets no signals
             signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
-        except ValueError:  # not the main thread, which signals do not meet
-            return
 
 
 def _leave(number: int, frame: object) -> None:
     os._exit(INTERRUPTED)
 
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
-
-
-def live_and_die_with_the_parent() -> None:
-    """Signals to all processes of a terminal or a job are the parent's to answer, and no process stays behind one that was killed."""
+def follow_parent() -> None:
+    """Leave signals to all processes of a terminal or job to the parent, and end when the parent ends, also if it was killed."""
     for name in SIGNALS:
-        signal.signal(getattr(signal, name), _leave_it)
+        signal.signal(getattr(signal, name), _ignore)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 @contextmanager
-def keeping_signal_handlers() -> Iterator[None]:
-    """What answers signals answers them again afterwards, also where a library of C++ has put handlers below Python's."""
+def restoring_signal_handlers() -> Iterator[None]:
+    """Install Python's signal handlers again afterwards, also where a C++ library replaced them below Python."""
     before = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in SIGNALS)}
     try:
         yield
@@ -104,12 +97,12 @@ def keeping_signal_handlers() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _leave_it(*_: Any) -> None:
-    """A handler, as programs that an environment starts would inherit SIG_IGN and could not be terminated."""
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing: programs that an environment starts would inherit SIG_IGN and could not be terminated."""
 
 
 def _end_with_parent() -> None:
-    """A process that waits hears that its pipe is closed; one that is frozen in its environment ends here."""
+    """End a process that is stuck in its environment; one that waits notices itself that its pipe is closed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -19,7 +19,7 @@ from torch import nn
 from lightning_rl.actors.workers import Answer, Build, Call, RemoteWorker, RemoteWorkers
 from lightning_rl.errors import Interrupted, SettingError, missing_extra
 from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, WorkerError
-from lightning_rl.startup import keeping_signal_handlers
+from lightning_rl.startup import restoring_signal_handlers
 from lightning_rl.types import tree_to_numpy, tree_to_torch
 
 
@@ -84,7 +84,7 @@ class RayWorkers(RemoteWorkers):
             host, _, port = (address or "").rpartition(":")
             if host and "/" not in host and port.isdecimal():
                 socket.create_connection((host, int(port)), 10.0).close()  # Ray itself would try for a long time
-            with redirect_stderr(io.StringIO()), keeping_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
+            with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
                 self.ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except SystemExit as error:  # Ray's answer to a SIGTERM while it begins
             os.kill(os.getpid(), signal.SIGTERM)

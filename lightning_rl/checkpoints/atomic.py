@@ -15,8 +15,6 @@ from typing import BinaryIO
 
 from lightning_rl.errors import SettingError
 
-TEMPORARY_NAME = re.compile(r"\.tmp-(\d+)$")
-
 
 class SaveFailed(OSError):
     """A file that could not be written; the one before is unchanged. The message is one line, the system's reason is `strerror`."""
@@ -83,11 +81,7 @@ def create(name: Path) -> BinaryIO:
 
 
 def stage(path: Path, write: Callable[[Writer], object]) -> Staged:
-    """Write a file under its temporary name, down to the disk.
-
-    Raises:
-        SaveFailed: the disk is full, the folder cannot be written to, …; nothing is left of the file.
-    """
+    """Write a file under its temporary name, down to the disk; raises `SaveFailed`, and leaves nothing, where the system refuses."""
     name = temporary(path)
     try:
         with create(name) as file:
@@ -113,11 +107,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file.
-
-    Raises:
-        SaveFailed: the disk is full, the folder cannot be written to, …; the file is unchanged.
-    """
+    """Replace a file; raises `SaveFailed`, and leaves it unchanged, where the disk is full, the folder cannot be written to, …"""
     staged = stage(path, lambda file: file.write(content))
     with committing(str(path), staged):
         staged.commit()
@@ -150,7 +140,7 @@ def sync_folder(folder: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files of processes that have ended."""
     for path in folder.glob("*.tmp-*"):
-        found = TEMPORARY_NAME.search(path.name)
+        found = re.search(r"\.tmp-(\d+)$", path.name)
         if found and not _is_alive(int(found[1])):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -167,8 +157,6 @@ def _is_alive(process: int) -> bool:
         return True
     return True
 
-
-# ---------------------------------------------------------------- the lock on a run's folder
 
 _held: set[int] = set()
 

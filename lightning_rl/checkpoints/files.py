@@ -63,11 +63,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def read_verified(path: str | Path, map_location: Device = None, say: Callable[[str], None] = print) -> Checkpoint:
-    """Read a checkpoint as plain data, or, with a notice, the previous generation where it is missing or damaged.
-
-    Raises:
-        SettingError: neither can be read.
-    """
+    """Read a checkpoint as plain data, or, with a notice, the previous generation; raises `SettingError` if neither can be read."""
     path = Path(path)
     previous = previous_path(path)
     try:

@@ -36,11 +36,7 @@ def stage_manifest(checkpoint: Staged) -> Staged:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Read the manifest of a checkpoint; None if it has none.
-
-    Raises:
-        ValueError: the file is not a manifest.
-    """
+    """Read the manifest of a checkpoint, None if it has none; raises `ValueError` if the file is not a manifest."""
     file = manifest_path(path)
     if not file.is_file():
         return None

@@ -44,11 +44,8 @@ class Buffer(Protocol):
 
     @property
     def ready(self) -> int: ...
-
     def locate(self, numbers: np.ndarray) -> np.ndarray: ...
-
     def position(self) -> dict[str, Any]: ...
-
     def continue_from(self, position: dict[str, Any]) -> None: ...
 
 
@@ -93,11 +90,7 @@ class SegmentStore:
         self.segments: list[Segment] = []
 
     def save(self, buffer: Buffer) -> dict[str, Any]:
-        """Write what was added to the buffer since the last save, or all of it; return the manifest as plain data.
-
-        Raises:
-            SaveFailed: the disk is full, …; what was saved before is unchanged.
-        """
+        """Write what is new in the buffer since the last save, or all of it; return the manifest as plain data. Raises `SaveFailed`."""
         try:
             _check_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -198,9 +191,6 @@ def size_of(buffer: Buffer, rows: int) -> int:
     return rows * (_row_bytes(buffer) + priorities)
 
 
-# ---------------------------------------------------------------- what a manifest holds
-
-
 def _settings_of(buffer: Buffer) -> dict[str, object]:
     """Return what must be the same where a buffer is restored, by the names that users know."""
     return {
@@ -273,9 +263,6 @@ def _names(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()} if folder.is_dir() else set()
 
 
-# ---------------------------------------------------------------- files of arrays
-
-
 def _write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> File:
     """Write arrays in numpy's format, down to the disk; the file is there whole or not at all."""
 
@@ -289,12 +276,7 @@ def _write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> File:
 
 
 def _read_arrays(folder: Path, file: File, types: Sequence[np.dtype], max_bytes: int) -> list[np.ndarray]:
-    """Read arrays of one dimension and these types from a file in a folder.
-
-    Raises:
-        ValueError: it is a link, larger than `max_bytes`, damaged, or holds something else.
-        OSError: it is not there.
-    """
+    """Read arrays of one dimension and these types from a file in a folder; raises `ValueError` if it holds anything else."""
     path = folder / file.name
     if path.is_symlink() or path.parent != folder:
         raise ValueError(f"{file.name} is a link")

@@ -15,7 +15,7 @@ from lightning_rl.envs import Info, Options
 from lightning_rl.envs.snapshot.state import get_state, record, set_state
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError
-from lightning_rl.startup import live_and_die_with_the_parent
+from lightning_rl.startup import follow_parent
 from lightning_rl.types import Tree
 
 DONE = b""
@@ -30,7 +30,7 @@ def work(
 ) -> None:
     """Build an environment and answer requests, until one of them is to close or the parent has ended."""
     parent_end.close()  # so that reading ends when the parent does
-    live_and_die_with_the_parent()
+    follow_parent()
     worker = None
     try:
         worker = Worker(build(), index, obs, outcome, mode, way)

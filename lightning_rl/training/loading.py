@@ -37,11 +37,8 @@ class Resumable(Protocol):
 
     @property
     def num_envs(self) -> int: ...
-
     def parameters(self) -> Iterator[nn.Parameter]: ...
-
     def state_dict(self) -> dict[str, Any]: ...
-
     def configure_optimizers(self) -> Any: ...
 
 
@@ -102,11 +99,7 @@ def _sketch(cls: Callable[..., nn.Module], settings: dict[str, Any]) -> dict[str
 
 
 def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", say: Callable[[str], None] = print) -> Checkpoint:
-    """Read a checkpoint as plain data, or the previous generation if it is damaged; code in it never runs.
-
-    Raises:
-        SettingError: no such file, or not one of our checkpoints.
-    """
+    """Read one of our checkpoints as plain data, or the previous generation if it is damaged; code in it never runs."""
     path = Path(path)
     if not path.is_file() and not previous_path(path).is_file():
         others = [each.name for each in path.parent.glob("*.ckpt")]
@@ -135,11 +128,7 @@ def checkpoint_of(source: Path, option: str, name: str) -> Path:
 
 
 def check_fits(algorithm: Resumable, path: str | Path) -> int:
-    """Return the count of a checkpoint, its environment steps or updates, if an algorithm can continue from it.
-
-    Raises:
-        SettingError: it cannot be read, or it holds another algorithm or other weights than this one.
-    """
+    """Return the count of a checkpoint, its environment steps or updates; raises `SettingError` if an algorithm cannot continue from it."""
     checkpoint = read_checkpoint(path)
     own, name = checkpoint["lightning_rl"], stored_name(type(algorithm))
     stored = own["algorithm"]
@@ -186,11 +175,7 @@ def stored_name(cls: type) -> str:
 
 
 def algorithm_class(name: str, base: type) -> type:
-    """Return an algorithm of this package, or one that was imported before, by its class name or its stored name.
-
-    Raises:
-        SettingError: there is none.
-    """
+    """Return an algorithm of this package, or one that was imported before, by its class name or its stored name."""
     if name in ALGORITHMS:
         return getattr(importlib.import_module("lightning_rl"), name)
     imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
@@ -205,15 +190,8 @@ def _subclasses(cls: type) -> list[type]:
     return [each for child in children for each in (child, *_subclasses(child))]
 
 
-# ---------------------------------------------------------------- weights
-
-
 def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
-    """Take the weights of another run, layer by layer where they fit; counters, optimizers and environments start again.
-
-    Args:
-        algorithm: whose weights are replaced.
-        source: a run's folder, whose last checkpoint is taken, or a checkpoint.
+    """Take the weights of a checkpoint, or of a run's last one, layer by layer where they fit; everything else starts again.
 
     Returns:
         One line for each layer that keeps its initial weights, and why.
@@ -258,17 +236,8 @@ def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
     return "it is NaN or infinite in the checkpoint" if not ours.is_meta and is_finite(ours) and not is_finite(theirs) else None
 
 
-# ---------------------------------------------------------------- what a file may name
-
-
 def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = True) -> None:
-    """Refuse modules that a file names and the user did not: a checkpoint must not choose what is imported.
-
-    Args:
-        settings: the hyper-parameters of a file.
-        path: the file.
-        imported: whether to refuse modules that were not imported too, or only what no environment or wrapper can be.
-    """
+    """Refuse what no environment or wrapper can be and, with `imported`, modules that a file names and that were not imported before."""
     for module, name in _named(settings, path):
         package = module.partition(".")[0]
         if package in sys.stdlib_module_names or not package.isidentifier():
@@ -281,13 +250,7 @@ def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = 
 
 
 def check_environment(env: object, numbers: int, path: str | Path) -> None:
-    """Refuse an environment that opens a window, or stacks more frames than its observations have numbers.
-
-    Args:
-        env: the settings in a file, which `check_names` passed.
-        numbers: how many an observation has according to the same file.
-        path: the file.
-    """
+    """Refuse settings of an environment that opens a window, or stacks more frames than its observations have numbers."""
     if any(each.get("render_mode") == "human" for each in mappings(env)):
         raise SettingError(f"{shown(path)} names the render_mode human, which opens a window; pass env yourself")
     stacked = [("frame_stack", env.get("frame_stack"))] if isinstance(env, Mapping) else []

@@ -17,7 +17,7 @@ from lightning_rl.callbacks.stopping import any_rank_asked
 from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.rollout import ExperienceDataset
-from lightning_rl.distributed import of_all_ranks, together
+from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.errors import SettingError, printable
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
@@ -219,7 +219,7 @@ class Run(pl.LightningModule):
             self.say(notice)
         if self.log_rows.is_due(self.count) or self.finished:
             collector.statistics.share_reports()
-            metrics = together({**collector.metrics(), **self.dataset.metrics(), **self.learning_metrics()})
+            metrics = merge_metrics({**collector.metrics(), **self.dataset.metrics(), **self.learning_metrics()})
             metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
             for callback in self._callbacks_with("run_metrics"):
                 metrics |= callback.run_metrics()

@@ -1,4 +1,4 @@
-"""Where runs lie: `<root>/<algorithm>/<environment>/version_<n>/`, and the files of one that are not a logger's."""
+"""Choose, lock and replace the folder of a run: `<root>/<algorithm>/<environment>/version_<n>/`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from lightning_rl.errors import SettingError
 from lightning_rl.loggers import CsvTable, read_rows
 
 REPLACED = ".replaced"
-"""Ends the name of a run's folder while `--force` replaces it."""
+"""The suffix of a run's folder while `--force` replaces it."""
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is the first of its run, or the only one."""
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 @contextmanager
@@ -30,24 +35,25 @@ def take_run(
     saves: bool = True,
     say: Callable[[str], None] = print,
 ) -> Iterator[tuple[Path, str | Path | None]]:
-    """Choose a run's folder and the checkpoint that it continues, and keep other processes out meanwhile.
+    """Choose a run's folder and the checkpoint to continue from, and keep other processes out in the meantime.
 
-    A run `name` that ended before it had saved anything begins again there, if this one `saves`. A new folder in which nothing was logged
+    A run `name` that ended before it had saved anything starts again there, if this one `saves`. A new folder in which nothing was logged
     or saved is removed at the end.
 
     Raises:
-        SettingError: another process trains there, or there is a run in the folder of a new one, and `force` does not say that it may go.
+        SettingError: another process trains there, or a new run's folder has a run in it and `force` is false.
     """
-    if getattr(rank_zero_only, "rank", 0) != 0:  # the lock is the first rank's
+    if not is_first_rank():  # which has the lock
         yield choose_run(folder, ckpt_path, name)
         return
     continues = ckpt_path == "last"
-    with parents_made(folder):
+    with _made(folder):
         run, found = choose_run(folder, ckpt_path, name)
-        is_new = not run.exists()
-        while is_new and not made(run):  # another process has just made it
+        while is_new := not run.exists():
+            with suppress(FileExistsError):  # another process has just made it
+                run.mkdir()
+                break
             run, found = choose_run(folder, ckpt_path, name)
-            is_new = not run.exists()
         with locked(run, say):
             try:
                 if end_replacing(run):  # a kill left it there
@@ -65,10 +71,9 @@ def take_run(
 
 
 def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = None) -> tuple[Path, str | Path | None]:
-    """The folder of a run and the checkpoint that it continues.
+    """Return the folder of a run and the checkpoint to continue from.
 
-    `last` is the newest run below `folder` that saved one, or the run `name`, in its own folder; a new run's folder and None if there is
-    none.
+    `last` is the newest run in `folder` that saved one, or the run `name`; a new run's folder and None if there is none.
     """
     numbers = sorted(int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal())
     runs = [folder / f"version_{number}" for number in numbers] if name is None else [folder / name]
@@ -81,34 +86,25 @@ def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = No
     return folder / (name or f"version_{numbers[-1] + 1 if numbers else 0}"), ckpt_path
 
 
-def made(folder: Path) -> bool:
-    """Make a folder; whether it was not there."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
-
-
 @contextmanager
-def parents_made(folder: Path) -> Iterator[None]:
-    """Make a folder, and remove what was made of it if nothing is in it at the end."""
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder, and remove what was made of it if it is empty at the end."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        with suppress(OSError):  # something is in it
+        with suppress(OSError):  # not empty
             for each in missing:
                 each.rmdir()
 
 
 def is_blank(run: Path) -> bool:
-    """Whether a folder holds no more than a run leaves that was refused before it began."""
-    return all(_says_nothing(file) for file in run.rglob("*") if not file.is_dir())
+    """Return whether a folder holds no more than a run leaves that was refused before it began."""
+    return all(_is_empty(file) for file in run.rglob("*") if not file.is_dir())
 
 
-def _says_nothing(file: Path) -> bool:
+def _is_empty(file: Path) -> bool:
     if file.name in ("metrics.csv", "evaluations.csv"):
         return not read_rows(file)
     return file.name in ("config.yaml", "hparams.yaml") or file.name.startswith("events.out.tfevents")
@@ -116,8 +112,8 @@ def _says_nothing(file: Path) -> bool:
 
 @contextmanager
 def replacing(run: Path) -> Iterator[None]:
-    """A new run takes the folder of another, which comes back if the new one saves nothing. Anything but a run's folder stays."""
-    if not (run / "config.yaml").is_file() or getattr(rank_zero_only, "rank", 0) != 0:
+    """Let a new run take the folder of another, which comes back if the new one saves nothing. Anything but a run's folder stays."""
+    if not (run / "config.yaml").is_file() or not is_first_rank():
         yield
         return
     run.rename(run.with_name(f"{run.name}{REPLACED}"))
@@ -128,7 +124,7 @@ def replacing(run: Path) -> Iterator[None]:
 
 
 def end_replacing(run: Path) -> bool:
-    """Remove the run that another replaced, or bring it back if the other saved nothing; whether it came back."""
+    """Remove the run that another replaced, or bring it back if the other saved nothing; return whether it came back."""
     old = run.with_name(f"{run.name}{REPLACED}")
     comes_back = old.exists() and last_generation(run / "checkpoints") is None
     if comes_back:
@@ -139,8 +135,8 @@ def end_replacing(run: Path) -> bool:
     return comes_back
 
 
-def environment_name(env: Any) -> str:
-    """The environment's id without its module; the class or function of a ready environment."""
+def environment_name(env: object) -> str:
+    """Return the environment's id without its module, or the class or function of a ready environment."""
     if isinstance(env, EnvConfig):
         return env.id.rpartition(":")[2]
     spec = getattr(env, "spec", None)
@@ -156,5 +152,5 @@ def write_config(run: Path, config: dict[str, Any]) -> None:
 
 @rank_zero_only
 def cut_back_evaluations(run: Path, counter: str, count: int, say: Callable[[str], None] = print) -> None:
-    """Forget evaluations beyond a checkpoint from which the run continues: they will be made again."""
+    """Remove evaluations beyond a checkpoint from which the run continues: they will be repeated."""
     CsvTable(run / "evaluations.csv", counter, say).cut_back(count)

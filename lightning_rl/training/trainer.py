@@ -25,7 +25,7 @@ from lightning_rl.callbacks.recording import PlotCurve
 from lightning_rl.callbacks.stopping import StopOnEvaluation, StopOnSignal
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
-from lightning_rl.distributed import bring_back, losing_ranks, tell_to_stop
+from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, quiet_tensorboard
@@ -214,12 +214,12 @@ class Trainer(pl.Trainer):
                 stack.enter_context(replacing(run_folder))
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
                 stack.enter_context(each)
-            stack.enter_context(self.stop.listening(partial(tell_to_stop, self)))
+            stack.enter_context(self.stop.listening(partial(forward_signal, self)))
             try:
                 self._prepare_folder(model, found, count)
-                with losing_ranks(model):
+                with report_lost_ranks(model):
                     super().fit(model, train_dataloaders, val_dataloaders, datamodule, found, weights_only)
-                bring_back(self, model)
+                take_counts(self, model, model.COUNTS)
             except Interrupted:
                 pass
             except LostRankError:

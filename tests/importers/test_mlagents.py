@@ -39,9 +39,7 @@ def test_every_section_of_the_first_sac_file_trains(name, tmp_path):
     trains(import_mlagents(SAC_FILE, name, "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file", "name"), [(GAIL_FILE, "Pyramids"), (GAIL_FILE, "Hallway"), (NEW, "BigWallJump"), (NEW, "Hallway")]
-)
+@pytest.mark.parametrize(("file", "name"), [(GAIL_FILE, "Pyramids"), (GAIL_FILE, "Hallway"), (NEW, "BigWallJump"), (NEW, "Hallway")])
 def test_ppo_and_new_files_train(file, name, tmp_path):
     trains(import_mlagents(file, name, "Pendulum-v1"), tmp_path)
 

@@ -34,7 +34,7 @@ from gymnasium.vector import VectorEnv
 from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.attributes import Decoder, Encoder, Plain, read_attributes, write_attributes
-from lightning_rl.startup import live_and_die_with_the_parent
+from lightning_rl.startup import follow_parent
 from lightning_rl.types import Tree, tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")
@@ -211,7 +211,7 @@ def _try_in_child(build: Callable[[], AnyEnv]) -> str | None:
 
 
 def _send_way(build: Callable[[], AnyEnv], pipe: Connection) -> None:
-    live_and_die_with_the_parent()
+    follow_parent()
     faulthandler.disable()
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # libraries write past Python's streams
