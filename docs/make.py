@@ -37,7 +37,7 @@ def pages() -> dict[str, str]:
 
 
 def page(name: str) -> str:
-    """The page of an algorithm."""
+    """Write the page of an algorithm."""
     cls, module = getattr(lightning_rl, name), import_module(lightning_rl.ALGORITHMS[name])
     file = f"{module.__name__.rpartition('.')[2]}.py"
     text, metrics = sections(cls)
@@ -63,7 +63,7 @@ def page(name: str) -> str:
 
 
 def common() -> str:
-    """The page of what all algorithms share."""
+    """Write the page of what all algorithms share."""
     metrics, settings = sections(lightning_rl.Algorithm)[1], own_settings(lightning_rl.Algorithm)
     head = "Settings and metrics that all algorithms share, unless their own pages say otherwise."
     return "\n\n".join(["# Every algorithm", head, "## Settings", table(lightning_rl.Algorithm, settings), "## Metrics", metrics]) + "\n"
@@ -99,7 +99,7 @@ def own_settings(cls: type) -> dict[str, str]:
 
 
 def table(cls: type, settings: dict[str, str]) -> str:
-    """Settings, what they are unless given, and what they mean."""
+    """Write a table of settings, their defaults and meanings."""
     defaults = {name: default_of(cls, each) for name, each in settings_of(cls).items()}
     rows = [
         f"| `{name}` | {unless_given(defaults[name])} | {' '.join(text.split())} |" for name, text in settings.items() if name != "spaces"
@@ -117,7 +117,7 @@ def unless_given(value: Any) -> str:
 
 
 def equations(name: str, cls: type) -> str:
-    """What the algorithm's own losses say, and the pure functions below them."""
+    """Quote the docstrings of the algorithm's losses and of the pure functions below them."""
     own = [(f"`{key}`", each) for key, each in vars(cls).items() if inspect.isfunction(each) and re.search(r"[=θπαμ½]", docstring(each))]
     pure = []
     for path in FORMULAS[name]:
@@ -128,12 +128,12 @@ def equations(name: str, cls: type) -> str:
 
 
 def in_a_line(function: Any) -> str:
-    """What a function says of itself, without arguments and errors."""
+    """Return a function's docstring without arguments and errors."""
     return " ".join(re.split(r"\n(?:Args|Raises):\n", docstring(function))[0].split())
 
 
 def marks() -> dict[str, dict[str, str]]:
-    """The README's table: for each algorithm's file, its name and what stands in each column."""
+    """Read the README's table: for each algorithm's file, its name and its columns."""
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     head = next(row for row in rows if row[:2] == ["algorithm", "code"])
@@ -142,14 +142,14 @@ def marks() -> dict[str, dict[str, str]]:
 
 
 def abilities(file: str) -> str:
-    """The algorithm's row of the README's table."""
+    """Return the algorithm's row of the README's table."""
     row = list(marks()[file].items())[3:]
     lines = [f"- {name}{' actions' * (k < 3)}: {mark.replace('✓', 'yes') or 'no'}" for k, (name, mark) in enumerate(row)]
     return "\n".join(lines).replace("](docs/", "](../")
 
 
 def configs(name: str) -> str:
-    """Packaged configs, each with its first line."""
+    """List packaged configs, each with its first line."""
     files = {path: path.read_text("utf-8") for path in sorted((ROOT / "configs").rglob("*.yaml"))}
     places = {path.relative_to(ROOT).as_posix(): text for path, text in files.items() if re.search(rf"class_path: {name}\n", text)}
     lines = [f"- [{place[8:-5]}](../../{place}): {text.splitlines()[0].lstrip('# ')}" for place, text in places.items()]

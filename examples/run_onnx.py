@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime
 
 
-class WrongInput(Exception):
+class WrongInputError(Exception):
     """What a user did wrong, in one line."""
 
 
@@ -30,26 +30,26 @@ class Policy:
     def __init__(self, path):
         self.path = path
         if not os.path.isfile(path):
-            raise WrongInput(f"there is no file {path}")
+            raise WrongInputError(f"there is no file {path}")
         if not os.path.isfile(f"{path}.json"):
-            raise WrongInput(f"there is no {path}.json, which lightning-rl export writes beside a policy")
+            raise WrongInputError(f"there is no {path}.json, which lightning-rl export writes beside a policy")
         try:
             with open(f"{path}.json", encoding="utf-8") as file:
                 self.description = json.load(file)
             self.inputs, self.outputs = [[dict(port) for port in self.description[side]] for side in ("inputs", "outputs")]
         except (ValueError, KeyError, TypeError) as error:
-            raise WrongInput(f"{path}.json does not describe a policy ({type(error).__name__}: {error})") from error
+            raise WrongInputError(f"{path}.json does not describe a policy ({type(error).__name__}: {error})") from error
         try:
             self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's have no common kind
-            raise WrongInput(f"{path} is not a model of ONNX ({error})") from error
+            raise WrongInputError(f"{path} is not a model of ONNX ({error})") from error
 
     def reset(self):
         """Forget: an episode begins."""
         self.memory = [np.zeros((1, *port["shape"][1:]), port["dtype"]) for port in self.inputs if port["role"] == "memory"]
 
     def act(self, obs, mask=None):
-        """The environment's action."""
+        """Return the environment's action."""
         masks = flat(self.description["action_space"], mask)
         arrays = {"observation": leaves(obs), "action_mask": [np.concatenate(masks)] if masks else [], "memory": self.memory}
         given = {port["name"]: as_row(arrays[port["role"]].pop(0), port) for port in self.inputs}
@@ -60,14 +60,14 @@ class Policy:
 
 
 def leaves(obs):
-    """The arrays of an observation, a dict's in the order of its keys."""
+    """Return the arrays of an observation, a dict's in the order of its keys."""
     if isinstance(obs, dict):
         return [leaf for key in sorted(obs, key=str) for leaf in leaves(obs[key])]
     return [leaf for child in obs for leaf in leaves(child)] if isinstance(obs, tuple) else [obs]
 
 
 def flat(space, mask):
-    """The parts of a mask in the order of the action space: one array, a tuple of arrays, or a tree like the action space."""
+    """Return the parts of a mask in the order of the action space: one array, a tuple of arrays, or a tree like the action space."""
     if isinstance(mask, dict):
         return [part for key, child in space["spaces"].items() for part in flat(child, mask.get(key))]
     if isinstance(mask, tuple) and space["type"] == "Tuple":
@@ -78,7 +78,7 @@ def flat(space, mask):
 
 
 def as_row(array, port):
-    """An array of one environment as a batch of one; memory is one already."""
+    """Turn an array of one environment into a batch of one; memory is one already."""
     return np.asarray(array, port["dtype"]).reshape(1, *port["shape"][1:])
 
 
@@ -90,7 +90,7 @@ def tree(space, actions):
 
 
 def split_mask(env, obs, info):
-    """The observation without its mask, and the mask: of the info, a key of the observation, or what a method says."""
+    """Return the observation without its mask, and the mask: of the info, a key of the observation, or the return of a method."""
     said = dict(info)
     if isinstance(obs, dict) and "action_mask" in obs:
         said = {"action_mask": obs["action_mask"], **info}
@@ -101,7 +101,7 @@ def split_mask(env, obs, info):
 
 
 def play(policy, env, seed):
-    """The return of an episode."""
+    """Play an episode. Return its return."""
     obs, info = env.reset(seed=seed)
     policy.reset()
     total, ended = 0.0, False
@@ -113,19 +113,19 @@ def play(policy, env, seed):
 
 
 def make(policy, env_id):
-    """The environment of an id, or the one that a policy was trained in, without wrappers."""
+    """Make the environment of an id, or the one that a policy was trained in, without wrappers."""
     kwargs = {} if env_id else policy.description.get("environment_kwargs", {})
     env_id = env_id or policy.description.get("environment")
     if env_id is None:
-        raise WrongInput(f"{policy.path} names no environment; add --env ID")
+        raise WrongInputError(f"{policy.path} names no environment; add --env ID")
     try:
         return gym.make(env_id, **kwargs)
     except gym.error.NamespaceNotFound as error:
-        raise WrongInput(f"{env_id} is not a registered environment; add --import PACKAGE, the one that registers it") from error
+        raise WrongInputError(f"{env_id} is not a registered environment; add --import PACKAGE, the one that registers it") from error
     except gym.error.UnregisteredEnv as error:
-        raise WrongInput(f"{env_id} is not a registered environment ({error}); one of your own: add --import MODULE") from error
+        raise WrongInputError(f"{env_id} is not a registered environment ({error}); one of your own: add --import MODULE") from error
     except Exception as error:  # the constructor of an environment may raise anything
-        raise WrongInput(f"{env_id} cannot be built ({type(error).__name__}: {error})") from error
+        raise WrongInputError(f"{env_id} cannot be built ({type(error).__name__}: {error})") from error
 
 
 def check_fits(policy, env):
@@ -135,19 +135,19 @@ def check_fits(policy, env):
     for what, sample, ports in [("observation", obs, policy.inputs), ("action", env.action_space.sample(), policy.outputs)]:
         given, taken = [np.shape(leaf) for leaf in leaves(sample)], [tuple(port["shape"][1:]) for port in ports if port["role"] == what]
         if sorted(given) != sorted(taken):
-            raise WrongInput(f"{env.spec.id} has other {what}s than this policy: of shape {given}, not {taken}")
+            raise WrongInputError(f"{env.spec.id} has other {what}s than this policy: of shape {given}, not {taken}")
 
 
 def run(options):
     """Play the episodes that were asked for."""
     if options.episodes < 1:
-        raise WrongInput(f"--episodes must be at least 1, got {options.episodes}")
+        raise WrongInputError(f"--episodes must be at least 1, got {options.episodes}")
     if options.module:
         sys.path.insert(0, os.getcwd())
         try:
             importlib.import_module(options.module)
         except Exception as error:  # the module of a user may raise anything
-            raise WrongInput(f"--import {options.module}: {error}") from error
+            raise WrongInputError(f"--import {options.module}: {error}") from error
     policy = Policy(options.policy)
     env = make(policy, options.env)
     check_fits(policy, env)
@@ -165,7 +165,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     try:
         run(parser.parse_args())
-    except WrongInput as error:
+    except WrongInputError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     return 0

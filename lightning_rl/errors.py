@@ -36,7 +36,7 @@ class LostRankError(Exception):
     """Another process of the run was killed or failed. The command line prints it as one line and exits with status 1."""
 
 
-class Interrupted(Exception):
+class RunStoppedError(Exception):
     """Work that stopped because somebody asked the run to stop; nothing was changed."""
 
 

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from lightning_rl import Demonstration
-from lightning_rl.envs.masks import masks_of
+from lightning_rl.envs.masks import detect_masks
 from lightning_rl.spaces import legal_sample
 from lightning_rl.types import Tree, tree_map, tree_stack
 
@@ -24,7 +24,7 @@ def played(env: gym.Env, episodes: int, rule: Callable[[Any], Any] | None = None
 def episode(env: gym.Env, rule: Callable[[Any], Any] | None, seed: int) -> Demonstration:
     """One of them."""
     seen, info = env.reset(seed=seed)
-    masks, over = masks_of(env, info, "environment {}"), False
+    masks, over = detect_masks(env, info, "environment {}"), False
     obs, mask = masks.one(seen, info)
     rows: list[tuple[Tree, float, bool, bool]] = []
     observations, legal = [obs], [mask]

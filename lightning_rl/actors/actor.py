@@ -60,7 +60,7 @@ class Actor:
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
-        self.close, self.begin_anew, self.get_state = collector.close, collector.begin_anew, collector.get_state
+        self.close, self.restart_episodes, self.get_state = collector.close, collector.restart_episodes, collector.get_state
         self.lessons: Lessons = {}
         self.random_rows: Iterator[Tree] | None = None
 

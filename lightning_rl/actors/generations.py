@@ -45,7 +45,7 @@ class Results(NamedTuple):
 class GenerationDataset(RolloutDataset):
     """Endless generations, each a batch; see `EvaluatorPool`."""
 
-    anew = "new noise is drawn"
+    restart_notice = "new noise is drawn"
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class EvaluatorPool:
         """Set the lessons of the next generation."""
         self.lessons = lessons
 
-    def begin_anew(self) -> None:
+    def restart_episodes(self) -> None:
         """Do nothing: between generations there are no current episodes."""
 
     def get_state(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
 from lightning_rl.data.collector import Stepped, add_values, join
 from lightning_rl.data.episodes import EpisodeStatistics
-from lightning_rl.errors import Interrupted
+from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import ActingNetwork, Precision
 from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
@@ -183,7 +183,7 @@ class ActorPool:
         rows, end = [], self.env_steps + count
         while self.env_steps < end:
             if stop():
-                raise Interrupted
+                raise RunStoppedError
             for row, steps in self._call_all("random_steps", lambda worker: (self.lessons,)):
                 rows.append(row)
                 self.env_steps, self.rows = self.env_steps + steps, self.rows + steps
@@ -193,7 +193,7 @@ class ActorPool:
         """Set the lessons of rollouts that are requested from now on."""
         self.lessons = lessons
 
-    def begin_anew(self) -> None:
+    def restart_episodes(self) -> None:
         """Abandon the current episodes."""
         self._call_all("begin_anew")
 

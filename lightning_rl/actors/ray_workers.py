@@ -17,7 +17,7 @@ import numpy as np
 from torch import nn
 
 from lightning_rl.actors.workers import Answer, Build, Call, RemoteWorker, RemoteWorkers
-from lightning_rl.errors import Interrupted, SettingError, missing_extra
+from lightning_rl.errors import RunStoppedError, SettingError, missing_extra
 from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, WorkerError
 from lightning_rl.startup import restoring_signal_handlers
 from lightning_rl.types import tree_to_numpy, tree_to_torch
@@ -88,7 +88,7 @@ class RayWorkers(RemoteWorkers):
                 self.ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except SystemExit as error:  # Ray's answer to a SIGTERM while it begins
             os.kill(os.getpid(), signal.SIGTERM)
-            raise Interrupted from error
+            raise RunStoppedError from error
         except (OSError, ValueError, RuntimeError) as error:
             reason = shorten(str(error), 120, placeholder=" …")
             raise SettingError(f"actors.address {address!r}: there is no Ray cluster to join ({reason})") from error

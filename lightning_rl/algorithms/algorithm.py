@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate
-from lightning_rl.callbacks.stopping import stop_asked
+from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.compiling import CompiledLoss, compiled_losses
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.sampling import sequence_errors
@@ -375,7 +375,7 @@ class Algorithm(Run):
         if self.normalize_obs == "frozen" and self.network.normalizer.is_new:
             assert self.collector is not None
             steps = self.normalize_obs_steps // self.trainer.world_size
-            stop = partial(stop_asked, self.trainer) if self.trainer.world_size == 1 else lambda: False
+            stop = partial(must_stop, self.trainer) if self.trainer.world_size == 1 else lambda: False
             self.network.normalizer.update(self.collector.random_steps(steps, stop))
 
     def schedule(self, progress: float) -> None:

@@ -94,7 +94,7 @@ class Curriculum(pl.Callback):
         if self.lessons != before:
             self.send(trainer, pl_module)
         if reset:
-            pl_module.collector.begin_anew()
+            pl_module.collector.restart_episodes()
 
     def add_episode(self, algorithm: AlgorithmRun, episode: Finished, progress: float) -> bool:
         """Count an episode for the parameters whose current lesson it played; return whether a new lesson must begin at once."""

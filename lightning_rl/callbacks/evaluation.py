@@ -17,12 +17,12 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.checkpoints import interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
-from lightning_rl.callbacks.stopping import any_rank_asked, stop_asked, stop_early
+from lightning_rl.callbacks.stopping import any_rank_must_stop, must_stop, stop_early
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
-from lightning_rl.errors import Interrupted, SettingError, check_range
+from lightning_rl.errors import RunStoppedError, SettingError, check_range
 from lightning_rl.loggers import CsvTable, log_row
 
 Wrapper = Callable[[gym.Env], gym.Env]
@@ -112,7 +112,7 @@ class RolloutEvaluator(pl.Callback):
         return mine if mine.episodes else None
 
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
-        """Play the episodes of one evaluation, with a variant's wrappers around each environment; raise `Interrupted` when `stop()`."""
+        """Play the episodes of one evaluation, with a variant's wrappers around each environment; raise `RunStoppedError` when `stop()`."""
         # new environments each time: what they keep over their resets would make an evaluation depend on those before
         player = make_player(
             algorithm.env if self.env is None else self.env,
@@ -145,7 +145,7 @@ class RolloutEvaluator(pl.Callback):
         self._evaluate_if_due(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        if self.evaluated_at != pl_module.count and not any_rank_asked(trainer):  # ended early: the final weights are evaluated too
+        if self.evaluated_at != pl_module.count and not any_rank_must_stop(trainer):  # ended early: the final weights are evaluated too
             self.evaluate(trainer, pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
@@ -197,12 +197,12 @@ class RolloutEvaluator(pl.Callback):
 
     def _play_share(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[list[Episode]] | None:
         """Return this rank's episodes, then those in each variant; None if it was asked to stop."""
-        mine, stop = self.part(trainer.global_rank, trainer.world_size), partial(stop_asked, trainer)
+        mine, stop = self.part(trainer.global_rank, trainer.world_size), partial(must_stop, trainer)
         if mine is None:
             return [[] for _ in range(1 + len(self.variants))]
         try:
             return [mine.play(algorithm, stop), *(mine.play(algorithm, stop, [wrapper]) for wrapper in self.variants.values())]
-        except Interrupted:
+        except RunStoppedError:
             return None
 
     def state_dict(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class EndRun(pl.Callback):
         pl_module.end_run()
 
 
-def callbacks_before(callbacks: list[pl.Callback]) -> list[pl.Callback]:
+def user_callbacks(callbacks: list[pl.Callback]) -> list[pl.Callback]:
     """Return a Trainer's callbacks without those of the previous model; what was added or removed since its run stays so."""
     last = next((each for each in callbacks if isinstance(each, EndRun)), None)
     if last is None:

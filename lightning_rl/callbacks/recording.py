@@ -16,13 +16,13 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_rl.callbacks.evaluation import MultiEvaluator, RolloutEvaluator, check_can_be_built
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import stop_asked
+from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.checkpoints.atomic import write_bytes
 from lightning_rl.data.episodes import longest_episode
 from lightning_rl.demonstrations.files import dataset_id, new_folder
-from lightning_rl.demonstrations.recorder import RecordEpisodes, in_order, save_demonstrations
-from lightning_rl.envs.video import RecordVideo, check_renders, episode_names, load_ffmpeg, padded, rendering
-from lightning_rl.errors import Interrupted, SettingError, check_range
+from lightning_rl.demonstrations.recorder import RecordEpisodes, interleave_episodes, save_demonstrations
+from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, name_episodes, pad_number, with_render_mode
+from lightning_rl.errors import RunStoppedError, SettingError, check_range
 from lightning_rl.loggers import going_on, read_rows
 from lightning_rl.reports.page import COLORS, label, new_figure, png
 from lightning_rl.reports.runs import TRAINING, series
@@ -77,24 +77,24 @@ class Video(pl.Callback):
         due = self.evaluations % self.every_n_evaluations == 0
         if due and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = Path(trainer.log_dir or trainer.default_root_dir) / "videos"
-            count = padded(pl_module.count, pl_module.length)
-            files = [folder / f"{pl_module.counter}_{count}_{name}" for name in episode_names(self.episodes)]
+            count = pad_number(pl_module.count, pl_module.length)
+            files = [folder / f"{pl_module.counter}_{count}_{name}" for name in name_episodes(self.episodes)]
             try:
                 with going_on(pl_module, "a video"):
                     self.record(trainer, pl_module, files)
                     for logger in trainer.loggers:
                         log_videos(logger, files, pl_module.count)
-            except Interrupted:
+            except RunStoppedError:
                 pass
 
     def record(self, trainer: pl.Trainer, algorithm: AlgorithmRun, files: list[Path]) -> None:
         """Play one episode for each file."""
         files[0].parent.mkdir(parents=True, exist_ok=True)
         names = iter(files)
-        env: Any = rendering(algorithm.env)  # a ready vector environment is refused
+        env: Any = with_render_mode(algorithm.env)  # a ready vector environment is refused
         player = RolloutEvaluator(episodes=self.episodes, seed=self.seed, num_envs=1, max_episode_steps=self.max_episode_steps, env=env)
         player.wrappers.append(lambda env: RecordVideo(env, names, self.max_episode_steps or longest_episode(env)))
-        player.play(algorithm, partial(stop_asked, trainer))
+        player.play(algorithm, partial(must_stop, trainer))
 
     def state_dict(self) -> dict[str, Any]:
         return {"evaluations": self.evaluations}
@@ -162,7 +162,7 @@ class RecordDemonstrations(pl.Callback):
             if recorders:
                 with going_on(pl_module, f"dataset {self.dataset}"):
                     name = type(pl_module).__name__
-                    save_demonstrations(self.dataset, in_order(recorders), recorders[0].env, algorithm=name, force=True)
+                    save_demonstrations(self.dataset, interleave_episodes(recorders), recorders[0].env, algorithm=name, force=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}

@@ -120,7 +120,7 @@ class StopOnSignal(pl.Callback):
         self._listen()  # again: Lightning's own handlers would save or raise in the middle of an iteration
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
-        if any_rank_asked(trainer):
+        if any_rank_must_stop(trainer):
             self.received = self.received or signal.SIGTERM
             trainer.should_stop = True
 
@@ -160,12 +160,12 @@ def ignore(number: int) -> None:
     """Forward a signal to nobody."""
 
 
-def any_rank_asked(trainer: pl.Trainer) -> bool:
+def any_rank_must_stop(trainer: pl.Trainer) -> bool:
     """Return whether any rank was asked to stop; all ranks call this together."""
-    asked = stop_asked(trainer)
+    asked = must_stop(trainer)
     return asked if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(asked, all=False)
 
 
-def stop_asked(trainer: pl.Trainer) -> bool:
+def must_stop(trainer: pl.Trainer) -> bool:
     """Return whether this process was asked to stop."""
     return any(each.received is not None for each in callbacks_of(trainer, StopOnSignal))

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from lightning_rl.errors import SettingError
 
 
-class SaveFailed(OSError):
+class SaveError(OSError):
     """A file that could not be written; the one before is unchanged. The message is one line, the system's reason is `strerror`."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -81,7 +81,7 @@ def create(name: Path) -> BinaryIO:
 
 
 def stage(path: Path, write: Callable[[Writer], object]) -> Staged:
-    """Write a file under its temporary name, down to the disk; raises `SaveFailed`, and leaves nothing, where the system refuses."""
+    """Write a file under its temporary name, down to the disk; raises `SaveError`, and leaves nothing, where the system refuses."""
     name = temporary(path)
     try:
         with create(name) as file:
@@ -97,7 +97,7 @@ def stage(path: Path, write: Callable[[Writer], object]) -> Staged:
         if not isinstance(error, OSError):
             raise
         reason = f"({error.strerror or error}); what was saved before is unchanged"
-        raise SaveFailed(f"{path} could not be saved {reason}", error.strerror) from error
+        raise SaveError(f"{path} could not be saved {reason}", error.strerror) from error
     return Staged(path, writer.size, writer.hash.hexdigest())
 
 
@@ -107,7 +107,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file; raises `SaveFailed`, and leaves it unchanged, where the disk is full, the folder cannot be written to, …"""
+    """Replace a file; raises `SaveError`, and leaves it unchanged, where the disk is full, the folder cannot be written to, …"""
     staged = stage(path, lambda file: file.write(content))
     with committing(str(path), staged):
         staged.commit()
@@ -115,13 +115,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def committing(name: str, *staged: Staged) -> Iterator[None]:
-    """Raise `SaveFailed` with that name where the system refuses something, and leave no temporary files of what was staged."""
+    """Raise `SaveError` with that name where the system refuses something, and leave no temporary files of what was staged."""
     try:
         yield
-    except SaveFailed:
+    except SaveError:
         raise
     except OSError as error:
-        raise SaveFailed(f"{name} could not be saved ({error.strerror or error})", error.strerror) from error
+        raise SaveError(f"{name} could not be saved ({error.strerror or error})", error.strerror) from error
     finally:
         for each in staged:
             each.discard()

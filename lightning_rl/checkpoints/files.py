@@ -19,11 +19,11 @@ import torch
 from lightning_fabric.plugins import CheckpointIO
 
 from lightning_rl.checkpoints.archive import Checkpoint, Device, NotPlainError, read_archive
-from lightning_rl.checkpoints.atomic import SaveFailed, committing, create, remove_leftovers, stage, sync_folder, temporary
+from lightning_rl.checkpoints.atomic import SaveError, committing, create, remove_leftovers, stage, sync_folder, temporary
 from lightning_rl.checkpoints.manifest import damage, differences, identity, manifest_path, stage_manifest
 from lightning_rl.errors import SettingError
 
-__all__ = ["AtomicCheckpointIO", "SaveFailed", "differences", "last_generation", "previous_path", "read_verified", "shown"]
+__all__ = ["AtomicCheckpointIO", "SaveError", "differences", "last_generation", "previous_path", "read_verified", "shown"]
 
 TWO_GENERATIONS = ("last.ckpt", "best.ckpt")
 """Files whose previous generation is kept."""
@@ -35,7 +35,7 @@ class AtomicCheckpointIO(CheckpointIO):
     """Lightning's access to files, for one rank that writes."""
 
     def save_checkpoint(self, checkpoint: Checkpoint, path: str | Path, storage_options: Any = None) -> None:
-        """Save a checkpoint; raises `SaveFailed` where the system refuses."""
+        """Save a checkpoint; raises `SaveError` where the system refuses."""
         path = Path(path)
         with committing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)

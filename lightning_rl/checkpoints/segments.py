@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lightning_rl.checkpoints.archive import to_arrays, to_plain
-from lightning_rl.checkpoints.atomic import SaveFailed, Writer, remove_leftovers, stage, sync_folder
+from lightning_rl.checkpoints.atomic import SaveError, Writer, remove_leftovers, stage, sync_folder
 from lightning_rl.errors import SettingError
 
 FORMAT_VERSION = 1
@@ -90,7 +90,7 @@ class SegmentStore:
         self.segments: list[Segment] = []
 
     def save(self, buffer: Buffer) -> dict[str, Any]:
-        """Write what is new in the buffer since the last save, or all of it; return the manifest as plain data. Raises `SaveFailed`."""
+        """Write what is new in the buffer since the last save, or all of it; return the manifest as plain data. Raises `SaveError`."""
         try:
             _check_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -107,10 +107,10 @@ class SegmentStore:
             priorities = None if buffer.priorities is None else buffer.priorities.priorities(buffer.locate(np.arange(buffer.ready)))
             weights = None if priorities is None else _write_arrays(self._next("priorities"), [priorities])
             sync_folder(self.folder)
-        except SaveFailed:
+        except SaveError:
             raise
         except OSError as error:
-            raise SaveFailed(f"the replay buffer in {self.folder} could not be saved ({error.strerror or error})") from error
+            raise SaveError(f"the replay buffer in {self.folder} could not be saved ({error.strerror or error})") from error
         self.segments = segments
         return to_plain(
             {

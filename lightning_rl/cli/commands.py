@@ -13,13 +13,13 @@ from lightning_rl import policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import make_curriculum
 from lightning_rl.callbacks.evaluation import make_player
-from lightning_rl.checkpoints.atomic import SaveFailed
+from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.checkpoints.manifest import manifest_path, read_manifest
 from lightning_rl.data.episodes import longest_episode
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrations
-from lightning_rl.envs.video import RecordVideo, check_renders, episode_names, load_ffmpeg, rendering
+from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, name_episodes, with_render_mode
 from lightning_rl.errors import SettingError, check_range, nearest, printable
 from lightning_rl.exporting.export import export_policy
 from lightning_rl.exporting.formats import FORMATS
@@ -116,7 +116,7 @@ def collect(arguments: list[str], imports: list[str]) -> int:
         name = type(algorithm).__name__
         try:
             folder = save_demonstrations(options.dataset, recorder.demonstrations, recorder.env, algorithm=name, force=options.force)
-        except SaveFailed as error:
+        except SaveError as error:
             raise SettingError(str(error)) from error
     print(printable(f"dataset {dataset_id(options.dataset)}: {folder}"))
     print(printable(summarize_demonstrations(recorder.demonstrations)))
@@ -147,10 +147,10 @@ def record(arguments: list[str], imports: list[str]) -> int:
 
     try:
         files[0].parent.mkdir(exist_ok=True)
-        player = make_player(rendering(algorithm.env), 1, limit, algorithm.spaces.masked, [recording])
+        player = make_player(with_render_mode(algorithm.env), 1, limit, algorithm.spaces.masked, [recording])
         with closing(player), torch_threads(1):
             episodes = player.play(algorithm.network, options.episodes, options.seed, True)
-    except SaveFailed as error:
+    except SaveError as error:
         raise SettingError(str(error)) from error
     except OSError as error:
         raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
@@ -180,7 +180,7 @@ def video_files(out: Path, episodes: int) -> list[Path]:
     if out.suffix.lower() != ".mp4" or out.is_dir():
         if out.exists() and not out.is_dir():
             raise SettingError(f"--out {out} is a file; name a folder, or a file that ends in .mp4")
-        return [out / name for name in episode_names(episodes)]
+        return [out / name for name in name_episodes(episodes)]
     if episodes > 1:
         raise SettingError(f"--out {out} is one file for {episodes} episodes; name a folder")
     return [out]

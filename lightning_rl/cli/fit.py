@@ -132,7 +132,7 @@ def redirect_notices() -> None:
 class Notices(logging.StreamHandler):
     """A handler that raises when the output is closed or full, instead of printing a traceback and going on."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (of logging)
         """Raise errors of the system; print others."""
         if isinstance(sys.exception(), OSError):
             raise

@@ -14,7 +14,7 @@ from torch import Generator
 from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import Stepper
-from lightning_rl.errors import Interrupted
+from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import ActingNetwork, Precision, RandomActor, StepActor, make_actor, reset_memory
 from lightning_rl.spaces import Spaces, allocate
@@ -260,12 +260,12 @@ class Collector:
         """Return observations `[>= count, ...]` of a random policy; the next rollout starts new episodes.
 
         Raises:
-            Interrupted: `stop` returned True.
+            RunStoppedError: `stop` returned True.
         """
         rows, source, end = [], self.random_rows(), self.env_steps + count
         while self.env_steps < end:
             if stop():
-                raise Interrupted
+                raise RunStoppedError
             rows.append(next(source))
         return tree_map(lambda *leaves: torch.cat(leaves), *rows)
 
@@ -300,7 +300,7 @@ class Collector:
         """Set what environments draw their parameters from at their next resets, see `envs/parameters.py`."""
         self.stepper.set_lessons(lessons)
 
-    def begin_anew(self) -> None:
+    def restart_episodes(self) -> None:
         """Abandon the current episodes, between iterations: the next step starts new ones in place of an action."""
         self._restarts = self._current is not None
 

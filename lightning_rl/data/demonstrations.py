@@ -73,7 +73,7 @@ class EpisodeRows:
         return DemonstrationBatch(obs, action, weight, start, action_mask)
 
 
-def read_episode(who: str, obs: Tree, action: Tree, action_mask: Tree | None, spaces: Spaces, distribution: Distribution) -> Rows:
+def read_rows(who: str, obs: Tree, action: Tree, action_mask: Tree | None, spaces: Spaces, distribution: Distribution) -> Rows:
     """Return one demonstrated episode as it is learned from.
 
     Args:
@@ -168,7 +168,7 @@ class DemonstrationDataset(ExperienceDataset):
         settings: how many minibatches there are; the last iteration has what is left of the run.
     """
 
-    anew = "demonstrations are shuffled again"
+    restart_notice = "demonstrations are shuffled again"
 
     def __init__(self, collector: Any, draws: DemonstrationDraws, held: EpisodeRows, settings: DemonstrationSettings) -> None:
         super().__init__(collector, -(-settings.max_updates // settings.updates_per_iteration))

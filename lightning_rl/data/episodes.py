@@ -12,10 +12,10 @@ import torch
 from torch import Generator
 
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs.masks import masks_of
+from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.envs.sync import Contract, name_of
-from lightning_rl.errors import Interrupted, SettingError
+from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import EnvStep, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -168,7 +168,7 @@ class EpisodePlayer:
         """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's mode as it was.
 
         Raises:
-            Interrupted: `stop` says so.
+            RunStoppedError: `stop` says so.
         """
         was_training = network.training
         network.eval()
@@ -191,7 +191,7 @@ class EpisodePlayer:
         finished: list[Episode] = []
         while seats:
             if stop():
-                raise Interrupted
+                raise RunStoppedError
             obs = allocate(seats[0].space, len(seats))
             for row, seat in enumerate(seats):
                 tree_map(lambda batch, leaf, row=row: batch.__setitem__(row, leaf), obs, seat.obs)
@@ -237,7 +237,7 @@ class Seat:
         with self.contract.naming(OSError):
             obs, self.info = self.env.reset(seed=seed)
         self.contract.check_obs(obs)
-        self.masks = masks_of(self.env, self.info, f"environment {{}} of {self.name}", self.masked)
+        self.masks = detect_masks(self.env, self.info, f"environment {{}} of {self.name}", self.masked)
         obs, self.mask = self.masks.one(obs, self.info, self.index)
         self.obs, self.reward = self._checked(obs, 0.0)
 

@@ -30,7 +30,7 @@ class ExperienceDataset(IterableDataset[Any]):
         iterations: the planned number.
     """
 
-    anew = "environments start new episodes"
+    restart_notice = "environments start new episodes"
     """What happens where a run cannot continue exactly."""
 
     def __init__(self, collector: Collector, iterations: int) -> None:

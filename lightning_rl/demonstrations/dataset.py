@@ -76,7 +76,7 @@ def summarize(demonstrations: Iterable[Demonstration]) -> str:
     return f"{numbers}, return {np.mean(returns):.2f} ± {np.std(returns):.2f}, mean length {np.mean(lengths):.1f}" if rewards else numbers
 
 
-def steps_of(demonstrations: Iterable[Demonstration], from_env: Callable[[Tree], Tree]) -> tuple[Tree, Tree, np.ndarray]:
+def concatenate_steps(demonstrations: Iterable[Demonstration], from_env: Callable[[Tree], Tree]) -> tuple[Tree, Tree, np.ndarray]:
     """Return observations, actions as a policy samples them, and whether they terminated the episode, of all steps together, `[M, ...]`."""
     rows = [(tree_index(each.obs, slice(None, -1)), from_env(each.action), each.terminated) for each in demonstrations]
     return tree_map(lambda *leaves: np.concatenate(leaves), *rows)

@@ -12,10 +12,10 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.checkpoints.atomic import SaveFailed
+from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays
 from lightning_rl.demonstrations.files import dataset_id, datasets_folder, new_folder, require_minari
-from lightning_rl.envs.masks import masks_of, with_mask_info
+from lightning_rl.envs.masks import detect_masks, with_mask_info
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import MASK, as_spaces, short
 from lightning_rl.types import Tree, tree_map, tree_stack
@@ -38,7 +38,7 @@ def save_demonstrations(
 
     Raises:
         SettingError: the id is not valid or is taken, or there are no episodes.
-        SaveFailed: the disk is full, the folder cannot be written to, …; nothing is changed.
+        SaveError: the disk is full, the folder cannot be written to, …; nothing is changed.
     """
     name = dataset_id(dataset)
     folder = new_folder(name, force)
@@ -50,7 +50,7 @@ def save_demonstrations(
             _move(Path(place), name, folder)
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for a full disk
         reason = getattr(error, "strerror", None) or str(error)
-        raise SaveFailed(f"dataset {name!r} could not be saved in {folder} ({reason})", reason) from error
+        raise SaveError(f"dataset {name!r} could not be saved in {folder} ({reason})", reason) from error
     return folder
 
 
@@ -135,7 +135,7 @@ class RecordEpisodes(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.cut()
         obs, info = self.env.reset(seed=seed, options=options)
-        self.masks = masks_of(self.env, info, f"environment {{}} of {self.name}")
+        self.masks = detect_masks(self.env, info, f"environment {{}} of {self.name}")
         self.observed = [self._read_observation(obs, info)]
         return obs, info
 
@@ -201,7 +201,7 @@ def as_member(form: np.ndarray, value: Any) -> np.ndarray | np.generic:
     return member if form.dtype.kind == "f" else member[()]
 
 
-def in_order(recorders: Iterable[RecordEpisodes]) -> list[Demonstration]:
+def interleave_episodes(recorders: Iterable[RecordEpisodes]) -> list[Demonstration]:
     """Return the episodes of environments that play in turn: the first of each, the second of each, …"""
     rows = zip_longest(*(recorder.demonstrations for recorder in recorders))
     return [each for each in chain.from_iterable(rows) if each is not None]

@@ -158,7 +158,7 @@ def make_masks(spaces: Spaces, who: str, num: int = 1) -> Masks | NoMasks:
     return Masks(spaces.action, who, num) if spaces.masked else NoMasks(who)
 
 
-def masks_of(env: gym.Env, info: Source, who: str, masked: bool = False) -> Masks | NoMasks:
+def detect_masks(env: gym.Env, info: Source, who: str, masked: bool = False) -> Masks | NoMasks:
     """Make the reader of masks for an environment by the info of its first reset; masks are required if it is `masked`."""
     spaces = as_spaces(env.observation_space, env.action_space)
     return make_masks(spaces._replace(masked=spaces.masked or masked or MASK in info), who)
@@ -168,7 +168,7 @@ def legal_action(env: gym.Env | VectorEnv, space: Space, sample: Callable[[], Tr
     """Draw a random legal action, or call `sample` if all are legal; masks of vector environments are not read."""
     if isinstance(env, VectorEnv):
         return sample()
-    mask = masks_of(env, info, "environment {}").one(obs, info)[1]
+    mask = detect_masks(env, info, "environment {}").one(obs, info)[1]
     return sample() if isinstance(mask, tuple) else legal_sample(space, mask)
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.checkpoints.atomic import SaveFailed, create, temporary
+from lightning_rl.checkpoints.atomic import SaveError, create, temporary
 from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
@@ -84,7 +84,7 @@ class VideoFile:
         fps: frames per second.
 
     Raises:
-        SaveFailed: the folder cannot be written to.
+        SaveError: the folder cannot be written to.
     """
 
     def __init__(self, path: Path, first: np.ndarray, fps: float) -> None:
@@ -94,7 +94,7 @@ class VideoFile:
         try:
             create(temporary(path)).close()  # ffmpeg would not report why it cannot, and would write through a link
         except OSError as error:
-            raise SaveFailed(f"{path} could not be saved ({error.strerror})", error.strerror) from error
+            raise SaveError(f"{path} could not be saved ({error.strerror})", error.strerror) from error
         self.writer = self.ffmpeg.write_frames(
             temporary(path),
             (width + width % 2, height + height % 2),
@@ -107,7 +107,7 @@ class VideoFile:
         self.add(first)
 
     def add(self, frame: np.ndarray) -> None:
-        """Write a frame, of the same size as the first one; raise `SaveFailed` if the disk is full."""
+        """Write a frame, of the same size as the first one; raise `SaveError` if the disk is full."""
         if frame.shape != self.shape:
             raise SettingError(
                 f"{self.path.name}: a frame of shape {frame.shape} after others of {self.shape}; all frames of a video must have one size"
@@ -117,11 +117,11 @@ class VideoFile:
             self.writer.send(np.ascontiguousarray(even))
         except OSError as error:
             self.discard()
-            raise SaveFailed(f"{self.path} could not be saved (ffmpeg stopped; is the disk full?)", "ffmpeg stopped") from error
+            raise SaveError(f"{self.path} could not be saved (ffmpeg stopped; is the disk full?)", "ffmpeg stopped") from error
         self.frames += 1
 
     def save(self) -> None:
-        """Finish the file, and replace an existing one; raise `SaveFailed` if frames are missing in it."""
+        """Finish the file, and replace an existing one; raise `SaveError` if frames are missing in it."""
         self.writer.close()
         try:
             complete = self.ffmpeg.count_frames_and_secs(temporary(self.path))[0] == self.frames
@@ -129,7 +129,7 @@ class VideoFile:
             complete = False
         if not complete:
             self.discard()
-            raise SaveFailed(f"{self.path} could not be saved (it is incomplete; is the disk full?)", "it is incomplete")
+            raise SaveError(f"{self.path} could not be saved (it is incomplete; is the disk full?)", "it is incomplete")
         os.replace(temporary(self.path), self.path)
 
     def discard(self) -> None:
@@ -138,12 +138,12 @@ class VideoFile:
         temporary(self.path).unlink(missing_ok=True)
 
 
-def episode_names(episodes: int) -> list[str]:
+def name_episodes(episodes: int) -> list[str]:
     """Return a file name for each of so many episodes; sorting the names keeps their order."""
-    return [f"episode_{padded(index, episodes - 1)}.mp4" for index in range(episodes)]
+    return [f"episode_{pad_number(index, episodes - 1)}.mp4" for index in range(episodes)]
 
 
-def padded(number: int, last: int) -> str:
+def pad_number(number: int, last: int) -> str:
     """Pad a number with zeros to as many digits as the last one has."""
     return f"{number:0{len(str(last))}d}"
 
@@ -157,7 +157,7 @@ def load_ffmpeg(needed_by: str) -> ModuleType:
     return imageio_ffmpeg
 
 
-def rendering(env: T, render_mode: str | None = "rgb_array") -> T:
+def with_render_mode(env: T, render_mode: str | None = "rgb_array") -> T:
     """Return the settings with this render mode; functions stay as they are."""
     if not isinstance(env, EnvConfig):
         return env
@@ -171,11 +171,11 @@ def check_renders(env: EnvConfig | Callable[[], gym.Env], needed_by: str) -> Non
     if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # otherwise pygame warns that there is no display, which frames do not need
     if isinstance(env, EnvConfig):
-        with closing(make_env(single_env_config(rendering(env, None)))) as plain:
+        with closing(make_env(single_env_config(with_render_mode(env, None)))) as plain:
             modes = plain.metadata.get("render_modes") or ()
         if "rgb_array" not in modes:
             raise SettingError(f"{needed_by}: {env.id} cannot render rgb_array; its render modes: {', '.join(modes) or 'none'}")
-        env = single_env_config(rendering(env))
+        env = single_env_config(with_render_mode(env))
     with closing(make_env(env)) as single:
         if single.render_mode != "rgb_array":
             raise SettingError(f"{needed_by}: {name_of(single)} must be built with render_mode rgb_array, got {single.render_mode}")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.checkpoints.atomic import SaveFailed, Staged, committing, stage
+from lightning_rl.checkpoints.atomic import SaveError, Staged, committing, stage
 from lightning_rl.checkpoints.files import previous_path
 from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
 from lightning_rl.config_files import Plain
@@ -78,7 +78,7 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
     with torch_threads(1):
         try:
             write_checked(path, format, algorithm, describe_source(ckpt_path))
-        except SaveFailed as error:
+        except SaveError as error:
             raise SettingError(str(error)) from error
     return path
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from lightning_rl.checkpoints.atomic import SaveFailed, write_bytes
+from lightning_rl.checkpoints.atomic import SaveError, write_bytes
 from lightning_rl.errors import SettingError, missing_extra
 from lightning_rl.reports.groups import Group, Section
 from lightning_rl.reports.runs import AXES
@@ -157,5 +157,5 @@ def write(file: Path, sections: list[Section], threshold: float | None, remarks:
     try:
         write_bytes(file.with_suffix(".png"), draw(sections, line_styles(sections), threshold))
         write_bytes(file, "\n".join(html(sections, threshold, remarks)).encode(errors="backslashreplace"))
-    except SaveFailed as error:
+    except SaveError as error:
         raise SettingError(str(error)) from error

@@ -28,15 +28,15 @@ from lightning_rl.data.demonstrations import (
     EpisodeRows,
     NoCollector,
     Rows,
-    read_episode,
+    read_rows,
     split_by_episode,
 )
-from lightning_rl.data.replay.buffer import ReplayBuffer, memory_in_words
+from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
 from lightning_rl.data.replay.mixed import MixedReplay
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.demonstrations.dataset import Demonstration, load_demonstrations, steps_of, summarize, transitions
+from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize, transitions
 from lightning_rl.envs.config import EnvConfig, resolve_to_sync
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
@@ -111,7 +111,7 @@ def check_demonstration(who: str, setting: str, given: Any, algorithm: Learner) 
     """Raise `SettingError` unless this is an episode of an algorithm's environment."""
     if not isinstance(given, Demonstration):
         raise SettingError(f"{who} of {setting} is a {type(given).__name__}, no lightning_rl.Demonstration")
-    read_episode(who, given.obs, given.action, None, algorithm.spaces, algorithm.network.distribution)
+    read_rows(who, given.obs, given.action, None, algorithm.spaces, algorithm.network.distribution)
     steps = {len(np.atleast_1d(each)) for each in (given.reward, given.terminated, given.truncated)}
     rows = len(tree_leaves(given.action)[0])
     if steps != {rows} or not np.isfinite(given.reward).all():
@@ -127,7 +127,7 @@ def demonstrated_rows(algorithm: Learner, setting: str, source: Any) -> list[Row
     episodes = read_demonstrations(algorithm, setting, source)
     masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
     rows = [
-        read_episode(f"demonstration {k}", each.obs, each.action, mask, algorithm.spaces, algorithm.network.distribution)
+        read_rows(f"demonstration {k}", each.obs, each.action, mask, algorithm.spaces, algorithm.network.distribution)
         for k, (each, mask) in enumerate(zip(episodes, masks, strict=True))
     ]
     return rows if any(mask is not None for mask in masks) else [each._replace(action_mask=()) for each in rows]
@@ -153,7 +153,7 @@ def show_demonstrations(algorithm: Learner) -> None:
             if not episodes:
                 raise SettingError("reward_signals.gail.demo_path: there are no demonstrations to imitate")
             algorithm.say(f"demonstrations: {summarize(episodes)}; gail pays for doing the same")
-            obs, action, terminated = tree_to_torch(steps_of(episodes, algorithm.network.distribution.from_env))
+            obs, action, terminated = tree_to_torch(concatenate_steps(episodes, algorithm.network.distribution.from_env))
             signal.show(obs, action, terminated, algorithm.seed)
 
 
@@ -176,7 +176,7 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
     sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
     node = algorithm.trainer.world_size // algorithm.trainer.num_nodes
-    algorithm.say(memory_in_words(spaces, action, settings.buffer_size, config, node, frames, memory))
+    algorithm.say(describe_memory(spaces, action, settings.buffer_size, config, node, frames, memory))
     rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps}
     rows |= {"frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
     seed = torch.initial_seed() + algorithm.global_rank
@@ -316,7 +316,7 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
         algorithm.dataset.load_buffer(manifest, Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}")
         if not continues:
             algorithm.dataset.buffer.cut()
-            algorithm.dataset.buffer.draw_anew(algorithm.seed)  # several ranks may have loaded the same one
+            algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one
 
 
 def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:

@@ -12,8 +12,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl.callbacks.iteration import EndIteration, EndRun, callbacks_before
-from lightning_rl.callbacks.stopping import any_rank_asked
+from lightning_rl.callbacks.iteration import EndIteration, EndRun, user_callbacks
+from lightning_rl.callbacks.stopping import any_rank_must_stop
 from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.rollout import ExperienceDataset
@@ -165,7 +165,7 @@ class Run(pl.LightningModule):
     def own_callbacks(self) -> list[pl.Callback]:
         """Return what a run itself needs, whatever Trainer runs it."""
         trainer: Any = self.trainer
-        trainer.callbacks = before = callbacks_before(trainer.callbacks)
+        trainer.callbacks = before = user_callbacks(trainer.callbacks)
         return [EndIteration(), EndRun(before), *(each for each in self.learning_callbacks() if not has_kind(before, each))]
 
     def train_dataloader(self) -> ExperienceDataset:
@@ -187,7 +187,7 @@ class Run(pl.LightningModule):
         else:
             self.warm_up()
             self.count_steps()
-        trainer.should_stop = self.finished or any_rank_asked(trainer)
+        trainer.should_stop = self.finished or any_rank_must_stop(trainer)
         self._begin_iteration()
 
     @property
@@ -295,7 +295,7 @@ class Run(pl.LightningModule):
                 reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
                 raise SettingError(f"the checkpoint's run cannot be continued ({reason}); --init_from takes only its weights") from error
         if new_episodes is not None:
-            self.say(f"{dataset.anew}: {new_episodes}")
+            self.say(f"{dataset.restart_notice}: {new_episodes}")
         self.ranks = []
 
     def _set_state(self, state: dict[str, Any]) -> str | None:

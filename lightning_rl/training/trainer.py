@@ -27,7 +27,7 @@ from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
-from lightning_rl.errors import Interrupted, LostRankError, SettingError, check_flag, check_path, check_range, printable
+from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, quiet_tensorboard
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
@@ -220,7 +220,7 @@ class Trainer(pl.Trainer):
                 with report_lost_ranks(model):
                     super().fit(model, train_dataloaders, val_dataloaders, datamodule, found, weights_only)
                 take_counts(self, model, model.COUNTS)
-            except Interrupted:
+            except RunStoppedError:
                 pass
             except LostRankError:
                 if self.stop.received is None:  # else a process that was told to stop had not begun

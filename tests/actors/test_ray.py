@@ -13,7 +13,7 @@ import torch
 
 from lightning_rl import SettingError
 from lightning_rl.actors.ray_workers import RayWorkers
-from lightning_rl.errors import Interrupted
+from lightning_rl.errors import RunStoppedError
 from lightning_rl.processes import WorkerError
 from tests.actors.test_processes import Echo, ask, network
 
@@ -92,7 +92,7 @@ def test_the_program_receives_a_signal_while_ray_begins(monkeypatch):
     monkeypatch.setattr(ray, "init", begin)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     try:
-        with pytest.raises(Interrupted):
+        with pytest.raises(RunStoppedError):
             RayWorkers(Echo, 1, network())
         assert heard == [signal.SIGTERM]
     finally:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, CheckpointConfig, SettingError, Trainer
-from lightning_rl.checkpoints.atomic import SaveFailed, remove_leftovers, temporary, write_text
+from lightning_rl.checkpoints.atomic import SaveError, remove_leftovers, temporary, write_text
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation, read_verified
 from tests.apart import ROOT, Apart
 from tests.fitting import fit, tiny
@@ -77,7 +77,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, limit):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(SaveFailed, match=r"last\.ckpt could not be saved \(File too large\); what was saved before is unchanged"):
+        with pytest.raises(SaveError, match=r"last\.ckpt could not be saved \(File too large\); what was saved before is unchanged"):
             save(tmp_path / "last.ckpt", 3, size=10_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -88,9 +88,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, limit):
 
 def test_a_folder_that_cannot_be_is_said_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SaveFailed, match=r"could not be saved \(Not a directory\)"):
+    with pytest.raises(SaveError, match=r"could not be saved \(Not a directory\)"):
         save(tmp_path / "file" / "checkpoints" / "last.ckpt", 1)
-    with pytest.raises(SaveFailed, match="could not be saved"):
+    with pytest.raises(SaveError, match="could not be saved"):
         save(tmp_path.__class__("/proc/1/last.ckpt"), 1)
 
 
@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_is_said_in_one_line(tmp_path):
 def test_a_read_only_folder_is_said_in_one_line(tmp_path):
     save(tmp_path / "last.ckpt", 1)
     tmp_path.chmod(0o555)
-    with pytest.raises(SaveFailed, match="Permission denied"):
+    with pytest.raises(SaveError, match="Permission denied"):
         save(tmp_path / "last.ckpt", 2)
     tmp_path.chmod(0o755)
     assert number(tmp_path / "last.ckpt") == 1

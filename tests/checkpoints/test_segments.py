@@ -14,7 +14,7 @@ import torch
 
 from lightning_rl.checkpoints import segments
 from lightning_rl.checkpoints.archive import to_arrays
-from lightning_rl.checkpoints.atomic import SaveFailed
+from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.checkpoints.segments import SegmentStore, size_of
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.storage import ReplayConfig
@@ -177,7 +177,7 @@ def test_a_full_disk_leaves_the_segments_that_were_there(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
-        with pytest.raises(SaveFailed, match="could not be saved"):
+        with pytest.raises(SaveError, match="could not be saved"):
             store.save(buffer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
-from lightning_rl.data.demonstrations import EpisodeRows, Rows, read_episode, split_by_episode
+from lightning_rl.data.demonstrations import EpisodeRows, Rows, read_rows, split_by_episode
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
@@ -56,7 +56,7 @@ def test_episodes_are_read_as_they_are_kept():
     env = gym.make("tests.environments:Anything-v0", observation="dict", action="nested")
     spaces, (episode, *_) = Spaces(env.observation_space, env.action_space), played(env, 1)
     distribution = make_distribution(spaces.action)
-    rows = read_episode("it", episode.obs, episode.action, None, spaces, distribution)
+    rows = read_rows("it", episode.obs, episode.action, None, spaces, distribution)
     assert {len(leaf) for leaf in tree_leaves((rows.obs, rows.action))} == {5}
     assert np.array_equal(rows.obs["picture"], episode.obs["picture"][:-1]) and rows.obs["picture"].dtype == np.uint8
     there = distribution.to_env(rows.action)
@@ -84,11 +84,11 @@ def test_masks_are_read_in_all_their_forms_and_rule_over_the_actions(action, for
     (episode,) = played(env, 1)
     spaces = Spaces(env.observation_space, env.action_space, masked=True)
     distribution = make_distribution(spaces.action)
-    rows = read_episode("it", episode.obs, episode.action, form(episode.action_mask), spaces, distribution)
+    rows = read_rows("it", episode.obs, episode.action, form(episode.action_mask), spaces, distribution)
     assert len(episode.action_mask) == 4  # with that of the last observation, where nothing is done
     assert rows.action_mask.tolist() == [legal([0, t], Choosy.sizes[action]).tolist() for t in range(3)]
     with pytest.raises(SettingError, match="it takes an action in step 0 that its environment does not allow"):
-        read_episode("it", episode.obs, episode.action, ~episode.action_mask, spaces, distribution)
+        read_rows("it", episode.obs, episode.action, ~episode.action_mask, spaces, distribution)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_masks_are_read_in_all_their_forms_and_rule_over_the_actions(action, for
 def test_choices_out_of_range_are_refused(action, step):
     spaces = Spaces(SEEN, Discrete(3, start=1))
     with pytest.raises(SettingError, match=f"it takes an action in step {step} that"):
-        read_episode("it", np.zeros((4, 1)), action, None, spaces, make_distribution(spaces.action))
+        read_rows("it", np.zeros((4, 1)), action, None, spaces, make_distribution(spaces.action))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_choices_out_of_range_are_refused(action, step):
 )
 def test_what_does_not_fit_the_spaces_is_refused(space, obs, action, words):
     with pytest.raises(SettingError, match=f"demonstration 7 .*{words}"):
-        read_episode("demonstration 7", obs, action, None, Spaces(SEEN, space), make_distribution(space))
+        read_rows("demonstration 7", obs, action, None, Spaces(SEEN, space), make_distribution(space))
 
 
 def test_a_split_keeps_episodes_whole_and_holds_back_no_more_than_asked():

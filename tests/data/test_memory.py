@@ -7,7 +7,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from lightning_rl.data.replay import buffer
-from lightning_rl.data.replay.buffer import format_bytes, get_memory_limit, memory_in_words
+from lightning_rl.data.replay.buffer import describe_memory, format_bytes, get_memory_limit
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
@@ -19,7 +19,7 @@ ACTION = np.zeros(6, np.float32)
 def words(total: float, monkeypatch: pytest.MonkeyPatch, buffer_size: int = 1_000_000, ranks: int = 1, **config: object) -> str:
     """For half-cheetahs on a machine with `total` bytes."""
     monkeypatch.setattr(buffer, "get_memory_limit", lambda: int(total))
-    return memory_in_words(CHEETAH, ACTION, buffer_size, ReplayConfig(**config), ranks)
+    return describe_memory(CHEETAH, ACTION, buffer_size, ReplayConfig(**config), ranks)
 
 
 def test_the_line_describes_the_memory_of_a_buffer(monkeypatch):

@@ -15,7 +15,7 @@ from lightning_rl import GRU, PPO, SAC, load_demonstrations, load_policy
 from lightning_rl.callbacks import evaluation
 from lightning_rl.data import episodes
 from lightning_rl.demonstrations.dataset import Demonstration
-from lightning_rl.envs.masks import masks_of
+from lightning_rl.envs.masks import detect_masks
 from lightning_rl.spaces import MASK
 from tests.command_line import run
 from tests.demonstrations.episodes import differences, stacked
@@ -48,7 +48,7 @@ def replayed(model, path, seeds, actions=None):
     policy, (env,) = load_policy(path), player.envs
     for number, seed in enumerate(seeds):
         obs, info = env.reset(seed=seed)
-        masks = masks_of(env, info, "environment {}")
+        masks = detect_masks(env, info, "environment {}")
         memory, over, done = None, False, []
         obs, mask = masks.one(obs, info)
         seen = [(obs, mask)]

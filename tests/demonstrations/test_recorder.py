@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from lightning_rl import RecordEpisodes
-from lightning_rl.checkpoints.atomic import SaveFailed
+from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.demonstrations.dataset import load_demonstrations, summarize
 from lightning_rl.demonstrations.recorder import record_1d, save_demonstrations
 from lightning_rl.errors import SettingError
@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_what_was_there(datasets, monkeypatch):
 
     monkeypatch.setattr(h5py.Group, "create_dataset", refuse)
     for name in ("disk/full-v0", "disk/other-v0"):
-        with pytest.raises(SaveFailed, match=rf"dataset '{name}' could not be saved in .*No space left on device") as failed:
+        with pytest.raises(SaveError, match=rf"dataset '{name}' could not be saved in .*No space left on device") as failed:
             recorder.save(name, force=True)
         assert failed.value.strerror == "No space left on device"
     assert differences(load_demonstrations("disk/full-v0", spaces_of(recorder)), beside) == []
@@ -206,7 +206,7 @@ def test_a_dataset_that_cannot_be_moved_to_its_place_leaves_what_was_there(datas
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(SaveFailed, match="Input/output error"):
+    with pytest.raises(SaveError, match="Input/output error"):
         recorder.save("moved-v0", force=True)
     assert differences(load_demonstrations("moved-v0", spaces_of(recorder)), beside) == []
 

@@ -314,7 +314,7 @@ class ReplayBuffer:
         if self.priorities is not None:
             self.priorities.continue_from(position["sampler"])
 
-    def draw_anew(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
         """Draw from now on like a buffer that is made with this seed."""
         self.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
@@ -322,7 +322,7 @@ class ReplayBuffer:
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-def memory_in_words(
+def describe_memory(
     spaces: Spaces, action: Tree, buffer_size: int, config: ReplayConfig, ranks: int, frames: int = 1, memory: Tree = ()
 ) -> str:
     """Describe in one line what the replay buffers of all ranks take.

@@ -66,9 +66,9 @@ class MixedReplay(ReplayBuffer):
     def age(self, rows: np.ndarray) -> np.ndarray:
         return super().age(rows[rows < self.behind])
 
-    def draw_anew(self, seed: int) -> None:
-        super().draw_anew(seed)
-        self.shown.draw_anew(seed + 1)
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        self.shown.reseed(seed + 1)
 
     def position(self) -> dict[str, Any]:
         return {**super().position(), "shown": self.shown.rng.bit_generator.state}
