@@ -47,7 +47,7 @@ def test_samples_and_modes_are_actions_of_the_space(name, action_dist):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_probabilities_and_entropies_come_part_by_part_for_any_leading_dimensions(name):
+def test_probabilities_and_entropies_are_part_by_part_for_any_leading_dimensions(name):
     distribution = make_distribution(SPACES[name])
     x = logits(distribution, rows=6)
     action = distribution.sample(x, (), seeded())
@@ -58,7 +58,7 @@ def test_probabilities_and_entropies_come_part_by_part_for_any_leading_dimension
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_sampling_is_decided_by_the_generator(name):
+def test_samples_depend_on_the_generator_alone(name):
     distribution = make_distribution(SPACES[name])
     x = logits(distribution, rows=20)
     torch.manual_seed(1)
@@ -110,7 +110,7 @@ def test_the_mode_is_the_most_likely_action():
         (LOPSIDED, [[-9.0, 0.6, 0.0]], [[-1.0, 0.6, -2.0]]),
     ],
 )
-def test_the_environment_gets_actions_in_its_own_terms(space, sampled, expected):
+def test_actions_are_converted_for_the_environment(space, sampled, expected):
     actions = make_distribution(space).to_env(np.array(sampled, np.float32 if isinstance(space, Box) else None))
     np.testing.assert_allclose(actions, expected)
 
@@ -144,11 +144,10 @@ def test_squashed_gaussian_golden_numbers_do_not_depend_on_the_bounds(half_range
     assert distribution.to_env(np.array([[0.5]])).item() == pytest.approx(0.46211716 * half_range)
 
 
-@pytest.mark.parametrize("log_std", [-1.5, 0.0, 0.3])
-@pytest.mark.parametrize("mean", [-0.8, 0.0, 1.5])
+@pytest.mark.parametrize(("mean", "log_std"), [(-0.8, -1.5), (0.0, 0.0), (1.5, 0.3), (-0.8, 0.3)])
 def test_squashed_density_of_a_lopsided_box_integrates_to_1_over_unit_actions_and_its_entropy_is_the_integral(mean, log_std):
     distribution = make_distribution(Box(-0.5, 3.0, (1,)), "tanh_normal", log_std).double()
-    cells = 200_001
+    cells = 50_001
     u, width = torch.atanh(2 * (torch.arange(cells, dtype=torch.float64) + 0.5) / cells - 1).unsqueeze(-1), 2 / cells
     log_prob, entropy = distribution.evaluate(torch.full_like(u, mean), u)
     density = log_prob.exp()
@@ -194,9 +193,9 @@ MASK = {
 
 
 @pytest.mark.parametrize("name", MASK)
-def test_100_000_masked_draws_are_never_illegal_even_where_logits_favour_it(name):
+def test_masked_draws_are_never_illegal_even_where_logits_favour_it(name):
     distribution, mask = make_distribution(SPACES[name]), MASK[name]
-    x = torch.where(mask, -50.0, 50.0).expand(100_000, -1)
+    x = torch.where(mask, -50.0, 50.0).expand(20_000, -1)
     actions = distribution.sample(x, mask.expand_as(x), seeded()), distribution.mode(x, mask)
     for action in actions:
         if name == "discrete":
@@ -255,7 +254,7 @@ def test_the_loss_of_a_tree_of_discrete_actions_is_that_of_a_multi_discrete_one(
     torch.testing.assert_close(loss(tree, parts, mask), loss(flat, action, mask))
 
 
-def test_a_nested_tree_hands_each_part_its_own_slice_action_and_mask():
+def test_each_part_of_a_nested_tree_has_its_own_slice_action_and_mask():
     distribution = make_distribution(SPACES["dict"])
     assert isinstance(distribution, Joint)
     assert (distribution.num_inputs, distribution.num_parts) == (2 + 2 + 5 + 3, 1 + 2 + 2 + 3)
@@ -274,7 +273,7 @@ def test_a_nested_tree_hands_each_part_its_own_slice_action_and_mask():
     assert log_prob[0, free_bit].item() == pytest.approx(-math.log(2)) and entropy[0, free_bit].item() == pytest.approx(math.log(2))
 
 
-def test_masks_of_bits_have_off_and_on_for_each_and_what_is_forced_counts_for_nothing():
+def test_masks_of_bits_have_off_and_on_for_each_and_forced_bits_count_for_nothing():
     distribution = make_distribution(MultiBinary(3))
     x = torch.tensor([[5.0, -5.0, 0.5]], requires_grad=True)
     mask = torch.tensor([[True, False, False, True, True, True]])  # the first bit must be off, the second on

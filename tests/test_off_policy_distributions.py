@@ -1,4 +1,4 @@
-"""What off-policy algorithms ask of distributions: squashed densities, exploration, random actions, and choices beside drawn dimensions."""
+"""Distributions of off-policy algorithms: squashed densities, exploration, random actions, and choices with continuous dimensions."""
 
 from __future__ import annotations
 
@@ -50,11 +50,10 @@ def test_squashed_density_golden_numbers_do_not_depend_on_the_bounds(half_range)
     assert distribution.to_env(action.numpy()).item() == pytest.approx(0.46211716 * half_range)
 
 
-@pytest.mark.parametrize("log_std", [-2.0, 0.0, 0.5])
-@pytest.mark.parametrize("mean", [-0.8, 0.0, 1.5])
+@pytest.mark.parametrize(("mean", "log_std"), [(-0.8, -2.0), (0.0, 0.0), (1.5, 0.5), (-0.8, 0.5)])
 def test_squashed_density_of_a_lopsided_box_integrates_to_1_over_unit_actions(mean, log_std):
     distribution = make_distribution(Box(-0.5, 3.0, (1,)), "squashed_normal").double()
-    cells = 200_000
+    cells = 50_000
     action = (2 * (torch.arange(cells, dtype=torch.float64) + 0.5) / cells - 1).unsqueeze(-1)
     log_prob, surprise = distribution.evaluate(torch.tensor([[mean, log_std]], dtype=torch.float64).expand(cells, 2), action)
     width = 2 / cells
@@ -68,11 +67,11 @@ def test_monte_carlo_integral_of_the_density_over_unit_actions_of_3_dimensions_i
     distribution = make_distribution(LOPSIDED, action_dist, log_std_init=-0.2)
     mean, log_std = torch.tensor([0.3, -0.6, 0.1]), torch.tensor([-0.2, 0.1, -0.4])
     x = torch.cat([mean, log_std]) if action_dist == "squashed_normal" else mean
-    unit = torch.empty(500_000, 3).uniform_(-1, 1, generator=seeded())
+    unit = torch.empty(200_000, 3).uniform_(-1, 1, generator=seeded())
     action = unit if action_dist == "squashed_normal" else unit.atanh()
     log_prob, _ = distribution.evaluate(x.expand(len(unit), -1), action)
     volume = 2**3
-    assert (log_prob.sum(-1).exp().mean() * volume).item() == pytest.approx(1, abs=0.01)
+    assert (log_prob.sum(-1).exp().mean() * volume).item() == pytest.approx(1, abs=0.015)
 
 
 def test_a_draws_log_probability_is_that_of_its_action():
@@ -121,7 +120,7 @@ def test_stored_actions_up_to_the_bounds_have_a_finite_log_probability(dtype):
     assert all(torch.isfinite(tensor).all() for tensor in (log_prob, surprise, x.grad))
 
 
-def test_log_sigma_is_cut_to_minus_20_and_2():
+def test_log_sigma_is_clipped_to_minus_20_and_2():
     distribution = make_distribution(Box(-1, 1, (1,)), "squashed_normal")
     for beyond, end in ((-50.0, -20.0), (9.0, 2.0)):
         far, near = (distribution.rsample(torch.tensor([[0.1, log_std]]), torch.ones(1, 1)) for log_std in (beyond, end))
@@ -150,7 +149,7 @@ def test_modes_of_continuous_actions():
 # ---------------------------------------------------------------- exploration
 
 
-def test_exploration_noise_has_its_deviation_and_is_cut_to_the_bounds():
+def test_exploration_noise_has_its_deviation_and_is_clipped_to_the_bounds():
     distribution = make_distribution(Box(-1, 1, (2,)), "noisy")
     x = torch.tensor([0.0, 0.95]).expand(50_000, 2)
     assert torch.equal(distribution.sample(x, (), seeded()), x)  # none unless asked for
@@ -192,20 +191,18 @@ def test_random_continuous_actions_are_uniform_between_the_bounds(action_dist):
 
 
 def discrete_spaces():
-    """Distributions without continuous dimensions."""
-    greedy = make_epsilon_greedy(Discrete(4))
+    """Return distributions without continuous dimensions."""
     names = ("discrete", "multi_discrete", "multi_discrete of 2 dimensions", "bits")
-    return {"epsilon 0": greedy, **{name: make_distribution(SPACES[name]) for name in names}}
+    return [make_epsilon_greedy(Discrete(4)), *(make_distribution(SPACES[name]) for name in names)]
 
 
-@pytest.mark.parametrize("name", discrete_spaces())
-def test_random_choices_are_uniform_whatever_the_network_says(name):
-    distribution = discrete_spaces()[name]
-    x = torch.linspace(-50, 50, distribution.num_inputs).expand(40_000, -1)
-    choices = distribution.choices(distribution.random(x, (), seeded()))
-    for branch, size in zip(choices.T, distribution.sizes, strict=True):
-        frequency = branch.bincount(minlength=size) / len(x)
-        assert frequency.tolist() == pytest.approx([1 / size] * size, abs=0.012)
+def test_random_choices_are_uniform_whatever_the_network_returns():
+    for distribution in discrete_spaces():
+        x = torch.linspace(-50, 50, distribution.num_inputs).expand(40_000, -1)
+        choices = distribution.choices(distribution.random(x, (), seeded()))
+        for branch, size in zip(choices.T, distribution.sizes, strict=True):
+            frequency = branch.bincount(minlength=size) / len(x)
+            assert frequency.tolist() == pytest.approx([1 / size] * size, abs=0.012)
 
 
 def test_random_actions_of_a_tree_are_random_in_all_its_parts():
@@ -223,7 +220,7 @@ MASKS = {4: torch.tensor([True, False, False, True]), 9: torch.tensor([True, Fal
 
 @pytest.mark.parametrize("draw", ["sample", "random", "mode"])
 @pytest.mark.parametrize("name", ["epsilon 0", "epsilon 0.5", "epsilon 1", "discrete", "multi_discrete"])
-def test_100_000_masked_draws_are_never_illegal_and_random_ones_are_uniform_over_the_rest(name, draw):
+def test_masked_draws_are_never_illegal_and_random_ones_are_uniform_over_the_legal_choices(name, draw):
     space = SPACES["multi_discrete" if name == "multi_discrete" else "discrete"]
     distribution = make_epsilon_greedy(space) if name.startswith("epsilon") else make_distribution(space)
     if name.startswith("epsilon"):
@@ -244,27 +241,26 @@ def test_100_000_masked_draws_are_never_illegal_and_random_ones_are_uniform_over
 
 
 @pytest.mark.parametrize("action_dist", [*SQUASHES, "clipped_normal"])
-@pytest.mark.parametrize("name", SPACES)
-def test_actions_of_the_environment_survive_the_way_in_and_out(name, action_dist):
-    space = SPACES[name]
-    space.seed(0)
-    distribution = make_distribution(space, action_dist)
-    actions = tree_map(np.asarray, tree_stack([space.sample() for _ in range(50)]))
-    back = distribution.to_env(distribution.from_env(actions))
-    assert all(space.contains(tree_index(back, i)) for i in range(50))
-    for expected_leaf, leaf in zip(tree_leaves(actions), tree_leaves(back), strict=True):
-        np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-4, atol=1e-4)
+def test_to_env_inverts_from_env(action_dist):
+    for space in SPACES.values():
+        space.seed(0)
+        distribution = make_distribution(space, action_dist)
+        actions = tree_map(np.asarray, tree_stack([space.sample() for _ in range(20)]))
+        back = distribution.to_env(distribution.from_env(actions))
+        assert all(space.contains(tree_index(back, i)) for i in range(20))
+        for expected_leaf, leaf in zip(tree_leaves(actions), tree_leaves(back), strict=True):
+            np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("action_dist", SQUASHES)
-@pytest.mark.parametrize("name", SPACES)
-def test_from_env_inverts_to_env_and_keeps_shapes_and_types(name, action_dist):
-    distribution = make_distribution(SPACES[name], action_dist)
-    kept = tree_to_numpy(distribution.random(torch.zeros(50, distribution.num_inputs), (), seeded()))
-    back = distribution.from_env(distribution.to_env(kept))
-    for expected_leaf, leaf in zip(tree_leaves(kept), tree_leaves(back), strict=True):
-        assert leaf.dtype == expected_leaf.dtype
-        np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-3, atol=1e-4)
+def test_from_env_inverts_to_env_and_keeps_shapes_and_types(action_dist):
+    for space in SPACES.values():
+        distribution = make_distribution(space, action_dist)
+        kept = tree_to_numpy(distribution.random(torch.zeros(50, distribution.num_inputs), (), seeded()))
+        back = distribution.from_env(distribution.to_env(kept))
+        for expected_leaf, leaf in zip(tree_leaves(kept), tree_leaves(back), strict=True):
+            assert leaf.dtype == expected_leaf.dtype
+            np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +277,7 @@ def test_demonstrated_actions_by_hand(space, action, kept):
     assert make_distribution(space, "squashed_normal").from_env(np.array(action, dtype)).tolist() == kept
 
 
-def test_demonstrations_at_the_bounds_come_back_finite():
+def test_demonstrations_at_the_bounds_are_converted_to_finite_numbers():
     distribution = make_distribution(LOPSIDED, "tanh_normal")
     ends = np.stack([LOPSIDED.low, LOPSIDED.high])
     u = distribution.from_env(ends)
@@ -290,7 +286,7 @@ def test_demonstrations_at_the_bounds_come_back_finite():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
-def test_demonstrated_choices_may_come_in_any_integer_type(dtype):
+def test_demonstrated_choices_may_have_any_integer_type(dtype):
     for space, action, kept in ((Discrete(4, start=-2), [1, 0], [3, 2]), (MultiDiscrete([3, 2], start=[1, -1]), [[3, 0]], [[2, 1]])):
         stored = make_distribution(space).from_env(np.array(action, dtype))
         assert stored.tolist() == kept and stored.dtype == np.int64
@@ -376,7 +372,7 @@ def test_entropies_and_probabilities_are_those_of_the_distribution(name):
 
 
 @pytest.mark.parametrize("name", BRANCHES)
-def test_choices_are_the_places_of_a_naive_lookup(name):
+def test_choices_equal_a_naive_lookup(name):
     actions = soft(name)
     stored = actions.distribution.random(torch.zeros(50, actions.distribution.num_inputs), (), seeded())
     places = [(branch, choice) for branch, size in enumerate(BRANCHES[name] or [1]) for choice in range(size)]
@@ -405,7 +401,7 @@ def test_expected_is_the_sum_over_the_product_of_all_branches():
     torch.testing.assert_close(expected(q, policy.probs, actions.num_branches), total)
 
 
-def test_stored_actions_of_the_environment_reach_critics_in_their_places():
+def test_critics_get_stored_actions_of_the_environment_in_their_places():
     actions = soft("nested")
     space = SPACES["nested"]
     space.seed(1)
@@ -464,8 +460,7 @@ def mask_of(name, rows):
     return mask.expand(rows, -1)
 
 
-@pytest.mark.parametrize("upstream", [1.0, 1e20])
-@pytest.mark.parametrize("favour", [0.0, 50.0, 1e6])
+@pytest.mark.parametrize(("favour", "upstream"), [(0.0, 1.0), (50.0, 1e20), (1e6, 1e20)])
 @pytest.mark.parametrize("name", LEGAL)
 def test_illegal_choices_have_probability_gradient_and_entropy_exactly_0(name, favour, upstream):
     actions, (sizes, legal) = soft(name), LEGAL[name]
