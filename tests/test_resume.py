@@ -50,7 +50,7 @@ POLE = {
     "replay_old_lessons": 0.3,
 }
 CURRICULUM = {"id": "CartPole-v1", "parameters": {"length": POLE, "gravity": LESSONS | {"replay_old_lessons": 0.1}}}
-"""RunStoppedError in lesson 2 of both parameters."""
+"""Interrupted in lesson 2 of both parameters."""
 CASES = [
     pytest.param(PPO, {"id": "CartPole-v1"}, {"normalize_obs": "running", "normalize_reward": True}, id="PPO CartPole"),
     pytest.param(PPO, {"id": "CartPole-v1", "vectorization": "async"}, {}, id="PPO CartPole async"),
