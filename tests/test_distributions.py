@@ -225,7 +225,7 @@ def test_masked_probability_and_entropy_are_those_of_the_legal_choices_alone():
     assert (only[0].item(), only[1].item()) == (0, 0)
 
 
-def test_branches_of_different_sizes_do_not_touch_each_other():
+def test_branches_of_different_sizes_are_independent():
     sizes = [3, 2, 4]
     distribution = make_distribution(MultiDiscrete(sizes))
     x, action = logits(distribution), torch.tensor([[2, 1, 3]]).expand(5, 3)

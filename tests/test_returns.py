@@ -183,7 +183,7 @@ def test_vtrace_equals_the_direct_double_sum(clip_rho, clip_c, lambda_, num_envs
     torch.testing.assert_close(advantage, rho.clamp(max=1.3) * (reward + discount * ahead - value))
 
 
-def test_discounted_sum_runs_forwards_and_starts_from_what_went_before():
+def test_discounted_sum_runs_forwards_from_its_start():
     # decay 0.5; an episode ends at row 1
     reward, decay = torch.tensor([[1.0], [2.0], [4.0], [8.0]]), torch.tensor([[0.5], [0.0], [0.5], [0.5]])
     assert discounted_sum(reward, decay, torch.tensor([3.0])).flatten().tolist() == [4.0, 4.0, 4.0, 10.0]
@@ -203,7 +203,7 @@ def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_a_constant():
     assert torch.isfinite(explained_variance(returns, torch.ones(4), ALL))
 
 
-def test_explained_variance_looks_at_valid_rows_alone():
+def test_explained_variance_uses_valid_rows_alone():
     value, returns = torch.tensor([1.0, 2.0, 99.0]), torch.tensor([1.0, 2.0, -7.0])
     assert explained_variance(value, returns, torch.tensor([True, True, False])).item() == 1
     assert explained_variance(value, returns, torch.tensor([True, True, True])).item() < 0

@@ -71,7 +71,7 @@ def test_linear_by_hand():
 
 @pytest.mark.parametrize("h", ALL, ids=NAMES)
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-9), (np.float32, 1e-3)])
-def test_the_inverse_takes_back_returns_small_and_large(h, dtype, rtol):
+def test_the_inverse_restores_small_and_large_returns(h, dtype, rtol):
     x = RETURNS.astype(dtype)
     for form in (x, torch.from_numpy(x)):
         near_0 = 1e-6 if isinstance(h, Linear) and dtype is np.float32 else 0  # -2 swallows what is that small

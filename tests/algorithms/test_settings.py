@@ -1,10 +1,11 @@
 """Settings are fields: seen by an editor, checked against their annotation, stored as plain data."""
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import pytest
+import pytorch_lightning as pl
 
 import lightning_rl as lrl
 from lightning_rl.errors import SettingError
@@ -44,7 +45,7 @@ def test_a_value_that_its_annotation_excludes_is_refused_in_one_line(settings, w
     assert str(error.value).startswith(words)
 
 
-def test_null_and_whole_floats_are_taken_where_the_annotation_has_them():
+def test_null_and_whole_floats_are_accepted_where_the_annotation_has_them():
     model = tiny(lrl.PPO, n_epochs=2.0, target_kl=None, max_env_steps=1e5)
     assert (model.n_epochs, model.target_kl, model.max_env_steps) == (2, None, 100_000)
     assert isinstance(model.hparams["max_env_steps"], int) and isinstance(model.hparams["n_epochs"], int)
@@ -90,3 +91,8 @@ def test_a_default_of_an_init_wins_over_that_of_the_field():
 
     model = tiny(Novel)
     assert list(model.reward_signals) == ["extrinsic", "rnd"] and model.hparams["reward_signals"] == {"rnd": {}}
+
+
+def test_no_setting_but_compile_and_double_hides_a_method_of_a_lightning_module():
+    names = {field.name for algorithm in (*ALL, lrl.BehavioralCloning, lrl.EvolutionStrategies) for field in fields(algorithm)}
+    assert {name for name in names if callable(getattr(pl.LightningModule, name, None))} == {"compile", "double"}

@@ -30,7 +30,7 @@ def test_equal_returns_share_the_mean_of_their_ranks():
     assert centred_ranks(torch.tensor([[7.0, 8.0], [8.0, 9.0]])).flatten().tolist() == numbers([-0.5, 0, 0, 0.5])
 
 
-def test_ranks_ask_only_which_return_is_greater():
+def test_ranks_depend_only_on_the_order_of_returns():
     assert torch.equal(centred_ranks(RETURNS.exp() * 10 - 3), centred_ranks(RETURNS))
 
 
@@ -88,7 +88,7 @@ def test_the_first_step_of_an_optimizer(optimizer, step):
     assert (vector.detach() - torch.tensor([1.0, 2.0, 3.0])).tolist() == pytest.approx(step, abs=2e-7)
 
 
-def test_the_signs_of_rewards_are_what_some_shapings_look_at():
+def test_some_shapings_use_the_signs_of_rewards():
     model = tiny(EvolutionStrategies, shaping="signs", l2=0.0)
     model.network = nn.Linear(2, 1)
     signs = torch.tensor([[2.0, 0.0], [0.0, 1.0]])

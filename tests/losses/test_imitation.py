@@ -36,13 +36,13 @@ def test_label_smoothing_spreads_its_share_over_all_choices():
     assert torch.allclose(cross_entropy(logits.log_softmax(-1), target, 0.3), theirs)
 
 
-def test_label_smoothing_knows_no_illegal_choice():
+def test_label_smoothing_ignores_illegal_choices():
     log_p = torch.tensor([[math.log(0.75), LEAST, math.log(0.25)]])
     expected = -0.8 * math.log(0.25) - 0.2 * (math.log(0.75) + math.log(0.25)) / 2
     assert cross_entropy(log_p, torch.tensor([2]), 0.2).item() == pytest.approx(expected)
 
 
-def test_branches_lie_side_by_side_and_short_ones_are_filled_with_illegal_choices():
+def test_branches_are_stacked_and_short_ones_padded_with_illegal_choices():
     log_p = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5]])
     assert branches(log_p, [5]).tolist() == [log_p.tolist()]
     assert branches(log_p[:, :4], [2, 2]).tolist() == [log_p[:, :4].view(2, 2).tolist()]
@@ -59,7 +59,7 @@ def test_the_rank_counts_choices_that_are_more_likely():
     assert top_k_accuracy(found, 5).tolist() == [1, 1, 0]
 
 
-def test_with_a_deviation_of_one_half_of_the_squared_error_is_the_negative_log_likelihood_but_for_a_constant():
+def test_half_the_squared_error_is_the_negative_log_likelihood_for_a_deviation_of_one_but_for_a_constant():
     mean, action = torch.tensor([0.5, -1.0]), torch.tensor([1.5, 1.0])
     assert squared_error(mean, action).tolist() == [1, 4]
     nll = -torch.distributions.Normal(mean, 1.0).log_prob(action)

@@ -83,7 +83,7 @@ def test_approximate_kl_is_unbiased_and_never_negative():
     assert approximate_kl(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
-def test_mean_leaves_out_rows_without_weight_and_averages_parts():
+def test_mean_ignores_rows_without_weight_and_averages_parts():
     weight = torch.tensor([0.5, 0.0, 0.5])
     assert mean(torch.tensor([1.0, 100.0, 3.0]), weight).item() == 2
     assert mean(torch.tensor([[1.0, 3.0], [100.0, 100.0], [3.0, 5.0]]), weight).item() == 3

@@ -14,7 +14,7 @@ def seeded(seed=0):
 
 
 @pytest.mark.parametrize(("streams", "atoms"), [(1, 1), (2, 3)])
-def test_what_belongs_to_each_rows_action(streams, atoms):
+def test_chosen_selects_the_entries_of_each_rows_action(streams, atoms):
     z, action = torch.randn(5, 4, streams, atoms, generator=seeded()), torch.tensor([3, 0, 1, 1, 2])
     assert torch.equal(chosen(z, action), torch.stack([z[i, a] for i, a in enumerate(action)]))
 
@@ -91,7 +91,7 @@ def test_projection_by_hand():
 
 @pytest.mark.parametrize("ends", [(-10, 10), (-0.3, 7.1), (0, 200), (-1e-3, 1e3)])
 @pytest.mark.parametrize("atoms", [2, 11, 51, 101])
-def test_atoms_on_the_support_stay_and_no_probability_is_negative(atoms, ends):
+def test_atoms_on_the_support_keep_their_probability_and_none_is_negative(atoms, ends):
     support = torch.linspace(*ends, atoms)
     probs = torch.randn(atoms, generator=seeded()).softmax(-1)
     projected = project(support, probs, support)
@@ -130,13 +130,13 @@ def test_quantile_huber_by_hand():
 
 
 def test_quantile_huber_is_least_at_the_quantiles_of_a_sample():
-    sample = torch.tensor([0.0, 10.0, 20.0, 30.0, 100.0])
+    sample = torch.tensor([0.0, 1.0, 2.0, 3.0, 10.0])
     fraction = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9])  # the middles: each of the sample is one of its quantiles
     quantiles = torch.zeros(5, requires_grad=True)
-    for _ in range(2000):
+    for _ in range(250):
         (gradient,) = torch.autograd.grad(quantile_huber(quantiles, fraction, sample, threshold=0.01), quantiles)
-        quantiles = (quantiles - gradient.sign() * 0.1).detach().requires_grad_()
-    torch.testing.assert_close(quantiles.detach(), sample, rtol=0, atol=0.2)
+        quantiles = (quantiles - gradient.sign() * 0.05).detach().requires_grad_()
+    torch.testing.assert_close(quantiles.detach(), sample, rtol=0, atol=0.1)
 
 
 def test_the_least_quantile_loss_for_one_number_is_the_number():

@@ -47,7 +47,7 @@ def test_discrete_value_with_target_critics_is_the_expectation_of_the_least():
     assert losses.actor_loss(expected, ENTROPY, alphas(0.1)).item() == pytest.approx(-0.80296530, abs=1e-7)
 
 
-def test_discrete_value_beside_a_value_network_is_the_least_of_the_expectations():
+def test_discrete_value_with_a_value_network_is_the_least_of_the_expectations():
     both = losses.expected(TWO_TWINS, TWO_PROBS, branches=1)
     assert both.flatten().tolist() == [1.5, 2.0]
     value = losses.soft_value(both.amin(0), TWO_ENTROPY, alphas(0.1))

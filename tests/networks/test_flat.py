@@ -44,7 +44,7 @@ def test_steps_on_the_vector_are_steps_on_the_parameters():
         torch.testing.assert_close(found, expected)
 
 
-def test_a_step_forgets_the_gradient_of_the_one_before_even_if_someone_else_dropped_it():
+def test_a_step_clears_the_previous_gradient_even_if_it_was_set_to_none():
     net = module()
     optimizer = torch.optim.SGD([FlatParameters(net)], 0.0)
     first = gradient_step(loss_of(net), optimizer, OFF, 1e9, 1)
@@ -60,7 +60,7 @@ def test_a_parameter_without_gradient_stays():
     assert (unused == 1).all()
 
 
-def test_a_copy_of_the_network_does_not_follow():
+def test_a_copy_of_the_network_does_not_share_the_vector():
     net = module()
     vector = FlatParameters(net)
     target = copy.deepcopy(net)
@@ -114,7 +114,7 @@ def test_the_gradient_of_one_loss_is_in_the_vector_and_in_the_parameters_and_now
     assert all(parameter.grad is None for parameter in other.parameters())
 
 
-def test_a_backward_pass_of_ones_own_reaches_the_step_after_zero_grad():
+def test_a_users_backward_pass_reaches_the_step_after_zero_grad():
     net = module()
     optimizer = FlatAdam(net)
     for parameters in (optimizer, net):  # a module forgets its gradients, an optimizer zeroes them

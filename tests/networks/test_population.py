@@ -71,7 +71,7 @@ def moved(network, names, noise):
 
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_members_say_what_networks_with_their_weights_say(name):
+def test_members_compute_what_networks_with_their_weights_compute(name):
     network, names = build(name)
     obs, later = (observations(NETWORKS[name][0], 3, seed) for seed in (1, 2))
     population = make_population(network, names, 3, obs)
@@ -107,7 +107,7 @@ def test_the_weights_of_the_network_stay_and_a_member_can_be_set_again(kind):
     assert torch.equal(flat_parameters(network, names), before)
 
 
-def test_a_member_alone_says_the_same_to_the_last_bit():
+def test_a_member_alone_computes_the_same_to_the_last_bit():
     network, names = build("normalized")
     obs = observations(VECTOR, 7)
     noise = np.random.default_rng(2).standard_normal((7, flat_parameters(network, names).numel()), np.float32)
