@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.checkpoints.atomic import stage
 from lightning_rl.errors import NotFiniteError
-from lightning_rl.types import MAX_FLOAT32, EnvStep, Tree, is_finite, tree_map
+from lightning_rl.types import MAX_FLOAT32, EnvStep, State, Tree, is_finite, tree_map
 
 
 def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: str = "raise") -> tuple[Tree, float]:
@@ -192,11 +192,11 @@ class Guard:
         names = {"train/skipped_updates": self.skipped, "train/restored": self.restored, "rollout/replaced_steps": self.replaced}
         return {} if self.on_nan == "raise" else {name: float(value) for name, value in names.items()}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return the counts, and what is bad in a row."""
         return {name: getattr(self, name) for name in STATE}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         """Restore what `get_state` returned."""
         for name in STATE:
             setattr(self, name, state[name])
@@ -237,7 +237,7 @@ class Snapshot:
             optimizer.state.update({each: _clone(state) for each, state in states})
 
 
-def _clone(state: Mapping[str, Any]) -> dict[str, Any]:
+def _clone(state: State) -> dict[str, Any]:
     return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from lightning_rl.checkpoints.validation import check_optimizer
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.mlp import EnsembleLinear
+from lightning_rl.types import State
 
 
 class FlatParameters(nn.Parameter):
@@ -58,7 +58,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         """Set the gradient to zeros in any case: it stays where the module's parameters have theirs."""
         self.param_groups[0]["params"][0].clear()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Restore a state.
 
         Raises:

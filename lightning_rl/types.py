@@ -18,6 +18,8 @@ from torch import Tensor
 
 Tree = Any
 """A leaf, or a dict or tuple of trees."""
+State = dict[str, Any]
+"""What an object saves to continue exactly: numbers, arrays, tensors and plain data by their names."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 """Observations and rewards are kept as float32: beyond this they would be infinite."""
 

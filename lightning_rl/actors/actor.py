@@ -19,7 +19,7 @@ from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import EnvStep, Rollout, Tree, tree_index, tree_map, tree_to_numpy
+from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_map, tree_to_numpy
 
 EnvSource = EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]
 """The settings of environments, ready ones, or what builds one."""
@@ -95,7 +95,7 @@ class Actor:
         """Return the environment's name, and whether it can be saved in the middle of an episode."""
         return self.collector.name, self.collector.can_be_saved
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         """Restore a state, as `Collector.set_state`."""
         self.lessons = {}
         return self.collector.set_state(state)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, tree_leaves, tree_map, tree_to_torch
+from lightning_rl.types import Rollout, State, Tree, tree_leaves, tree_map, tree_to_torch
 
 STATE = ("env_steps", "rows", "seed", "number", "mean_length")
 
@@ -195,12 +195,12 @@ class EvaluatorPool:
     def restart_episodes(self) -> None:
         """Do nothing: between generations there are no current episodes."""
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return, between iterations, all that the next one depends on."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in STATE}
+        state: State = {name: getattr(self, name) for name in STATE}
         return {**state, "statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         """Restore a state before the first iteration."""
         for name in STATE:
             setattr(self, name, state[name])

@@ -19,7 +19,7 @@ from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import ActingNetwork, Precision
-from lightning_rl.types import Rollout, Tree, tree_map, tree_to_torch
+from lightning_rl.types import Rollout, State, Tree, tree_map, tree_to_torch
 
 COUNTS = ("env_steps", "rows", "version", "dropped")
 
@@ -197,16 +197,16 @@ class ActorPool:
         """Abandon the current episodes."""
         self._call_all("begin_anew")
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return, between iterations, all that the next one depends on, including requested rollouts, which are awaited."""
         while self.requested:
             self.requested -= 1
             self.waiting.append(self.workers.receive())
-        state: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        state: State = {name: getattr(self, name) for name in COUNTS}
         state |= {"statistics": self.statistics.get_state(), "episodes": None}  # which the actors have
         return state | {"actors": self._call_all("get_state"), "waiting": [tuple(answer) for answer in self.waiting]}
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         """Restore a state before the first iteration; return why the environments start new episodes instead, if they do."""
         for name in COUNTS:
             setattr(self, name, state.get(name, 0))

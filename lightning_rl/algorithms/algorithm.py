@@ -37,7 +37,7 @@ from lightning_rl.training.loading import load, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import Range, check_names, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
-from lightning_rl.types import Experience, Rollout, Transition
+from lightning_rl.types import Experience, Rollout, State, Transition
 
 Metric = Tensor | Callable[[], Tensor]
 
@@ -414,12 +414,12 @@ class Algorithm(Run):
         spaces = [space_to_plain(space) for space in self.spaces[:2]]
         return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked}
 
-    def get_learning_state(self) -> dict[str, Any]:
+    def get_learning_state(self) -> State:
         beside = [learner.get_state() for learner in self.side_learners]
         generators = {"learning": self.generator.get_state(), "noise": self.noise.get_state()}
         return {"guard": self.guard.get_state(), "beside": beside, **generators}
 
-    def set_learning_state(self, state: dict[str, Any]) -> None:
+    def set_learning_state(self, state: State) -> None:
         for learner, own in zip(self.side_learners, state["beside"], strict=True):
             if (new := learner.set_state(own)) is not None:
                 self.say(new)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
@@ -16,6 +16,7 @@ from lightning_rl.callbacks.protocols import AlgorithmRun
 from lightning_rl.checkpoints.segments import SegmentStore, size_of
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
+from lightning_rl.types import State
 
 MAX_DEFAULT_BUFFER_BYTES = 4e9
 """The largest replay buffer that is saved by default."""
@@ -101,10 +102,10 @@ class BestModel(Checkpoint):
             finally:
                 pl_module.saves_run = True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"best": self.best, "goal": f"{self.mode} {self.monitor}"}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         if state_dict.get("goal", "max eval/mean_reward") == f"{self.mode} {self.monitor}":
             self.best = state_dict["best"]
 

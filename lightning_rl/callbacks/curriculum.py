@@ -18,6 +18,7 @@ from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import CompletionCriteria, as_parameters
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.types import State
 
 SMOOTHING = 0.25
 """The weight of the previous value in a smoothed measure."""
@@ -152,11 +153,11 @@ class Curriculum(pl.Callback):
         """Describe the lessons that a policy is evaluated in."""
         return ", ".join(f"{name} {each.lessons[-1].name} ({each.lessons[-1].value})" for name, each in self.parameters.items())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         windows = {name: list(window) for name, window in self.windows.items()}
         return {"lessons": dict(self.lessons), "smoothed": dict(self.smoothed), "windows": windows, "unreported": self.unreported}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         self.unreported = state_dict.get("unreported", 0)
         for name in self.parameters.keys() & state_dict["lessons"].keys():
             self.lessons[name] = min(state_dict["lessons"][name], len(self.parameters[name].lessons) - 1)

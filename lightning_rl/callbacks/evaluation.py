@@ -8,7 +8,6 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +23,7 @@ from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import RunStoppedError, SettingError, check_range
 from lightning_rl.loggers import CsvTable, log_row
+from lightning_rl.types import State
 
 Wrapper = Callable[[gym.Env], gym.Env]
 
@@ -205,10 +205,10 @@ class RolloutEvaluator(pl.Callback):
         except RunStoppedError:
             return None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"evaluated_at": self.evaluated_at, "reports_success": self.reports_success}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         self.evaluated_at, self.continues = state_dict["evaluated_at"], True
         self.reports_success = state_dict.get("reports_success", False)
 

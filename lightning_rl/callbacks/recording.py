@@ -26,6 +26,7 @@ from lightning_rl.errors import RunStoppedError, SettingError, check_range
 from lightning_rl.loggers import going_on, read_rows
 from lightning_rl.reports.page import COLORS, label, new_figure, png
 from lightning_rl.reports.runs import TRAINING, series
+from lightning_rl.types import State
 
 PREVIEW = "fps=10,scale=w='min(320,iw)':h=-1,split[a][b];[a]palettegen[colours];[b][colours]paletteuse"
 """A small GIF for TensorBoard, which keeps all of them in one file: ten frames a second, at most 320 pixels wide."""
@@ -96,10 +97,10 @@ class Video(pl.Callback):
         player.wrappers.append(lambda env: RecordVideo(env, names, self.max_episode_steps or longest_episode(env)))
         player.play(algorithm, partial(must_stop, trainer))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"evaluations": self.evaluations}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         self.evaluations = state_dict["evaluations"]
 
 
@@ -164,10 +165,10 @@ class RecordDemonstrations(pl.Callback):
                     name = type(pl_module).__name__
                     save_demonstrations(self.dataset, interleave_episodes(recorders), recorders[0].env, algorithm=name, force=True)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"best": self.best}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         self.best, self.continues = state_dict["best"], True
 
 

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.types import State
 
 
 class StopOnEvaluation(pl.Callback):
@@ -46,7 +47,7 @@ class StopOnEvaluation(pl.Callback):
     def state_dict(self) -> dict[str, float]:
         return {"best": self.best, "since_best": self.since_best}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         self.best, self.since_best = state_dict["best"], state_dict["since_best"]
 
 

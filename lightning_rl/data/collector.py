@@ -21,6 +21,7 @@ from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import (
     EnvStep,
     Rollout,
+    State,
     Tree,
     is_finite,
     tree_index,
@@ -315,16 +316,16 @@ class Collector:
         self.stepper.notices.clear()
         return notices
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return all that the next iteration depends on, between iterations."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in ("env_steps", "rows")}
+        state: State = {name: getattr(self, name) for name in ("env_steps", "rows")}
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
         if self._current is not None:
             current = {"obs": self._current, "memory": self._memory, "start": self._start, "mask": self._mask}
             state["episodes"] = {"envs": self.stepper.state_dict(), "begin_anew": self._restarts, **current}
         return state
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         """Restore a state, before the first iteration. Return why the environments start new episodes instead, if they do."""
         self.env_steps, self.rows = state["env_steps"], state["rows"]
         self.statistics.set_state(state["statistics"])

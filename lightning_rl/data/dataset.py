@@ -19,7 +19,7 @@ from lightning_rl.data.replay.sampling import Window
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
-from lightning_rl.types import Experience, Rollout, Transition, tree_map, tree_to_torch
+from lightning_rl.types import Experience, Rollout, State, Transition, tree_map, tree_to_torch
 
 
 @dataclass(frozen=True)
@@ -202,11 +202,11 @@ class ReplayDataset(ExperienceDataset):
         store.load(manifest, self.buffer)
         self._manifests = [manifest]
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         begun = {name: getattr(self, name) for name in ("learning_starts", "random_until", "phases", "rows")}
         return {**super().get_state(), **begun, "replay": self._saving}
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         new_episodes = super().set_state(state)
         self.rows = state["rows"]
         if len(self.buffer):  # else it fills again before learning goes on

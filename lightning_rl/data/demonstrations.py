@@ -19,7 +19,7 @@ from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import Rollout, Tree, is_finite, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Rollout, State, Tree, is_finite, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 
 class Rows(NamedTuple):
@@ -197,10 +197,10 @@ class DemonstrationDataset(ExperienceDataset):
         """Return how many times all demonstrations were learned from."""
         return {"train/epochs": self.draws.order.epochs}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         return {**super().get_state(), "order": self.draws.order.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         super().set_state(state)
         return self.draws.order.set_state(state["order"])
 
@@ -258,11 +258,11 @@ class ShuffledOrder:
         """Return how many times all places were taken."""
         return self.past + self.position / self.num
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return the generator as it was before this pass, and the position in it."""
         return {"num": self.num, "began": self.began, "position": self.position, "past": self.past}
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         """Restore what `get_state` returned; return the reason if the order has to be another one."""
         self.past = int(state["past"])
         if state["num"] != self.num:
@@ -287,12 +287,12 @@ class NoCollector:
         """Return a rollout of no rows."""
         return self.nothing
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return what a collector has before its first episode."""
         state = {"env_steps": 0, "rows": 0, "statistics": self.statistics.get_state(), "generator": self.generator.get_state()}
         return {**state, "episodes": None}
 
-    def set_state(self, state: dict[str, Any]) -> None: ...
+    def set_state(self, state: State) -> None: ...
 
     def metrics(self) -> dict[str, float]:
         return {}

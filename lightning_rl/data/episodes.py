@@ -18,7 +18,7 @@ from lightning_rl.envs.sync import Contract, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
 from lightning_rl.spaces import allocate, as_spaces
-from lightning_rl.types import EnvStep, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
 class Finished(NamedTuple):
@@ -83,14 +83,14 @@ class EpisodeStatistics:
         """Let every rank know whether an episode of any rank has reported its success."""
         self.reports_success = any(of_all_ranks(self.reports_success))
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return everything."""
         windows: dict[str, Any] = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
         windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
         counts = {"episodes": self.episodes, "reports_success": self.reports_success}
         return {"running_return": self.running_return, "running_length": self.running_length, **counts, **windows}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         """Restore a state of as many environments."""
         self.running_return[:], self.running_length[:], self.episodes = state["running_return"], state["running_length"], state["episodes"]
         for name in ("returns", "lengths", "successes"):

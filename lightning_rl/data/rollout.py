@@ -13,7 +13,7 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.returns import gae
-from lightning_rl.types import Experience, Rollout, Tree, flatten_time, tree_index, tree_leaves, tree_map
+from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_leaves, tree_map
 
 MAX_ROWS = 10**8
 """Of a rollout: with four numbers in an observation they take 3 GB."""
@@ -60,19 +60,19 @@ class ExperienceDataset(IterableDataset[Any]):
     def end_save(self, saved: bool) -> None:
         """Clean up after the checkpoint was saved, or was not."""
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return all that the next iteration depends on, with arrays, between iterations."""
         return {"collector": self.collector.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         """Restore a state, before the first iteration. Return why that is not possible exactly, if it is not."""
         return self.collector.set_state(state["collector"])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return nothing: Lightning asks, to know that a run can continue in the middle of an epoch."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore nothing."""
 
 

@@ -23,7 +23,7 @@ from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces, single_spaces
-from lightning_rl.types import EnvStep, Tree, tree_index, tree_map, tree_stack
+from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack
 
 Observed = tuple[Tree, Tree]
 """Observations and their masks."""
@@ -113,12 +113,12 @@ class Stepper:
         """Return whether the environments can be saved in the middle of an episode."""
         return self.keeper is not None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return all that the next steps depend on, as plain data, between two steps."""
         states = None if self.keeper is None else self.keeper.get_states()
         return {"mode": type(self).__name__, "num_envs": self.num_envs, "settings": self.settings, "states": states}
 
-    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+    def load_state_dict(self, state: State) -> str | None:
         """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
         if state["states"] is None or self.keeper is None:
             return f"{self.name} cannot be saved in the middle of one"
@@ -159,10 +159,10 @@ class NextStepStepper(Stepper):
         final_obs, final_mask = tree_index((obs, mask), ended) if len(ended) else (None, ())
         return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return super().state_dict() | {"resetting": self.resetting.copy()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+    def load_state_dict(self, state: State) -> str | None:
         refused = super().load_state_dict(state)
         if refused is None:
             self.resetting = state["resetting"].copy()

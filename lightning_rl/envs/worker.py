@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from multiprocessing.connection import Connection
 from textwrap import shorten
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +15,7 @@ from lightning_rl.envs.snapshot.state import get_state, record, set_state
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError
 from lightning_rl.startup import follow_parent
-from lightning_rl.types import Tree
+from lightning_rl.types import State, Tree
 
 DONE = b""
 FAILED = b"!"
@@ -101,7 +100,7 @@ class Worker:
         assert self.way is not None
         return to_bytes({"env": get_state(self.env, self.way), "ended": self.ended})
 
-    def set_state(self, state: dict[str, Any]) -> bytes:
+    def set_state(self, state: State) -> bytes:
         """Restore a state; return whether that succeeded."""
         self.ended = state["ended"]
         return to_bytes(set_state(self.env, self.way, state["env"]))

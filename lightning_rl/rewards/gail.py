@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import Experience, Tree, tree_leaves, tree_map
+from lightning_rl.types import Experience, State, Tree, tree_leaves, tree_map
 
 EPSILON = 1e-7
 PENALTY = 10.0
@@ -114,10 +113,10 @@ class GAIL(RewardSignal):
     def configure_optimizer(self) -> Optimizer:
         return FlatAdam(self)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         return {"generator": self.generator.get_state()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         self.generator.set_state(torch.from_numpy(state["generator"]))
 
     def inputs(self, experience: Experience) -> list[Tensor]:

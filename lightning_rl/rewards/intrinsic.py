@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.rewards.signal import ReturnScale, RewardSignal
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import Experience, Rollout, Tree, flatten_time
+from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time
 
 HIDDEN = 256
 
@@ -160,10 +159,10 @@ class RND(RewardSignal):
         if self.returns is not None:
             self.returns.gather(self._novelty(flatten_time(rollout.next_obs)).view_as(rollout.terminated), rollout)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         return {} if self.returns is None else self.returns.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         if self.returns is not None:
             self.returns.set_state(state)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,7 +9,7 @@ from torch.optim import Optimizer
 from lightning_rl.errors import check_flag, check_range
 from lightning_rl.networks.normalization import RunningMeanStd
 from lightning_rl.returns import discounted_sum
-from lightning_rl.types import Experience, Rollout
+from lightning_rl.types import Experience, Rollout, State
 
 
 class RewardSignal(nn.Module):
@@ -54,11 +52,11 @@ class RewardSignal(nn.Module):
         """Return the optimizer; None if it does not learn."""
         return None
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return what belongs to the environments of this rank; statistics and networks are in the weights."""
         return {}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         """Restore what `get_state` returned."""
 
 
@@ -85,11 +83,11 @@ class ReturnScale(nn.Module):
         self.running = returns[-1] * self.gamma * carry[-1]
         self.statistics.update(returns[rollout.valid])
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return the discounted returns of the current episodes."""
         return {"running": self.running}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         """Restore what `get_state` returned."""
         self.running = torch.from_numpy(state["running"]).to(self.running.device)
 
@@ -140,9 +138,9 @@ class Extrinsic(RewardSignal):
             reward = rollout.reward.squeeze(-1)
             self.returns.gather((reward if self.clip is None else reward.clamp(-self.clip, self.clip)) * self.scale, rollout)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         return {} if self.returns is None else self.returns.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         if self.returns is not None:
             self.returns.set_state(state)

@@ -21,6 +21,7 @@ from lightning_rl.checkpoints.files import last_generation, previous_path, read_
 from lightning_rl.checkpoints.validation import check_content, check_run, is_finite
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
+from lightning_rl.types import State
 
 A = TypeVar("A", bound=nn.Module)
 BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
@@ -38,7 +39,7 @@ class Resumable(Protocol):
     @property
     def num_envs(self) -> int: ...
     def parameters(self) -> Iterator[nn.Parameter]: ...
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
     def configure_optimizers(self) -> Any: ...
 
 

@@ -22,6 +22,7 @@ from lightning_rl.errors import SettingError, printable
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
 from lightning_rl.training.state import RunLog, random_state, set_random_state
+from lightning_rl.types import State
 
 
 class Run(pl.LightningModule):
@@ -105,11 +106,11 @@ class Run(pl.LightningModule):
         """Return what a checkpoint needs to build this again, as plain data."""
         raise NotImplementedError
 
-    def get_learning_state(self) -> dict[str, Any]:
+    def get_learning_state(self) -> State:
         """Return this rank's state of learning that is not in weights and optimizers, with arrays."""
         return {}
 
-    def set_learning_state(self, state: dict[str, Any]) -> None:
+    def set_learning_state(self, state: State) -> None:
         """Restore what `get_learning_state` returned."""
 
     def load_buffer(self, continues: bool = True) -> None:
@@ -267,7 +268,7 @@ class Run(pl.LightningModule):
         return [torch.load(io.BytesIO(state), weights_only=True) for state in of_all_ranks(file.getvalue())]
 
     @property
-    def own_state(self) -> dict[str, Any] | None:
+    def own_state(self) -> State | None:
         """Return the state of this rank in the checkpoint that is continued; None where ranks or environments are others."""
         fits = len(self.ranks) == self.trainer.world_size and self.ranks[self.global_rank]["num_envs"] == self.num_envs
         return self.ranks[self.global_rank] if fits else None
@@ -298,7 +299,7 @@ class Run(pl.LightningModule):
             self.say(f"{dataset.restart_notice}: {new_episodes}")
         self.ranks = []
 
-    def _set_state(self, state: dict[str, Any]) -> str | None:
+    def _set_state(self, state: State) -> str | None:
         """Restore the state of this rank. Return why environments start new episodes, if they do."""
         assert self.dataset is not None
         self.load_buffer()

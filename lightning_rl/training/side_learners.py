@@ -20,7 +20,7 @@ from lightning_rl.losses import imitation as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.optimization import parameters_in
 from lightning_rl.training.experience import Learner, demonstrated_rows, demonstration_draws, show_demonstrations
-from lightning_rl.types import Experience, Tree
+from lightning_rl.types import Experience, State, Tree
 
 
 class SideLearner:
@@ -41,11 +41,11 @@ class SideLearner:
     def end_iteration(self, algorithm: Learner) -> None:
         """Learn after the updates of an iteration."""
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return the state of this rank's run."""
         return {}
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         """Restore a state. Return a line if something begins again."""
         return None
 
@@ -107,11 +107,11 @@ class SignalLearner(SideLearner):
             algorithm.step(loss, optimizer, f"{name} loss")
             algorithm.record(**{f"{name}/{metric}": value for metric, value in metrics.items()})
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         signals = {name: signal.get_state() for name, signal in self.all.items()}
         return {"signals": signals, "updates": self.updates, "began": self.began}
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         for name, signal in self.all.items():
             signal.set_state(state["signals"][name])
         self.updates, self.began = int(state["updates"]), None if state["began"] is None else float(state["began"])
@@ -283,8 +283,8 @@ class Cloning(SideLearner):
         left = 1 - algorithm.env_steps / self.config.steps if self.config.steps else 1.0
         return algorithm.learning_rate * self.config.strength * max(0.0, left)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         return self.draws.order.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> str | None:
+    def set_state(self, state: State) -> str | None:
         return self.draws.order.set_state(state)

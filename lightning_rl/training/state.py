@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lightning_rl.loggers import log_row
+from lightning_rl.types import State
 
 
 class RunLog:
@@ -45,11 +46,11 @@ class RunLog:
         log_row(trainer, run, row)
         self.logged_at, self.logged_env_steps = now, count
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> State:
         """Return the count of the last row, and the time that was used."""
         return {"logged_env_steps": self.logged_env_steps, "elapsed": time.monotonic() - self.started}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: State) -> None:
         """Restore a state; time goes on from then."""
         self.logged_env_steps = state["logged_env_steps"]
         self.started = time.monotonic() - state["elapsed"]
@@ -61,7 +62,7 @@ def random_state() -> dict[str, Any]:
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-def set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: State) -> None:
     """Restore what `random_state` returned, but for generators of accelerators that are not here."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))

@@ -18,7 +18,7 @@ from lightning_rl.data.replay.storage import Observation, ReplayConfig, Row, che
 from lightning_rl.envs.masks import Masks, NoMasks
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces
-from lightning_rl.types import EnvStep, Tree, tree_index, tree_leaves, tree_map
+from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_leaves, tree_map
 
 NO_MASKS = NoMasks("demonstration {}")
 
@@ -294,13 +294,13 @@ class ReplayBuffer:
         """Return the number of rows, and how often a row that was added has been drawn, on average."""
         return {"replay/size": float(len(self)), "replay/mean_picks": self.drawn / max(1, self.added)}
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> State:
         """Return its state without its rows: counts, windows that are open, and what the next draws depend on."""
         opened = np.zeros_like(self.open) if self.lag else self.open  # of sequences it follows from the counts
         own = {"written": self.written, "open": opened, "drawn": self.drawn, "rng": self.rng.bit_generator.state}
         return {**own, "layout": self.layout.position(), "sampler": {} if self.priorities is None else self.priorities.position()}
 
-    def continue_from(self, position: Mapping[str, Any]) -> None:
+    def continue_from(self, position: State) -> None:
         """Restore what `position` returned of a buffer made with the same arguments; raise `ValueError` where it cannot be."""
         written, opened = (check_counts(position[name], self.envs.shape) for name in ("written", "open"))
         count = np.minimum(written, self.length)

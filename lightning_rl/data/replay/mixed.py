@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
 from lightning_rl.data.replay.storage import Observation, Row
 from lightning_rl.errors import SettingError
-from lightning_rl.types import tree_map
+from lightning_rl.types import State, tree_map
 
 
 class MixedReplay(ReplayBuffer):
@@ -70,10 +70,10 @@ class MixedReplay(ReplayBuffer):
         super().reseed(seed)
         self.shown.reseed(seed + 1)
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> State:
         return {**super().position(), "shown": self.shown.rng.bit_generator.state}
 
-    def continue_from(self, position: Mapping[str, Any]) -> None:
+    def continue_from(self, position: State) -> None:
         super().continue_from(position)
         if "shown" in position:  # a run may go on with demonstrations that began without
             self.shown.rng.bit_generator.state = position["shown"]
