@@ -1,4 +1,4 @@
-"""What files and workers say reaches the terminal as text, never as something that it obeys."""
+"""Text from files and workers reaches the terminal without control characters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.command_line import TINY, run
 from tests.fitting import fit
 
 ORDERS = "\x1b]0;owned\x07\x1b[2J\r\u202e\x9b"
-"""Another title, an empty screen, the beginning of the line, letters from right to left, and the beginning of an order in one byte."""
+"""Another title, an empty screen, the start of the line, letters from right to left, and the start of a sequence in one byte."""
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\r\u202e\x9b"
 
 
 class Raises(gym.Env):
-    """Raises an error that gives orders in its third step."""
+    """Raises an error with control characters in its third step."""
 
     observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
     t = 0
@@ -43,7 +43,7 @@ def test_control_characters_are_escaped_and_lines_stay():
     assert str(SettingError(f"a {ORDERS}")) == f"a {SHOWN}"
 
 
-def test_what_is_written_beside_a_checkpoint_is_shown_and_not_obeyed(folder, capfd):
+def test_control_characters_in_a_manifest_are_escaped(folder, capfd):
     assert run(f"fit --model.env.id CartPole-v1 {TINY}", capfd)[0] == 0
     checkpoint = folder / "runs/PPO/CartPole-v1/version_0/checkpoints/last.ckpt"
     manifest = checkpoint.with_name("last.ckpt.json")
@@ -55,7 +55,7 @@ def test_what_is_written_beside_a_checkpoint_is_shown_and_not_obeyed(folder, cap
         assert (status, err) == (0, "") and f"python [bold]{SHOWN} (here" in out and printable(out) == out, out + err
 
 
-def test_what_a_worker_raises_is_shown_and_not_obeyed(folder, capfd):
+def test_control_characters_in_an_error_of_a_worker_are_escaped(folder, capfd):
     options = f"--model.env.id {__name__}:Raises-v0 --model.env.vectorization async --evaluation null"
     status, out, err = run(f"fit {TINY} {options}", capfd)
     assert (status, err.count("\n")) == (2, 1), err  # it failed too often
@@ -63,7 +63,7 @@ def test_what_a_worker_raises_is_shown_and_not_obeyed(folder, capfd):
     assert printable(out) == out and printable(err) == err
 
 
-def test_a_line_of_a_run_is_shown_as_it_is_and_not_obeyed(capsys):
+def test_control_characters_in_a_line_of_a_run_are_escaped_and_markup_stays(capsys):
     class Says(PPO):
         def end_iteration(self):
             self.say(f"[/red] :smile: {ORDERS}")
@@ -73,7 +73,7 @@ def test_a_line_of_a_run_is_shown_as_it_is_and_not_obeyed(capsys):
     assert f"[/red] :smile: {SHOWN}\n" in capsys.readouterr().out
 
 
-def test_names_of_folders_and_sections_are_shown_and_not_obeyed(folder, capfd):
+def test_control_characters_in_names_of_folders_and_sections_are_escaped(folder, capfd):
     assert run(f"fit --model.env.id CartPole-v1 {TINY} --evaluation.every_n_env_steps 32", capfd)[0] == 0
     (folder / "runs/PPO/CartPole-v1/version_0").rename(folder / f"a{ORDERS}")
     status, out, err = run(f"compare 'a{ORDERS}'", capfd)

@@ -8,7 +8,7 @@ from lightning_rl.startup import ROOT, search_here_last
 
 
 @pytest.mark.parametrize("first", ["", "the folder itself"])
-def test_python_m_leaves_the_current_folder_to_its_workers_where_the_package_lies_in_it(first, folder, monkeypatch):
+def test_python_m_keeps_the_current_folder_for_workers_if_it_contains_the_package(first, folder, monkeypatch):
     others = ["/somewhere", "/elsewhere"]
     for here, left in [(ROOT, [*others, str(ROOT)]), (folder, others)]:
         monkeypatch.chdir(here)
@@ -17,7 +17,7 @@ def test_python_m_leaves_the_current_folder_to_its_workers_where_the_package_lie
         assert sys.path == left
 
 
-def test_only_the_current_folder_is_taken_from_the_front(folder):
+def test_only_the_current_folder_is_removed_from_the_front(folder):
     sys.path[:] = ["/somewhere", str(folder)]
     search_here_last()
     assert sys.path == ["/somewhere", str(folder)]

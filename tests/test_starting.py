@@ -1,4 +1,4 @@
-"""How a run begins: anew, in a folder of a name, or with what another run learned."""
+"""How a run starts: in a new folder, in a named one, or with the weights of another run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Still(PPO):
 
 
 @pytest.mark.parametrize("place", ["", "checkpoints/last.ckpt"])
-def test_a_run_begins_with_the_weights_of_another_and_counts_from_zero(tmp_path, place):
+def test_init_from_takes_the_weights_of_another_run_and_counts_from_zero(tmp_path, place):
     _, run_folder = fit(tmp_path)
     model, other = fit(tmp_path, tiny(Still, "CartPole-v1", seed=1), init_from=run_folder / place)
     assert other != run_folder and model.env_steps == 96 and model.updates == 24
@@ -49,7 +49,7 @@ def test_a_run_begins_with_the_weights_of_another_and_counts_from_zero(tmp_path,
     assert [name for name, value in model.state_dict().items() if not torch.equal(value, theirs[name])] == []
 
 
-def test_the_best_checkpoint_of_a_runs_folder_is_meant_by_the_folder(folder, capfd, monkeypatch):
+def test_a_runs_folder_stands_for_its_best_checkpoint(folder, capfd, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
     assert run(f"fit --model.env.id CartPole-v1 {TINY} --evaluation.every_n_env_steps 32", capfd)[0] == 0
     place = "runs/PPO/CartPole-v1/version_0"
@@ -68,7 +68,7 @@ def test_the_best_checkpoint_of_a_runs_folder_is_meant_by_the_folder(folder, cap
     assert all(torch.equal(value, policies[1][name]) for name, value in policies[0].items())
 
 
-def test_statistics_that_are_frozen_are_those_of_the_run_a_run_begins_with(tmp_path):
+def test_init_from_takes_frozen_statistics(tmp_path):
     _, run_folder = fit(tmp_path, tiny(PPO, "CartPole-v1", normalize_obs="running"))
     settings = {"normalize_obs": "frozen", "normalize_obs_steps": 20, "seed": 1}
     model, _ = fit(tmp_path, tiny(Still, "CartPole-v1", **settings), init_from=run_folder)
@@ -77,7 +77,7 @@ def test_statistics_that_are_frozen_are_those_of_the_run_a_run_begins_with(tmp_p
     assert [name for name, value in model.state_dict().items() if not torch.equal(value, theirs[name])] == []
 
 
-def test_layers_that_do_not_fit_start_anew_and_are_named(tmp_path, capsys):
+def test_init_from_names_layers_that_keep_their_initial_weights(tmp_path, capsys):
     _, run_folder = fit(tmp_path)
     first = tiny(Still, "Acrobot-v1", seed=1).state_dict()
     capsys.readouterr()
@@ -101,7 +101,7 @@ def test_layers_that_do_not_fit_start_anew_and_are_named(tmp_path, capsys):
         ("--trainer.run_name ..", "trainer.run_name must be the name of a folder, got '..'"),
     ],
 )
-def test_beginnings_that_do_not_work_are_refused_in_one_line(folder, capfd, options, message):
+def test_impossible_starts_are_refused_in_one_line(folder, capfd, options, message):
     status, _, err = run(f"fit {TINY} --model.env.id CartPole-v1 {options}", capfd)
     assert (status, err.count("\n")) == (2, 1) and message in err, err
 
@@ -120,7 +120,7 @@ def test_a_named_run_is_not_overwritten_unless_forced_and_can_be_continued(folde
     assert len(metrics.read_text().splitlines()) < len(before.splitlines())
 
 
-def test_a_named_run_that_was_killed_before_it_saved_begins_again_with_last(folder, capfd):
+def test_ckpt_path_last_restarts_a_named_run_that_was_killed_before_it_saved(folder, capfd):
     named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
     assert run(named, capfd)[::2] == (0, "")
     home = folder / "runs/PPO/CartPole-v1/mine"
@@ -161,7 +161,7 @@ def test_a_run_in_a_folder_where_another_process_trains_ends_in_one_line_and_cha
     assert run(f"{named} --ckpt_path last --model.max_env_steps 128", capfd)[::2] == (0, "")
 
 
-def test_new_runs_that_begin_at_once_have_a_folder_each(tmp_path):
+def test_new_runs_that_start_at_the_same_time_have_a_folder_each(tmp_path):
     with take_run(tmp_path / "PPO", None) as (first, _), take_run(tmp_path / "PPO", None) as (second, _):
         assert (first.name, second.name) == ("version_0", "version_1") and first.is_dir() and second.is_dir()
         (second / "metrics.csv").write_text("env_steps\n16\n")
@@ -170,7 +170,7 @@ def test_new_runs_that_begin_at_once_have_a_folder_each(tmp_path):
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("options", [{"force": True}, {"ckpt_path": "last"}])
-def test_a_run_goes_on_in_a_folder_where_a_kill_met_one_that_was_replacing_another(tmp_path, saved, options):
+def test_a_run_continues_in_a_folder_where_a_replacing_run_was_killed(tmp_path, saved, options):
     _, home = fit(tmp_path, run_name="mine")
     old = home.rename(home.with_name("mine.replaced"))
     home.mkdir()
@@ -213,14 +213,14 @@ def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints(folder
 
 
 @pytest.mark.parametrize("flag", ["--evaluation null", "--trainer.limit_val_batches 0"])
-def test_evaluations_are_switched_off_in_our_way_and_in_lightnings(flag, folder, capfd):
+def test_evaluations_are_switched_off_by_our_setting_and_by_lightnings(flag, folder, capfd):
     assert run(f"fit {TINY} --model.env.id CartPole-v1", capfd)[0] == 0
     assert run(f"fit {TINY} --model.env.id CartPole-v1 {flag}", capfd)[::2] == (0, "")
     runs = folder / "runs/PPO/CartPole-v1"
     assert [(runs / name / "evaluations.csv").exists() for name in ("version_0", "version_1")] == [True, False]
 
 
-def test_a_folder_that_is_no_run_is_never_removed(tmp_path):
+def test_force_never_removes_a_folder_that_is_not_a_run(tmp_path):
     mine = tmp_path / "PPO" / "CartPole-v1" / "mine"
     mine.mkdir(parents=True)
     (mine / "thesis.txt").write_text("years of work")
@@ -242,7 +242,7 @@ def test_the_command_that_continues_a_run_names_it_among_others(folder, capfd):
 
 
 UNUSED = {"wandb", "jsonargparse", "mujoco", "ale_py", "cv2", "envpool", "pygame", "minari", "h5py", "ray", "pandas", "IPython"}
-"""What is installed here, and what a run that asks for none of it does not wait for."""
+"""Installed packages that a run without them must not import."""
 PLAIN_RUN = f"""
 import sys
 import lightning_rl as lrl

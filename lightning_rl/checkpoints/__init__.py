@@ -1,1 +1,1 @@
-"""What a run leaves on disk and finds again: checkpoints in two generations, and replay buffers in segments beside them."""
+"""Save runs and find them again: checkpoints in two generations, with replay buffers in segments next to them."""

@@ -1,4 +1,4 @@
-"""What a file may and may not do when an algorithm is loaded from it."""
+"""Loading an algorithm from a file: what the file may and may not do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OwnPPO(PPO):
 
 @pytest.fixture
 def saved(tmp_path):
-    """Save a tiny model; change what is in the file on request."""
+    """Save a tiny model, and change the file on request."""
 
     def save(algorithm=PPO, change=lambda checkpoint: None):
         model = (
@@ -48,7 +48,7 @@ def test_wrappers_stored_in_a_file_cannot_run_code(saved, tmp_path):
     assert not proof.exists()
 
 
-def test_a_function_is_no_wrapper_wherever_it_comes_from():
+def test_a_function_is_refused_as_a_wrapper():
     with pytest.raises(SettingError, match=r"builtins\.repr is not a gymnasium\.Wrapper"):
         make_player(PPO("CartPole-v1", n_steps=8, batch_size=8).env.__class__("CartPole-v1", wrappers=["builtins.repr"]), 1, None)
 
@@ -82,14 +82,14 @@ def test_a_file_loads_as_its_own_class_only(saved):
         OwnPPO.load_from_checkpoint(plain)
 
 
-def test_a_loaded_algorithm_counts_on(saved):
+def test_a_loaded_algorithm_continues_its_counts(saved):
     loaded = PPO.load_from_checkpoint(saved(), max_env_steps=32)
     assert (loaded.env_steps, loaded.updates) == (16, 4)
     fit(loaded)
     assert (loaded.env_steps, loaded.updates) == (32, 8)
 
 
-def test_what_replays_is_loaded_with_its_settings_and_fills_its_memory_anew(tmp_path):
+def test_an_off_policy_algorithm_is_loaded_with_its_settings_and_fills_its_buffer_again(tmp_path):
     model = tiny(SAC, replay=ReplayConfig(prioritized=True, alpha=0.7), target_entropy={"discrete": 0.3})
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
     stored = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
@@ -107,7 +107,7 @@ def test_whole_floats_are_integers_and_others_are_refused():
         PPO("CartPole-v1", max_env_steps=1000.5)
 
 
-def test_a_finished_run_says_so_and_trains_nothing(saved, capfd, tmp_path):
+def test_a_finished_run_reports_it_and_trains_nothing(saved, capfd, tmp_path):
     model = PPO.load_from_checkpoint(saved(), max_env_steps=16)
     Trainer(default_root_dir=tmp_path / "runs").fit(model)
     assert "already at 16 of 16 environment steps; raise max_env_steps" in capfd.readouterr().out

@@ -34,13 +34,13 @@ def test_a_new_metric_adds_a_column_and_keeps_the_rows(tmp_path):
     assert read_rows(logger.file) == rows and list(rows[0]) == list(read_rows(logger.file)[0])
 
 
-def test_a_second_logger_goes_on_in_the_same_file(tmp_path):
+def test_a_second_logger_continues_the_same_file(tmp_path):
     MetricsLogger(tmp_path).log_metrics({"a": 1.0, "b": 2.0}, step=10)
     MetricsLogger(tmp_path).log_metrics({"b": 3.0}, step=20)
     assert read_rows(tmp_path / "metrics.csv")[1] == {"env_steps": "20", "a": "", "b": "3.0"}
 
 
-def test_rows_beyond_a_checkpoint_are_cut(tmp_path):
+def test_rows_beyond_a_checkpoint_are_removed(tmp_path):
     logger = MetricsLogger(tmp_path)
     for step in (10, 20, 30):
         logger.log_metrics({"a": step / 10}, step=step)
@@ -52,7 +52,7 @@ def test_rows_beyond_a_checkpoint_are_cut(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ["48,1000", "48,1000,1.5", "48,1000\r\n", "48,1000,1.5,2\r\n", "\r\n", "\0\0\0", "4", '"48,10'])
-def test_what_a_kill_left_of_a_row_is_no_row(tmp_path, torn):
+def test_half_a_row_after_a_kill_is_ignored(tmp_path, torn):
     file = tmp_path / "metrics.csv"
     file.write_text("env_steps,a,b\r\n16,1,2\r\n32,3,4\r\n" + torn, newline="")
     assert [row["env_steps"] for row in read_rows(file)] == ["16", "32"]
@@ -65,13 +65,13 @@ def test_what_a_kill_left_of_a_row_is_no_row(tmp_path, torn):
     assert (tmp_path / "evaluations.csv").read_text().splitlines() == ["env_steps,seed", "16,1"]
 
 
-def test_a_header_without_an_end_is_none(tmp_path):
+def test_a_header_without_a_line_end_is_ignored(tmp_path):
     (tmp_path / "metrics.csv").write_text("env_st")
     MetricsLogger(tmp_path).log_metrics({"a": 1.0}, step=10)
     assert (tmp_path / "metrics.csv").read_text().split() == ["env_steps,a", "10,1.0"]
 
 
-def test_a_full_disk_takes_neither_rows_nor_the_configuration(tmp_path, monkeypatch):
+def test_a_full_disk_destroys_neither_rows_nor_the_configuration(tmp_path, monkeypatch):
     lines: list[str] = []
     logger = MetricsLogger(tmp_path, say=lines.append)
     logger.log_metrics({"a": 1.0}, step=10)
@@ -91,7 +91,7 @@ def test_a_full_disk_takes_neither_rows_nor_the_configuration(tmp_path, monkeypa
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_file_that_is_not_there_has_no_rows(tmp_path):
+def test_a_missing_file_has_no_rows(tmp_path):
     assert read_rows(tmp_path / "metrics.csv") == []
     MetricsLogger(tmp_path).cut_back(10)
     assert list(tmp_path.iterdir()) == []
@@ -99,7 +99,7 @@ def test_a_file_that_is_not_there_has_no_rows(tmp_path):
 
 @contextmanager
 def full_disk(size):
-    """No file here may grow beyond that many bytes."""
+    """Let no file grow beyond that many bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -124,7 +124,7 @@ def test_rows_that_a_full_disk_refused_are_written_once_it_has_room(tmp_path, ro
     assert lines == [f"{logger.file} could not be written (File too large): its rows wait until it can be, the run goes on"]
 
 
-def test_rows_that_still_wait_when_a_run_ends_are_written_or_counted(tmp_path):
+def test_rows_that_wait_at_the_end_of_a_run_are_written_or_counted_as_lost(tmp_path):
     lines: list[str] = []
     logger = MetricsLogger(tmp_path, say=lines.append)
     logger.log_metrics({"a": 1.0}, step=10)
@@ -187,12 +187,12 @@ SPOILED = {
     replace_by_bytes: [],
     add_bytes: ["10", "20"],
 }
-"""What happens to `metrics.csv`, and the rows that are still there."""
+"""Harm to `metrics.csv`, and the rows that remain."""
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
 @pytest.mark.parametrize("continues", [False, True])
-def test_rows_go_on_whatever_happened_to_the_file(tmp_path, spoil, continues):
+def test_logging_continues_whatever_happened_to_the_file(tmp_path, spoil, continues):
     lines: list[str] = []
     logger = MetricsLogger(tmp_path / "run", say=lines.append)
     for step in (10, 20):

@@ -1,4 +1,4 @@
-"""What a file holds is taken only if it is no larger in memory than the file, whatever shape its plain data has."""
+"""Content is read only if it is no larger in memory than its file, whatever shape its plain data has."""
 
 from __future__ import annotations
 

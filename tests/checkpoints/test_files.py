@@ -49,7 +49,7 @@ def test_two_generations_of_the_last_and_the_best_are_kept_and_one_of_others(tmp
     assert [number(tmp_path / f"{name}.ckpt") for name in ("last", "last.previous", "env_steps=16")] == [2, 1, 2]
 
 
-def test_the_manifest_says_size_hash_versions_and_processor(tmp_path):
+def test_the_manifest_has_size_hash_versions_and_processor(tmp_path):
     save(tmp_path / "last.ckpt", 1)
     manifest = json.loads((tmp_path / "last.ckpt.json").read_text())
     assert manifest["size"] == (tmp_path / "last.ckpt").stat().st_size and len(manifest["sha256"]) == 64
@@ -70,7 +70,7 @@ def test_after_a_kill_at_any_moment_a_whole_checkpoint_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 3000])
-def test_a_full_disk_leaves_what_was_there(tmp_path, limit):
+def test_a_full_disk_leaves_the_files_that_were_there(tmp_path, limit):
     save(tmp_path / "last.ckpt", 1)
     save(tmp_path / "last.ckpt", 2)
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, limit):
     assert number(tmp_path / "last.ckpt") == 4
 
 
-def test_a_folder_that_cannot_be_is_said_in_one_line(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveError, match=r"could not be saved \(Not a directory\)"):
         save(tmp_path / "file" / "checkpoints" / "last.ckpt", 1)
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_is_said_in_one_line(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_said_in_one_line(tmp_path):
+def test_a_read_only_folder_is_reported_in_one_line(tmp_path):
     save(tmp_path / "last.ckpt", 1)
     tmp_path.chmod(0o555)
     with pytest.raises(SaveError, match="Permission denied"):
@@ -104,7 +104,7 @@ def test_a_read_only_folder_is_said_in_one_line(tmp_path):
     assert number(tmp_path / "last.ckpt") == 1
 
 
-def test_what_cannot_be_saved_leaves_nothing(tmp_path):
+def test_a_checkpoint_that_cannot_be_pickled_leaves_no_files(tmp_path):
     with pytest.raises(Exception, match="pickle"):
         AtomicCheckpointIO().save_checkpoint({"number": lambda: 0}, tmp_path / "last.ckpt")
     assert names(tmp_path) == []
@@ -115,7 +115,7 @@ def cut_off(path):
 
 
 @pytest.mark.parametrize("harm", [damage, cut_off, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
-def test_a_damaged_or_missing_checkpoint_gives_way_to_the_one_before_with_one_line(tmp_path, harm):
+def test_the_previous_generation_replaces_a_damaged_or_missing_checkpoint_with_one_line(tmp_path, harm):
     save(tmp_path / "last.ckpt", 1)
     save(tmp_path / "last.ckpt", 2)
     harm(tmp_path / "last.ckpt")
@@ -129,7 +129,7 @@ def test_a_damaged_or_missing_checkpoint_gives_way_to_the_one_before_with_one_li
     assert (number(tmp_path / "last.ckpt"), number(tmp_path / "last.previous.ckpt")) == (3, 1)
 
 
-def test_where_no_generation_can_be_read_one_line_says_so(tmp_path):
+def test_two_damaged_generations_are_reported_in_one_line(tmp_path):
     save(tmp_path / "last.ckpt", 1)
     save(tmp_path / "last.ckpt", 2)
     damage(tmp_path / "last.ckpt")
@@ -149,7 +149,7 @@ def test_a_checkpoint_without_a_manifest_is_read(tmp_path):
     assert (number(tmp_path / "last.ckpt"), number(tmp_path / "last.previous.ckpt")) == (2, 1)
 
 
-def test_any_flipped_bit_of_a_checkpoint_without_a_manifest_is_noticed_or_changes_nothing(tmp_path):
+def test_a_flipped_bit_without_a_manifest_is_detected_or_changes_nothing(tmp_path):
     save(tmp_path / "best.ckpt", 7)
     whole, path = (tmp_path / "best.ckpt").read_bytes(), tmp_path / "flipped.ckpt"
     refused = 0
@@ -167,7 +167,7 @@ def test_any_flipped_bit_of_a_checkpoint_without_a_manifest_is_noticed_or_change
     assert refused >= 45  # 4,000 of 4,900 bytes are weights
 
 
-def test_who_reads_while_another_saves_gets_a_whole_one_without_a_word(tmp_path):
+def test_reading_during_a_save_gives_a_whole_checkpoint_without_a_notice(tmp_path):
     save(tmp_path / "last.ckpt", 0)
     stop, said = threading.Event(), []
 
@@ -187,7 +187,7 @@ def test_who_reads_while_another_saves_gets_a_whole_one_without_a_word(tmp_path)
     assert found == sorted(found) and found[-1] > found[0] and said == []
 
 
-def test_files_that_dead_processes_left_are_removed_and_those_of_living_ones_stay(tmp_path):
+def test_temporary_files_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path):
     dead = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -198,7 +198,7 @@ def test_files_that_dead_processes_left_are_removed_and_those_of_living_ones_sta
     remove_leftovers(tmp_path / "nowhere")
 
 
-def test_other_versions_are_said_in_one_line(tmp_path):
+def test_other_versions_are_reported_in_one_line(tmp_path):
     save(tmp_path / "last.ckpt", 1)
     assert differences(tmp_path / "last.ckpt") is None
     manifest = json.loads((tmp_path / "last.ckpt.json").read_text())
@@ -216,7 +216,7 @@ def refuse(*arguments):
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
-def test_saving_takes_the_place_of_a_link_and_leaves_its_target(tmp_path, monkeypatch):
+def test_saving_replaces_a_link_and_leaves_its_target(tmp_path, monkeypatch):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "last.ckpt").symlink_to(tmp_path / "precious")
     (tmp_path / "last.ckpt.json").symlink_to(tmp_path / "precious")
@@ -255,7 +255,7 @@ def test_lightning_saves_and_continues_through_it(tmp_path):
     assert model.env_steps == 32
 
 
-def test_the_generation_before_is_told_of_once_for_each_damage(tmp_path):
+def test_falling_back_is_reported_once_for_each_damage(tmp_path):
     path, said = tmp_path / "last.ckpt", []
     for i in range(2):
         save(path, i)
@@ -265,7 +265,7 @@ def test_the_generation_before_is_told_of_once_for_each_damage(tmp_path):
     assert [number(path, said) for _ in range(2)] == [0, 0] and len(said) == 2
 
 
-def test_a_run_that_falls_back_says_so_once(tmp_path, capfd):
+def test_a_run_that_falls_back_reports_it_once(tmp_path, capfd):
     model = tiny(PPO, max_env_steps=32)
     every = CheckpointConfig(every_n_env_steps=16)
     trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False, checkpoint=every)

@@ -1,4 +1,4 @@
-"""Checkpoints and segments are data of others: what they ask for is refused in one line, and nothing of it happens."""
+"""Checkpoints and segments are data from others: malicious ones are refused in one line, and do nothing."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def made(tmp_path_factory):
 
 
 def peak() -> int:
-    """The most bytes that this process ever had in memory."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_the_checkpoint_that_they_are_made_from_is_good(made):
+def test_the_checkpoint_behind_the_hostile_files_is_good(made):
     folder, _, _ = made
     action, _ = load_policy(folder / "good.ckpt").act(np.zeros(4, np.float32))
     assert action in (0, 1)
@@ -60,20 +60,20 @@ def refused(make, proof: Path) -> None:
     assert peak() - before < 200 << 20
 
 
-def test_none_gives_a_policy(made, capfd):
+def test_no_hostile_file_gives_a_policy(made, capfd):
     _, proof, files = made
     for path in files.values():
         refused(lambda path=path: load_policy(path), proof)
 
 
-def test_none_gives_an_algorithm(made, capfd):
+def test_no_hostile_file_gives_an_algorithm(made, capfd):
     _, proof, files = made
     for path in files.values():
         refused(lambda path=path: Algorithm.load_from_checkpoint(path), proof)
         refused(lambda path=path: PPO.load_from_checkpoint(path), proof)
 
 
-def test_none_is_continued(made, tmp_path):
+def test_no_hostile_file_is_continued(made, tmp_path):
     _, proof, files = made
     model = tiny(PPO, "CartPole-v1")
     for path in files.values():
@@ -82,7 +82,7 @@ def test_none_is_continued(made, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_program_refuses_them_in_one_line(made, capfd, tmp_path, monkeypatch):
+def test_the_program_refuses_hostile_files_in_one_line(made, capfd, tmp_path, monkeypatch):
     """One of each kind: the others take the same way through `load_policy` and `fit`."""
     _, proof, files = made
     monkeypatch.chdir(tmp_path)
@@ -101,7 +101,7 @@ def test_the_program_refuses_them_in_one_line(made, capfd, tmp_path, monkeypatch
     assert not proof.exists() and list(tmp_path.iterdir()) == []
 
 
-def test_a_wrapper_that_writes_where_a_file_says_is_refused(made, tmp_path):
+def test_a_wrapper_that_writes_to_a_folder_named_by_a_file_is_refused(made, tmp_path):
     folder, _, _ = made
     content = torch.load(folder / "good.ckpt", weights_only=True)
     content["hyper_parameters"]["env"]["wrappers"] = [{"class_path": "RecordVideo", "init_args": {"video_folder": str(tmp_path / "v")}}]
@@ -157,7 +157,7 @@ def test_a_folder_that_a_file_names_is_used_only_if_it_is_there(tmp_path):
     assert loaded.replay.directory is None and not (tmp_path / "rows").exists()
 
 
-def test_a_run_in_a_folder_that_is_a_link_goes_on(made, tmp_path):
+def test_a_run_in_a_folder_that_is_a_link_can_be_loaded(made, tmp_path):
     folder, _, _ = made
     (tmp_path / "run").symlink_to(folder)
     load_policy(tmp_path / "run" / "good.ckpt")
@@ -189,7 +189,7 @@ def test_objects_in_a_segment_are_not_unpickled(saved, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "..", "", "a/../00000001.rows", "00000001.rows\n", 5, None])
-def test_a_segment_lies_in_its_folder(saved, name, tmp_path):
+def test_a_segment_outside_its_folder_is_refused(saved, name, tmp_path):
     folder, manifest = saved
     entry = manifest["segments"][0]
     (tmp_path / "x").write_bytes((folder / entry["name"]).read_bytes())
@@ -197,7 +197,7 @@ def test_a_segment_lies_in_its_folder(saved, name, tmp_path):
     refused(lambda: SegmentStore(folder).load(manifest, line_buffer(40, prioritized=True)), tmp_path / "code_ran")
 
 
-def test_a_segment_or_its_folder_is_no_link(saved, tmp_path):
+def test_a_link_as_segment_or_folder_is_refused(saved, tmp_path):
     folder, manifest = saved
     segment = folder / manifest["segments"][0]["name"]
     os.rename(segment, tmp_path / "x")

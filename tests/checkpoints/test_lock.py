@@ -1,4 +1,4 @@
-"""One process at a time in a folder, and none that is gone."""
+"""The lock on a run's folder: one process at a time, and none that has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_rl.errors import SettingError
 
 @contextmanager
 def another_process(folder, forks=False):
-    """The id of a process that is in the folder, with a worker of its own if it forks; both are killed in the end."""
+    """Yield the id of a process that has the lock, with a worker if it forks; both are killed in the end."""
     said, says = os.pipe()
     child = os.fork()
     if child == 0:
@@ -34,7 +34,7 @@ def another_process(folder, forks=False):
         os.waitpid(child, 0)
 
 
-def test_a_second_one_is_refused_in_one_line_until_the_first_has_left(tmp_path):
+def test_a_second_process_is_refused_in_one_line_until_the_first_has_left(tmp_path):
     folder = tmp_path / "run"
     with locked(folder):
         with pytest.raises(SettingError) as error, locked(folder):
@@ -61,7 +61,7 @@ def test_a_killed_process_leaves_no_lock_though_its_worker_lives_on(tmp_path, fo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lock_of_a_file_that_was_removed_meanwhile_does_not_count(tmp_path, monkeypatch):
+def test_a_lock_on_a_file_that_was_just_removed_does_not_count(tmp_path, monkeypatch):
     flock, file = fcntl.flock, tmp_path / ".run.lock"
 
     def remove_first(descriptor, operation):
@@ -85,7 +85,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_written_through(tmp_path):
     assert (tmp_path / "mine").read_text() == "years of work"
 
 
-def test_a_file_system_without_locks_is_worked_on_with_a_warning(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
     def refuse(descriptor, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 

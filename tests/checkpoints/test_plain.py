@@ -29,7 +29,7 @@ def test_arrays_come_back_as_they_were(array, tmp_path):
     assert not isinstance(array, np.ndarray) or back.dtype == array.dtype.newbyteorder("=")
 
 
-def test_trees_come_back_with_deques_as_lists_and_numbers_of_numpy_as_numbers(tmp_path):
+def test_trees_come_back_with_deques_as_lists_and_numpy_scalars_as_numbers(tmp_path):
     tree = {"a": [1, (2.5, None), deque([True, "x"])], 3: b"y", "o": OrderedDict(z=1), "n": np.int64(4), "big": 1 << 127}
     tree |= {"step": Step(1, 2, 3, 4), np.int32(7): np.bool_(True)}
     assert through_a_file(tree, tmp_path / "x") == {
@@ -43,7 +43,7 @@ def test_trees_come_back_with_deques_as_lists_and_numbers_of_numpy_as_numbers(tm
     }
 
 
-def test_generators_go_on_after_the_way_through_a_file(tmp_path):
+def test_random_generators_continue_after_a_round_trip_through_a_file(tmp_path):
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "own": np.random.default_rng(3).bit_generator.state}
     state["torch"] = torch.get_rng_state()
     expected = random.random(), np.random.random(), torch.rand(1), np.random.default_rng(3).random()
@@ -56,7 +56,7 @@ def test_generators_go_on_after_the_way_through_a_file(tmp_path):
     assert (random.random(), np.random.random(), torch.rand(1), own.random()) == expected
 
 
-def test_plain_data_is_a_copy_and_no_larger_than_what_is_seen(tmp_path):
+def test_plain_data_is_a_copy_without_the_rest_of_its_storage(tmp_path):
     whole = np.zeros(100_000)
     plain = to_plain({"a": whole[:2], "b": torch.zeros(100_000)[:2]})
     whole[0] = 1

@@ -1,4 +1,4 @@
-"""A replay buffer comes back from its segments as it was, and saving costs what is new."""
+"""A replay buffer is restored from its segments as it was, and a save writes only new rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def same_draws(one: ReplayBuffer, other: ReplayBuffer, times: int = 3) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("capacity", [21, 120])
 @pytest.mark.parametrize("prioritized, layout, n_steps", ALL_WAYS)
-def test_runs_that_continue_again_and_again_draw_what_one_that_never_stopped_does(prioritized, layout, n_steps, capacity, mode, tmp_path):
+def test_runs_that_are_resumed_repeatedly_draw_the_same_as_one_that_never_stopped(prioritized, layout, n_steps, capacity, mode, tmp_path):
     def make(seed: int = 0) -> ReplayBuffer:
         return buffer_for(Scripted, capacity, 3, n_steps, seed, prioritized=prioritized, optimize_memory_usage=layout)
 
