@@ -170,5 +170,5 @@ def spell_out(config: Plain) -> Plain:
 
 
 def in_one_line(config: Plain) -> str:
-    """Write a config as one line of YAML that says the kind of each value: jsonargparse reads JSON's NaN and Infinity as words."""
+    """Write a config as one line of YAML, with the type of each value: jsonargparse reads JSON's NaN and Infinity as words."""
     return yaml.safe_dump(config, default_style='"', default_flow_style=True, sort_keys=False, width=float("inf")).strip()

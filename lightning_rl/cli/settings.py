@@ -329,7 +329,7 @@ def classes_for(key: str) -> dict[str, str]:
 
 
 def explain_flag(message: str, flags: Mapping[str, object]) -> str:
-    """Prefix what Lightning says of a Trainer flag with the flag and its value."""
+    """Prefix Lightning's error about a Trainer flag with the flag and its value."""
     text = shorten(message, 110, placeholder=" …")
     values = {name: value for name, value in flags.items() if isinstance(value, str) and value != "auto"}
     by_value = [name for name, value in values.items() if repr(value) in message]

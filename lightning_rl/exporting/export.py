@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.checkpoints.atomic import SaveError, Staged, committing, stage
+from lightning_rl.checkpoints.atomic import SaveError, stage, committing
 from lightning_rl.checkpoints.files import previous_path
 from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
 from lightning_rl.config_files import Plain
@@ -94,7 +94,9 @@ def write_checked(path: Path, format: str, algorithm: Algorithm, source: Plain) 
     with committing(path.name, staged):
         with one_line_errors(f"the exported policy cannot be run by {format}"):
             parity = check(kind.read(staged.temporary.read_bytes(), graph), policy)
-        staged_description = stage_description(staged, description, parity)
+        content = {**description, "size": staged.size, "sha256": staged.sha256, "check": {**parity._asdict(), "tolerance": TOLERANCE}}
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        staged_description = stage(manifest_path(path), lambda file: file.write(text.encode()))
         try:
             staged_description.path.unlink(missing_ok=True)  # a file never has the description of another
             staged.commit()
@@ -252,13 +254,6 @@ def describe(algorithm: Algorithm, graph: PolicyGraph, format: str, source: Plai
         "versions": {**written_by()["versions"], **{name: version(name) for name in FORMATS[format].packages}},
         "checkpoint": source,
     }
-
-
-def stage_description(file: Staged, description: Plain, parity: Parity) -> Staged:
-    """Stage the description of a file, with its size and hash and the result of the check."""
-    content = {**description, "size": file.size, "sha256": file.sha256, "check": {**parity._asdict(), "tolerance": TOLERANCE}}
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    return stage(manifest_path(file.path), lambda opened: opened.write(text.encode()))
 
 
 def finite(plain: object) -> object:

@@ -99,7 +99,7 @@ class PolicyGraph(nn.Module):
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Make repeated names unique: a, a_2, a_3."""
+    """Add numbers to names that appear again: a, a_2, a_3."""
     found: list[str] = []
     for name in names:
         numbered, number = name, 2

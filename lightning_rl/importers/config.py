@@ -138,11 +138,7 @@ def check_known(names: Iterable[object], known: Iterable[str], what: str, prefix
 
 
 def read_file(path: str) -> Plain:
-    """Read a YAML file.
-
-    Raises:
-        SettingError: no such file, not UTF-8, not YAML, or not a mapping.
-    """
+    """Read a YAML file."""
     try:
         settings = parse_file(Path(path), path)
     except OSError as error:
@@ -162,11 +158,7 @@ def merge(settings: Plain, others: Plain) -> Plain:
 
 
 def read_expression(text: object, where: str) -> Any:
-    """Read a Python expression as data: `dict(…)` as a mapping, names such as `nn.ReLU` as texts. Values that are no texts are kept.
-
-    Raises:
-        SettingError: not an expression, or one that is more than data.
-    """
+    """Read a Python expression as data: `dict(…)` as a mapping, names such as `nn.ReLU` as texts. Values that are no texts are kept."""
     if not isinstance(text, str):
         return text
     try:

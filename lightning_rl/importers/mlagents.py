@@ -97,11 +97,7 @@ class Behavior(NamedTuple):
 
 
 def read_behavior(path: str, name: str | None) -> Behavior:
-    """Read the behavior of that name, or the only one.
-
-    Raises:
-        SettingError: there is none, there are several, or a setting is not one of ML-Agents.
-    """
+    """Read the behavior of that name, or the only one."""
     file = read_file(path)
     if "behaviors" in file or "default_settings" in file:
         check_known(file, SECTIONS, "an ML-Agents file")
@@ -126,11 +122,7 @@ def read_behavior(path: str, name: str | None) -> Behavior:
 
 
 def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
-    """Take the sections out of a behavior's settings; also return whether there were none, as in an old file.
-
-    Raises:
-        SettingError: a setting that is not known in its place.
-    """
+    """Take the sections out of a behavior's settings; also return whether there were none, as in an old file."""
     new = "trainer_type" in settings or any(section in settings for section in NESTED)
     old = not new and bool(settings.keys() & FLAT)
     check_known(settings, BEHAVIOR | (set() if new else FLAT), "ML-Agents", prefix)
@@ -171,11 +163,7 @@ def set_sections(config: Config, behavior: Behavior) -> None:
 
 
 def set_environment_parameters(config: Config, sections: Settings, settings: Settings) -> None:
-    """Convert parameters that are sampled for each episode, and those of a curriculum.
-
-    Raises:
-        SettingError: they cannot be read.
-    """
+    """Convert parameters that are sampled for each episode, and those of a curriculum."""
     behaviors: set[str] = set()
     parameters: Plain = {}
 

@@ -225,11 +225,7 @@ def sequence_length(settings: Settings) -> int:
 
 
 def set_reward_signals(config: Config, settings: Settings, trainer: str, old: bool) -> None:
-    """Convert the reward signals.
-
-    Raises:
-        SettingError: an unknown signal or setting, or GAIL without demonstrations.
-    """
+    """Convert the reward signals."""
     where = settings.place("reward_signals")
     signals = settings.mapping("reward_signals") or {"extrinsic": {}}
     check_known(signals, SIGNALS, "ML-Agents", f"{where}.")
@@ -276,11 +272,7 @@ def convert_signal(config: Config, name: str, values: Plain, where: str, old: bo
 
 
 def set_cloning(config: Config, settings: Settings, trainer: str) -> None:
-    """Convert behavioral cloning, `pretraining` in old files.
-
-    Raises:
-        SettingError: an unknown setting, or no demonstrations.
-    """
+    """Convert behavioral cloning, `pretraining` in old files."""
     name = "pretraining" if "pretraining" in settings else "behavioral_cloning"
     cloning, where = settings.mapping(name), settings.place(name)
     if not cloning:

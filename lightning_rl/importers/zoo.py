@@ -88,11 +88,7 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
 
 
 def find_algorithm(path: str, name: str | None) -> str:
-    """Return the algorithm of that name, or the one that the file is named for.
-
-    Raises:
-        SettingError: there is no such algorithm here.
-    """
+    """Return the algorithm of that name, or the one that the file is named for."""
     found = Path(path).stem.lower() if name is None else name
     if found in MISSING:
         raise SettingError(f"{path if name is None else '--algo'}: there is no {found} here; {MISSING[found]}")
@@ -104,11 +100,7 @@ def find_algorithm(path: str, name: str | None) -> str:
 
 
 def find_section(file: Plain, name: str, env_id: str) -> tuple[str, Settings]:
-    """Return the section of an environment, of another version of it, or of all Atari games, with its settings.
-
-    Raises:
-        SettingError: there is none.
-    """
+    """Return the section of an environment, of another version of it, or of all Atari games, with its settings."""
     if env_id in SHARED:
         raise SettingError(f"{env_id} is {SHARED[env_id]}")
     section = env_id if env_id in file else next(reversed(versions_of(env_id, file)), None)
@@ -140,11 +132,7 @@ def current_id(env_id: str) -> str:
 
 
 def set_environment(config: Config, settings: Settings) -> None:
-    """Convert the environment's arguments and wrappers.
-
-    Raises:
-        SettingError: a setting of the wrong kind.
-    """
+    """Convert the environment's arguments and wrappers."""
     arguments = read_expression(settings.take("env_kwargs", {}), settings.place("env_kwargs"))
     if not isinstance(arguments, dict):
         raise SettingError(f"{settings.place('env_kwargs')} must be a mapping of arguments, got {arguments!r}")
@@ -175,11 +163,7 @@ def set_environment(config: Config, settings: Settings) -> None:
 
 
 def read_wrappers(setting: object, where: str) -> Iterator[tuple[str, Plain]]:
-    """Yield each wrapper's class path with its arguments.
-
-    Raises:
-        SettingError: neither class paths nor mappings of them to arguments.
-    """
+    """Yield each wrapper's class path with its arguments."""
     for each in setting if isinstance(setting, list) else [] if setting is None else [setting]:
         if isinstance(each, str):
             yield each, {}
@@ -252,11 +236,7 @@ def set_noise(config: Config, settings: Settings) -> None:
 
 
 def read_schedule(value: object, where: str) -> Plain | float | None:
-    """Read `lin_0.001` as a schedule that falls to 0, and a negative number, which switches off, as None.
-
-    Raises:
-        SettingError: neither that nor a number.
-    """
+    """Read `lin_0.001` as a schedule that falls to 0, and a negative number, which switches off, as None."""
     kind, _, start = str(value).rpartition("_")
     try:
         number = float(start)

@@ -97,11 +97,7 @@ WRAPPER_DEFAULTS: dict[str, Plain] = {"TimeAwareObservation": {"normalize_time":
 
 
 def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
-    """Convert `policy` and `policy_kwargs`; settings that do not exist here stay in `settings`.
-
-    Raises:
-        SettingError: an unknown policy, or a policy_kwargs that cannot be understood.
-    """
+    """Convert `policy` and `policy_kwargs`; settings that do not exist here stay in `settings`."""
     kind, place = settings.take("policy", "MlpPolicy"), settings.place("policy_kwargs")
     check_choice(settings.place("policy"), kind, ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"))
     values = read_expression(settings.take("policy_kwargs", {}), place)
@@ -144,11 +140,7 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
 
 
 def net_arch(setting: object, where: str) -> tuple[list[int], str]:
-    """Read the widths of all networks, and a remark where they differ: `[64, 64]`, `dict(pi=…, vf=…)`, `[64, dict(pi=…, vf=…)]`.
-
-    Raises:
-        SettingError: something else.
-    """
+    """Read the widths of all networks, and a remark where they differ: `[64, 64]`, `dict(pi=…, vf=…)`, `[64, dict(pi=…, vf=…)]`."""
     parts = setting if isinstance(setting, list) else [setting]
     shared, last = (parts[:-1], parts[-1]) if parts and isinstance(parts[-1], dict) else (parts, {})
     policy_widths = last.get("pi", [])

@@ -7,6 +7,7 @@ import io
 import logging
 import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,23 +48,33 @@ def saved(tmp_path):
     return saved
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_model_of_onnx_does_what_the_policy_does(case, saved):
-    checkpoint = saved(*CASES[case])
-    difference, others = play_both(checkpoint, export_policy(checkpoint))
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Export a case once for all tests."""
+
+    @cache
+    def checkpoint_of(case):
+        algorithm, env_id, settings = CASES[case]
+        folder = tmp_path_factory.mktemp("exported")
+        return save(tiny(algorithm, HOME + env_id, max_env_steps=32, **settings), folder / "a.ckpt")
+
+    @cache
+    def exported(case, format):
+        checkpoint = checkpoint_of(case)
+        return checkpoint, export_policy(checkpoint, checkpoint.with_name(f"policy{FORMATS[format].suffix}"))
+
+    return exported
+
+
+@pytest.mark.parametrize(("case", "format"), [*((case, "onnx") for case in CASES), *((case, "torch") for case in list(CASES)[:2])])
+def test_a_file_does_what_the_policy_does(case, format, exported):
+    difference, others = play_both(*exported(case, format))
     assert difference <= 1e-5 and others == 0
 
 
-@pytest.mark.parametrize("case", list(CASES)[:2])
-def test_a_program_of_torch_does_what_the_policy_does(case, saved):
-    checkpoint = saved(*CASES[case])
-    difference, others = play_both(checkpoint, export_policy(checkpoint, format="torch"))
-    assert difference <= 1e-5 and others == 0
-
-
-def test_a_description_is_next_to_the_file_and_names_no_path_of_the_machine(saved, tmp_path):
-    checkpoint = saved(*CASES["masks, memory and a nested action"])
-    for path in (export_policy(checkpoint, tmp_path / "policy.onnx"), export_policy(checkpoint, tmp_path / "policy.pt2")):
+def test_a_description_is_next_to_the_file_and_names_no_path_of_the_machine(exported):
+    for format in ("onnx", "torch"):
+        checkpoint, path = exported("masks, memory and a nested action", format)
         said = described(path)
         assert (said["algorithm"], said["environment"], said["env_steps"]) == ("PPO", "tests.environments:Choosy-v0", 32)
         assert said["environment_kwargs"] == {"way": "key", "action": "nested"}
@@ -93,9 +104,9 @@ def test_a_description_is_next_to_the_file_and_names_no_path_of_the_machine(save
         if path.suffix == ".pt2":
             archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
             whole += b"".join(archive.read(name) for name in archive.namelist())
-        places = (str(tmp_path), str(Path(lightning_rl.__file__).parents[1]), str(Path(torch.__file__).parents[1]), str(Path.home()))
+        places = (str(path.parent), str(Path(lightning_rl.__file__).parents[1]), str(Path(torch.__file__).parents[1]), str(Path.home()))
         assert not [place for place in places if place.encode() in whole]
-    assert sorted(each.name for each in tmp_path.glob("policy*")) == ["policy.onnx", "policy.onnx.json", "policy.pt2", "policy.pt2.json"]
+    assert sorted(each.name for each in path.parent.glob("policy*")) == ["policy.onnx", "policy.onnx.json", "policy.pt2", "policy.pt2.json"]
 
 
 def test_safetensors_hold_the_weights_by_their_names_in_the_network(saved, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lightning_rl import PPO, SAC
+from lightning_rl.cli.settings import read_arguments
 from lightning_rl.config_files import Loader
 from lightning_rl.importers.mlagents import import_mlagents
 from tests.command_line import run
@@ -34,9 +35,19 @@ def ppo(**hyperparameters):
     return yaml.safe_dump({"A": {"trainer": "ppo", **hyperparameters}})
 
 
-@pytest.mark.parametrize("name", SECTIONS)
+FAST = ("3DBall", "Hallway", "Pyramids", "VisualPyramids", "Walker", "PushBlock", "Tennis")
+"""Sections with different settings; the others repeat them."""
+
+
+@pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SECTIONS])
 def test_every_section_of_the_first_sac_file_trains(name, tmp_path):
     trains(import_mlagents(SAC_FILE, name, "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"), tmp_path)
+
+
+def test_every_section_of_the_first_sac_file_is_a_config_that_fit_reads(tmp_path):
+    for name in SECTIONS:
+        (tmp_path / "c.yaml").write_text(import_mlagents(SAC_FILE, name, "CartPole-v1"))
+        assert read_arguments([f"--config={tmp_path / 'c.yaml'}"])[0] == "--model=SAC"
 
 
 @pytest.mark.parametrize(("file", "name"), [(GAIL_FILE, "Pyramids"), (GAIL_FILE, "Hallway"), (NEW, "BigWallJump"), (NEW, "Hallway")])
