@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.checkpoints.atomic import SaveError, stage, committing
+from lightning_rl.checkpoints.atomic import SaveError, committing, stage
 from lightning_rl.checkpoints.files import previous_path
 from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
 from lightning_rl.config_files import Plain
