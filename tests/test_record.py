@@ -59,46 +59,47 @@ def test_each_episode_has_a_video_of_all_its_frames_next_to_the_checkpoints(fold
     assert out.splitlines()[-1] == judged.splitlines()[-1] and judged.startswith(f"return {mean:.2f} ± ")
 
 
-@pytest.mark.parametrize(
-    ("out", "file"),
-    [
-        ("mine.mp4", "mine.mp4"),
-        ("mine.MP4", "mine.MP4"),
-        ("mine", "mine/episode_0.mp4"),
-        ("v1.5", "v1.5/episode_0.mp4"),
-        ("there.gif", "there.gif/episode_0.mp4"),
-    ],
-)
-def test_out_is_a_file_or_a_folder(folder, capfd, checkpoint, out, file):
+PLACES = [
+    ("mine.mp4", "mine.mp4"),
+    ("mine.MP4", "mine.MP4"),
+    ("mine", "mine/episode_0.mp4"),
+    ("v1.5", "v1.5/episode_0.mp4"),
+    ("there.gif", "there.gif/episode_0.mp4"),
+]
+
+
+def test_out_is_a_file_or_a_folder(folder, capfd, checkpoint):
     (folder / "there.gif").mkdir()
-    status, said, err = run(f"record --ckpt_path {checkpoint()} --out {out} --max_episode_steps 4", capfd)
-    assert (status, err) == (0, "") and said.startswith(f"{file}: return 4.00, length 4, seed 20000\n")
-    assert len(read(folder / file)[1]) == 5 and not (folder / "run" / "videos").exists()
+    path = checkpoint()
+    for out, file in PLACES:
+        status, printed, err = run(f"record --ckpt_path {path} --out {out} --max_episode_steps 4", capfd)
+        assert (status, err) == (0, "") and printed.startswith(f"{file}: return 4.00, length 4, seed 20000\n")
+        assert len(read(folder / file)[1]) == 5 and not (folder / "run" / "videos").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--episodes 1", "the following arguments are required: --ckpt_path"),
-        ("--ckpt_path nowhere.ckpt", "ckpt_path 'nowhere.ckpt' is not a file"),
-        ("--ckpt_path PATH --episodes 0", "--episodes must be >= 1, got 0"),
-        ("--ckpt_path PATH --seed -1", "--seed must be >= 0, got -1"),
-        ("--ckpt_path PATH --max_episode_steps 0", "--max_episode_steps must be >= 1, got 0"),
-        ("--ckpt_path PATH --out gone/a.mp4", "--out gone/a.mp4: there is no folder gone; make it first"),
-        ("--ckpt_path PATH --out notes/a", "--out notes/a: notes is not a folder"),
-        ("--ckpt_path PATH --out notes", "--out notes is a file; name a folder, or a file that ends in .mp4"),
-        ("--ckpt_path PATH --out a.mp4 --episodes 2", "--out a.mp4 is one file for 2 episodes; name a folder"),
-        ("--ckpt_path PATH --out cp.gif", "--out cp.gif: videos are mp4; name a file that ends in .mp4, or a folder"),
-        ("--ckpt_path PATH --out cp.WebM --episodes 2", "--out cp.WebM: videos are mp4; name a file that ends in .mp4, or a folder"),
-        ("--ckpt_path PATH --episode 2", "did you mean --episodes?"),
-    ],
-)
-def test_wrong_input_ends_in_one_line(folder, capfd, checkpoint, options, message):
+ERRORS = [
+    ("--episodes 1", "the following arguments are required: --ckpt_path"),
+    ("--ckpt_path nowhere.ckpt", "ckpt_path 'nowhere.ckpt' is not a file"),
+    ("--ckpt_path PATH --episodes 0", "--episodes must be >= 1, got 0"),
+    ("--ckpt_path PATH --seed -1", "--seed must be >= 0, got -1"),
+    ("--ckpt_path PATH --max_episode_steps 0", "--max_episode_steps must be >= 1, got 0"),
+    ("--ckpt_path PATH --out gone/a.mp4", "--out gone/a.mp4: there is no folder gone; make it first"),
+    ("--ckpt_path PATH --out notes/a", "--out notes/a: notes is not a folder"),
+    ("--ckpt_path PATH --out notes", "--out notes is a file; name a folder, or a file that ends in .mp4"),
+    ("--ckpt_path PATH --out a.mp4 --episodes 2", "--out a.mp4 is one file for 2 episodes; name a folder"),
+    ("--ckpt_path PATH --out cp.gif", "--out cp.gif: videos are mp4; name a file that ends in .mp4, or a folder"),
+    ("--ckpt_path PATH --out cp.WebM --episodes 2", "--out cp.WebM: videos are mp4; name a file that ends in .mp4, or a folder"),
+    ("--ckpt_path PATH --episode 2", "did you mean --episodes?"),
+]
+
+
+def test_wrong_input_ends_in_one_line(folder, capfd, checkpoint):
     path = checkpoint()
     (folder / "notes").touch()
-    status, out, err = run(f"record {options.replace('PATH', path)}", capfd)
-    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
-    assert not (folder / "run" / "videos").exists()
+    for options, message in ERRORS:
+        status, out, err = run(f"record {options.replace('PATH', path)}", capfd)
+        assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+        assert not (folder / "run" / "videos").exists()
 
 
 @pytest.mark.parametrize("way", ["mkdir", "open"])
