@@ -1,4 +1,4 @@
-"""The whole of PPO's loop in one file, on this package's networks, returns and losses. It learns the same weights as `lightning_rl.PPO`.
+"""PPO's whole loop in one file, with this package's networks, returns and losses. It learns the same weights as `lightning_rl.PPO`.
 
 python examples/ppo_unrolled.py CartPole-v1 100000
 """
@@ -32,7 +32,7 @@ def train(
     max_grad_norm: float = 0.5,
     seed: int = 0,
 ) -> ActorCritic:
-    """Train a policy for an environment with vectors as observations, and return its network."""
+    """Train a policy for an environment with vector observations, and return its network."""
     torch.manual_seed(seed)
     acting_seed, learning_seed = (int(each) // 2 for each in np.random.SeedSequence([seed, 0, 0]).generate_state(2))
     acting, learning = torch.Generator().manual_seed(acting_seed), torch.Generator().manual_seed(learning_seed)
@@ -70,7 +70,7 @@ def train(
         with torch.no_grad():
             log_prob, value = network.log_prob_and_value(obs, action)
             next_value = value[1:].clone()
-            for (t, env), final in final_observations.items():  # the true successor, where an episode ended
+            for (t, env), final in final_observations.items():  # the final observation, where an episode ended
                 next_value[t, env] = network.value(torch.as_tensor(final, dtype=torch.float32))
         ended = torch.from_numpy(terminated | truncated).unsqueeze(-1)
         discount = gamma * ~torch.from_numpy(terminated).unsqueeze(-1)

@@ -1,12 +1,12 @@
-"""Plays episodes with an exported policy. It needs numpy, onnxruntime and gymnasium, and neither torch nor lightning_rl.
+"""Play episodes with an exported policy. This needs numpy, onnxruntime and gymnasium, but neither torch nor lightning_rl.
 
     lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --out policy.onnx
     python examples/run_onnx.py policy.onnx                          # in the environment that policy.onnx.json names, without wrappers
     python examples/run_onnx.py policy.onnx --env CartPole-v1 --episodes 10
 
-A policy takes what `env.reset` and `env.step` give, with a batch dimension in front, and gives what `env.step` takes. `policy.onnx.json`
-lists its inputs and outputs in order: the leaves of the observation (those of a dict by sorted keys), `action_mask` where the environment
-rules out actions, and the memory of a recurrent policy, which is zeros where an episode begins and afterwards what the step before gave.
+A policy takes the observations of `env.reset` and `env.step`, with a batch dimension in front, and returns actions for `env.step`.
+`policy.onnx.json` lists its inputs and outputs in order: the leaves of the observation (dicts by sorted keys), `action_mask` where
+the environment masks actions, and the memory of a recurrent policy: zeros at the start of an episode, then the output of the previous step.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import onnxruntime
 
 
 class WrongInputError(Exception):
-    """What a user did wrong, in one line."""
+    """A mistake of the user, described in one line."""
 
 
 class Policy:
@@ -41,11 +41,11 @@ class Policy:
             raise WrongInputError(f"{path}.json does not describe a policy ({type(error).__name__}: {error})") from error
         try:
             self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's have no common kind
+        except Exception as error:  # onnxruntime's exceptions have no common base
             raise WrongInputError(f"{path} is not a model of ONNX ({error})") from error
 
     def reset(self):
-        """Forget: an episode begins."""
+        """Reset the memory at the start of an episode."""
         self.memory = [np.zeros((1, *port["shape"][1:]), port["dtype"]) for port in self.inputs if port["role"] == "memory"]
 
     def act(self, obs, mask=None):
@@ -78,25 +78,25 @@ def flat(space, mask):
 
 
 def as_row(array, port):
-    """Turn an array of one environment into a batch of one; memory is one already."""
+    """Turn an array of one environment into a batch of one; memory already is one."""
     return np.asarray(array, port["dtype"]).reshape(1, *port["shape"][1:])
 
 
 def tree(space, actions):
-    """Actions, one after the other, in the form of the action space."""
+    """Arrange a list of actions in the structure of the action space."""
     if space["type"] == "Dict":
         return {key: tree(child, actions) for key, child in space["spaces"].items()}
     return tuple(tree(child, actions) for child in space["spaces"]) if space["type"] == "Tuple" else actions.pop(0)
 
 
 def split_mask(env, obs, info):
-    """Return the observation without its mask, and the mask: of the info, a key of the observation, or the return of a method."""
-    said = dict(info)
+    """Return the observation without its mask, and the mask: from the info, a key of the observation, or a method."""
+    found = dict(info)
     if isinstance(obs, dict) and "action_mask" in obs:
-        said = {"action_mask": obs["action_mask"], **info}
+        found = {"action_mask": obs["action_mask"], **info}
         obs = {key: child for key, child in obs.items() if key != "action_mask"}
-    if "action_mask" in said:
-        return obs, said["action_mask"]
+    if "action_mask" in found:
+        return obs, found["action_mask"]
     return obs, env.get_wrapper_attr("action_masks")() if env.has_wrapper_attr("action_masks") else None
 
 
@@ -113,7 +113,7 @@ def play(policy, env, seed):
 
 
 def make(policy, env_id):
-    """Make the environment of an id, or the one that a policy was trained in, without wrappers."""
+    """Make the environment with this id, or the one that the policy was trained in, without wrappers."""
     kwargs = {} if env_id else policy.description.get("environment_kwargs", {})
     env_id = env_id or policy.description.get("environment")
     if env_id is None:
@@ -129,7 +129,7 @@ def make(policy, env_id):
 
 
 def check_fits(policy, env):
-    """Refuse an environment whose observations or actions have other shapes than those of the policy."""
+    """Refuse an environment whose observations or actions differ in shape from those of the policy."""
     obs = env.observation_space.sample()
     obs = {key: child for key, child in obs.items() if key != "action_mask"} if isinstance(obs, dict) else obs
     for what, sample, ports in [("observation", obs, policy.inputs), ("action", env.action_space.sample(), policy.outputs)]:
@@ -139,14 +139,14 @@ def check_fits(policy, env):
 
 
 def run(options):
-    """Play the episodes that were asked for."""
+    """Play the requested episodes."""
     if options.episodes < 1:
         raise WrongInputError(f"--episodes must be at least 1, got {options.episodes}")
     if options.module:
         sys.path.insert(0, os.getcwd())
         try:
             importlib.import_module(options.module)
-        except Exception as error:  # the module of a user may raise anything
+        except Exception as error:  # a user's module may raise anything
             raise WrongInputError(f"--import {options.module}: {error}") from error
     policy = Policy(options.policy)
     env = make(policy, options.env)
@@ -158,9 +158,9 @@ def run(options):
 
 def main():
     parser = argparse.ArgumentParser(description="Play episodes with an exported policy.")
-    parser.add_argument("policy", help="a file of `lightning-rl export --format onnx`, with its .json beside it")
-    parser.add_argument("--env", help="the environment's id (the one that the policy was trained in)")
-    parser.add_argument("--import", dest="module", help="a module to import first, one that registers the environment")
+    parser.add_argument("policy", help="a file of `lightning-rl export --format onnx`, with its .json next to it")
+    parser.add_argument("--env", help="the environment's id (default: the one that the policy was trained in)")
+    parser.add_argument("--import", dest="module", help="a module to import first, which registers the environment")
     parser.add_argument("--episodes", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     try:

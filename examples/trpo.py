@@ -1,8 +1,8 @@
-"""Trust Region Policy Optimization (Schulman et al. 2015, https://arxiv.org/abs/1502.05477) as a user's file.
+"""Trust Region Policy Optimization (Schulman et al. 2015, https://arxiv.org/abs/1502.05477) as a user's module.
 
     lightning-rl fit --import trpo --model trpo.TRPO --model.env.id CartPole-v1 --model.max_env_steps 100000
 
-The natural gradient is taken by `torch.autograd.grad` through the network, twice for each product with the Fisher matrix.
+The natural gradient is computed by `torch.autograd.grad` through the network, twice for each product with the Fisher matrix.
 """
 
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ class TRPO(Algorithm):
     cg_damping: Annotated[float, Range(0)] = 0.1
     """Added to the diagonal of the Fisher matrix."""
     backtracks: Annotated[int, Range(1)] = 10
-    """How often a step that is too long is halved; after that it is not made."""
+    """How often a step that is too long is halved; after that no step is made."""
     n_critic_updates: Annotated[int, Range(1)] = 10
     """Passes of the value function over a rollout."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Rows of a minibatch of the value function."""
+    """Rows in a minibatch of the value function."""
 
     losses = ("value_loss",)
 
@@ -69,7 +69,7 @@ class TRPO(Algorithm):
         self.end_update(batch)
 
     def improve_policy(self, batch) -> None:
-        """Maximize the surrogate within KL ≤ δ: s = F⁻¹ g, a step of √(2δ / sᵀFs) s, halved until it keeps both promises (app. C)."""
+        """Maximize the surrogate within KL ≤ δ: s = F⁻¹ g, a step of √(2δ / sᵀFs) s, halved until it does both (app. C)."""
         objective, kl = self.surrogate(batch)
         gradient = mean_over_ranks(self.flat_gradient(objective, retain_graph=True))
         kl_gradient = self.flat_gradient(kl, create_graph=True)
@@ -90,19 +90,19 @@ class TRPO(Algorithm):
         self.record(policy_objective=after, approx_kl=divergence, backtracks=torch.tensor(float(tries)))
 
     def surrogate(self, batch) -> tuple[Tensor, Tensor]:
-        """E[ρ Â] (eq. 14), and the KL divergence of the old from the new policy, whose Hessian at ρ = 1 is the Fisher matrix."""
+        """Return E[ρ Â] (eq. 14), and the KL divergence of the old from the new policy, whose Hessian at ρ = 1 is the Fisher matrix."""
         log_prob = self.network.log_prob(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
         log_ratio = (log_prob - batch.log_prob).sum(-1)
         kl = losses.mean(losses.approximate_kl(log_ratio), batch.weight)
         return losses.mean(log_ratio.exp() * batch.advantage, batch.weight), kl
 
     def value_loss(self, minibatch) -> Tensor:
-        """E[(R − V)²]."""
+        """Return E[(R − V)²]."""
         _, _, z = self.network.evaluate(minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask)
         return losses.mean(self.network.value_head.loss(z, minibatch.returns), minibatch.weight)
 
     def flat_gradient(self, scalar: Tensor, **options) -> Tensor:
-        """Differentiate by the policy's parameters: one vector `[P]`."""
+        """Differentiate with respect to the policy's parameters; return one vector `[P]`."""
         return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(scalar, self.policy_parameters, **options)])
 
     @torch.no_grad()
