@@ -129,7 +129,7 @@ def equations(name: str, cls: type) -> str:
 
 def in_a_line(function: Any) -> str:
     """Return a function's docstring without arguments and errors."""
-    return " ".join(re.split(r"\n(?:Args|Raises):\n", docstring(function))[0].split())
+    return " ".join(re.split(r"\n(?:Args|Raises):\n", docstring(function))[0].split()).removeprefix("Return ")
 
 
 def marks() -> dict[str, dict[str, str]]:
