@@ -237,7 +237,12 @@ ERRORS = {
         ("--ckpt_path cut.ckpt", "ckpt_path 'cut.ckpt' cannot be read", "damaged"),
         ("--ckpt_path other.ckpt", "ckpt_path 'other.ckpt' is not a checkpoint of lightning_rl"),
         ("--ckpt_path a2c.ckpt", "ckpt_path 'a2c.ckpt' holds A2C, not PPO", "--model A2C"),
-        ("--ckpt_path ppo.ckpt --model.net_arch [4]", "ckpt_path 'ppo.ckpt' does not fit", "[8] in the checkpoint, [4] here", "same settings"),
+        (
+            "--ckpt_path ppo.ckpt --model.net_arch [4]",
+            "ckpt_path 'ppo.ckpt' does not fit",
+            "[8] in the checkpoint, [4] here",
+            "same settings",
+        ),
     ],
     "command: any": [
         (
