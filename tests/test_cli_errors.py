@@ -177,11 +177,11 @@ ERRORS = {
         ("--model.env.id CartPol-v1", "env.id 'CartPol-v1'", "did you mean CartPole-v1?"),
         ("--model.env.id CartPole-v9", "env.id 'CartPole-v9'", "did you mean CartPole-v1?"),
         ("--model.env.id nowhere:Env-v0", "nowhere:Env-v0", "No module named 'nowhere'"),
-        ("--model.env.kwargs.gravty 3", "CartPole-v1", "env.kwargs {'gravty': 3}"),
+        ("--model.env.kwargs.gravty 3", "CartPole-v1", "env.kwargs are {'gravty': 3}"),
         ("--model.env.wrappers [ClipRewrd]", "env.wrappers", "ClipRewrd", "did you mean ClipReward?"),
         ("--model.env.wrappers [no.such.Wrapper]", "env.wrappers", "no.such.Wrapper"),
-        ("--model.env.wrappers [GrayscaleObservation]", "env.wrappers: GrayscaleObservation refuses", "3 channels"),
-        ("--model.env.wrappers '[{class_path: ClipReward, init_args: {mim_reward: 0}}]'", "ClipReward refuses", "mim_reward"),
+        ("--model.env.wrappers [GrayscaleObservation]", "env.wrappers: GrayscaleObservation rejects", "3 channels"),
+        ("--model.env.wrappers '[{class_path: ClipReward, init_args: {mim_reward: 0}}]'", "ClipReward rejects", "mim_reward"),
         ("--model.env.wrappers '[{clas_path: ClipReward}]'", "env.wrappers takes", "class_path", "clas_path"),
         (
             "--model.env.vectorization native --model.env.id MountainCar-v0",
@@ -477,7 +477,7 @@ def test_numbers_out_of_range_are_refused_by_the_algorithm(name):
 APART = [
     ("fit --model PPO --model.env.id CartPol-v1", "'CartPol-v1'", "did you mean CartPole-v1?"),
     (MINE + "--model.env.vectorization async --model.env.kwargs.spaces broken", "no display"),
-    (FIT + "--trainer.callbacks+=Video", "there is no class Video", "did you mean lightning_rl.Video?"),
+    (FIT + "--trainer.callbacks+=Videos", "there is no class Videos", "did you mean lightning_rl.Video?"),
 ]
 
 

@@ -142,7 +142,7 @@ RANK: Rules = {
     "data/collector/episodes?/obs|memory": ANYTHING,
     "data/collector/episodes?/envs": MAPPING,
     "data/collector/episodes?/start": FLAGS,
-    "data/collector/episodes?/restart_episodes?": FLAG,
+    "data/collector/episodes?/begin_anew?": FLAG,
     "log/logged_env_steps": COUNT,
     "log/elapsed": NUMBER,
     "guard/bad_updates/*": COUNT,

@@ -202,7 +202,7 @@ def export(arguments: list[str], imports: list[str]) -> int:
     if False in numeric:
         found.append("choices are the same" + (f" but for {check['ties']} ties" if check["ties"] else ""))
     print(printable(f"{path}, described in {manifest_path(path).name}"))
-    print(f"make_sections with the policy at {check['observations']:,} observations: {', '.join(found)}")
+    print(f"compared with the policy at {check['observations']:,} observations: {', '.join(found)}")
     return 0
 
 

@@ -160,10 +160,10 @@ class ActorCritic(PolicyNetwork):
 
     def _encode(self, obs: Tree, memory: Tree, episode_start: Tensor | None, for_critic: bool = False) -> tuple[Tensor, Tree]:
         """Return the features of normalized observations, and the new memory of the policy or of the value function."""
-        if self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point():
-            return obs, memory
         if not self.shares:
             memory = memory[for_critic] if memory else ()
+        if self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point():
+            return obs, memory
         if for_critic:
             return self.critic_memory(self.critic_encoder(obs), memory, episode_start)
         return self.memory(self.actor_encoder(obs), memory, episode_start)

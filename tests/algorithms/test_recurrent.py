@@ -193,7 +193,7 @@ def one_by_one(model, batch):
             memory = tree_map(lambda leaf, k=k: leaf[k : k + 1], batch.memory)
             for t in range(slots):
                 features, memory = network.memory(network.encoder(batch.obs[t * num + k][None]), memory, batch.episode_start[t, k][None])
-                table[t, k] = network._known(features)[0, :, 0, 0]
+                table[t, k] = network._z(features)[0, :, 0, 0]
         known.append(table.flatten(0, 1))
     q, target_q = known
     total = 0.0

@@ -235,5 +235,5 @@ def test_a_dataset_is_named_and_must_have_the_environments_spaces(tmp_path, monk
 def test_demonstrations_to_imitate_cannot_also_fill_the_replay_buffer():
     shown = at_random("tests.environments:Scripted-v0", "{}")
     model = tiny(SAC, replay={"demonstrations": shown}, reward_signals={"gail": {"demo_path": shown}})
-    with pytest.raises(SettingError, match=r"reward_signals\.gail beside replay\.demonstrations"):
+    with pytest.raises(SettingError, match=r"reward_signals\.gail with replay\.demonstrations"):
         fit(model)

@@ -303,7 +303,7 @@ def test_another_number_of_environments_or_another_mode_starts_new_episodes():
     stepper.reset(0)
     for config in (two, other):
         line = make_stepper(make_vector_env(config), config).load_state_dict(stepper.state_dict())
-        assert line == "the checkpoint has 1 environments that reset otherwise or are not as many"
+        assert line == "the checkpoint has 1 environments that reset in another mode or are not as many"
 
 
 CHANGED = "its settings changed since it was saved"
