@@ -59,6 +59,7 @@ def way(name: str, at: int = 3) -> Way:
 
     env = ENVS.get(name, "CartPole-v1")
     starts = {"learning_starts": 1} if hasattr(getattr(lrl, name), "learning_starts") else {}
+    pl.seed_everything(1, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
         quiet: dict[str, Any] = {"evaluation": None, "checkpoint": None, "logger": False, "enable_progress_bar": False}
         trainer: pl.Trainer = lrl.Trainer(default_root_dir=folder, **quiet)

@@ -193,3 +193,9 @@ def test_judging_is_the_log_probability_of_the_actions_and_the_value_of_all_that
     torch.testing.assert_close(log_prob, network.log_prob(obs[:-1], action, memory, start[:-1], mask))
     torch.testing.assert_close(value, network.value(obs, memory, start))
     assert log_prob.shape == (3, 5, 2) and value.shape == (4, 5, 1)
+
+
+def test_a_policy_and_a_value_that_share_nothing_and_remember_nothing_return_the_memory_they_began_with():
+    network = ActorCritic(Spaces(Box(-1, 1, (3,)), Discrete(2)), share_encoder=False)
+    before = network.initial_memory(4)
+    assert network.policy(torch.zeros(4, 3), before, None)[1] == before == ((), ())
