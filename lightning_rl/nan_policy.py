@@ -155,6 +155,8 @@ class Guard:
         bad = {part: value for part, value in recorded.items() if bad_loss and not math.isfinite(value)}
         named, value = next(iter(bad.items())) if bad and name not in bad else (name, (loss if bad_loss else norm).item())
         line = f"{'loss' if bad_loss else 'gradient norm of'} {named} is {value} {counts}"
+        if math.isfinite(value):
+            line = f"the {name} of another rank is NaN or infinite {counts}"
         number = self.bad_updates[name] = self.bad_updates.get(name, 0) + 1
         again = self.bad_iterations + (not self.is_bad_iteration)
         self.is_bad_iteration, self.bad_iterations = True, again

@@ -115,6 +115,7 @@ def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_no
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     loss = loss.detach()
     if world_size > 1:
+        loss = loss.clone()  # the caller's stays its own
         average_over_ranks([*gradients, loss])
     scaler.unscale_(optimizer)
     norm = clip(gradients, max_norm)

@@ -106,12 +106,12 @@ def first_update(model: Any, batch: Any = None, noise: Any = ()):
     """What the first update learns from, draws, and its gradients; of a batch and with noise that are given, if they are."""
     seen: dict[str, Any] = {"batches": [], "noise": [], "gradients": []}
     given, learning = list(noise), [True]
-    average, normal, end, step = optimization.average_over_ranks, torch.Tensor.normal_, model.end_update, model.training_step
+    clip, normal, end, step = optimization.clip, torch.Tensor.normal_, model.end_update, model.training_step
 
-    def averaged(gradients: Any, world_size: int) -> None:
-        average(gradients, world_size)
+    def clipped(gradients: Any, max_norm: float) -> Any:
         if learning[0]:
             seen["gradients"].append(torch.cat([each.flatten() for each in gradients]))
+        return clip(gradients, max_norm)
 
     def drawn(tensor: Any, *arguments: Any, generator: Any = None) -> Any:
         tensor = normal(tensor, *arguments, generator=generator)
@@ -141,12 +141,12 @@ def first_update(model: Any, batch: Any = None, noise: Any = ()):
             (batches,) = kept([batches])
         step(batches if rollout else kept(batches), batch_idx)
 
-    optimization.average_over_ranks, torch.Tensor.normal_ = averaged, drawn
+    optimization.clip, torch.Tensor.normal_ = clipped, drawn
     model.end_update, model.training_step = ended, training_step
     try:
         yield seen
     finally:
-        optimization.average_over_ranks, torch.Tensor.normal_ = average, normal
+        optimization.clip, torch.Tensor.normal_ = clip, normal
 
 
 def copied(batch: Any) -> Any:
