@@ -141,7 +141,8 @@ class Transition(NamedTuple):
 
     def mean(self, x: Tensor) -> Tensor:
         """Return the plain mean of `x [B, ...]` over the rows that are learned from, for a metric."""
-        return (x.flatten(1).mean(1) if x.dim() > 1 else x).where(self.weight > 0, 0.0).sum() / (self.weight > 0).sum()
+        x = x.flatten(1).mean(1) if x.dim() > 1 else x
+        return x.where(self.weight > 0, 0.0).sum() / (self.weight > 0).sum() if len(self.successor) else x.sum() / len(x)
 
 
 def tree_leaves(tree: Tree) -> list[Any]:

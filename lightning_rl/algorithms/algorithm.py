@@ -310,12 +310,15 @@ class Algorithm(Run):
             return
         for name, value in values.items():
             found = value.detach() if isinstance(value, Tensor) else value()
+            found = found.float().mean() if found.dim() else found
             # small tensors that outlive an update break up the memory that the large ones of the next could take again
-            self.recorded.setdefault(name, []).append(float(found.float().mean()) if found.is_cpu else found)
+            self.recorded.setdefault(name, []).append(found.item() if found.is_cpu else found)
 
     def means_of_parts(self, weight: Tensor, **values: Tensor) -> dict[str, Tensor]:
         """Return the mean of values `[B, D]`, such as entropies, for each part of a Dict or Tuple action, as `train/<name>/<part>`."""
         distribution = self.network.distribution
+        if not distribution.names:
+            return {}
         means = {name: (weight.unsqueeze(-1) * distribution.leaf_sums(value.detach())).sum(0) for name, value in values.items()}
         return {f"train/{name}/{part}": mean[k] for name, mean in means.items() for k, part in enumerate(distribution.names)}
 

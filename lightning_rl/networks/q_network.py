@@ -153,6 +153,8 @@ class QNetwork(PolicyNetwork):
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
         self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
+        self.passes_observations = memory is None and self.encoder.is_vector
+        """Whether observations, if they are floats, are the features."""
         self.returns = ScalarReturn() if returns is None else returns
         self.outputs = (self.distribution.num_inputs, streams, self.returns.atoms)
         layer = NoisyLinear if noisy else nn.Linear
@@ -173,7 +175,8 @@ class QNetwork(PolicyNetwork):
 
     def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """Return z `[..., n, S, Z]` of each action at normalized observations, see `ReturnHead`."""
-        return self._z(self.memory(self.encoder(obs), memory, episode_start)[0])
+        passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
+        return self._z(obs if passes else self.memory(self.encoder(obs), memory, episode_start)[0])
 
     def _z(self, features: Tensor) -> Tensor:
         return self.head(features).float().unflatten(-1, self.outputs)

@@ -106,7 +106,7 @@ TASKS = [
     (SAC, "hybrid"),
     (TD3, "box"),
 ]
-FAST = {(PPO, "discrete", LSTM), (DQN, "discrete", LSTM), (SAC, "discrete", GRU), (PPO, "discrete", None)}
+FAST = {(PPO, "discrete", LSTM), (DQN, "discrete", LSTM), (PPO, "discrete", None)}
 
 
 @pytest.mark.parametrize(

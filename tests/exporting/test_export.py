@@ -66,7 +66,11 @@ def exported(tmp_path_factory):
     return exported
 
 
-@pytest.mark.parametrize(("case", "format"), [*((case, "onnx") for case in CASES), *((case, "torch") for case in list(CASES)[:2])])
+FAST = {("masks, memory and a nested action", "onnx"), ("images", "onnx"), ("squashed, with memory", "torch")}
+ROWS = [*((case, "onnx") for case in CASES), *((case, "torch") for case in list(CASES)[:2])]
+
+
+@pytest.mark.parametrize(("case", "format"), [pytest.param(*row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS])
 def test_a_file_does_what_the_policy_does(case, format, exported):
     difference, others = play_both(*exported(case, format))
     assert difference <= 1e-5 and others == 0
