@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -92,7 +92,14 @@ class FlatSGD(FlatOptimizer, torch.optim.SGD):
         self.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
 
 
-def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_norm: float, world_size: int) -> tuple[Tensor, bool]:
+def gradient_step(
+    loss: Tensor,
+    optimizer: Optimizer,
+    scaler: GradScaler,
+    max_norm: float,
+    world_size: int,
+    hooks: Callable[..., object] = lambda name, *arguments: None,
+) -> tuple[Tensor, bool]:
     """Go backward, average over ranks, clip, and let the optimizer step, unless a loss or gradient of any rank is NaN or infinite.
 
     Args:
@@ -101,23 +108,28 @@ def gradient_step(loss: Tensor, optimizer: Optimizer, scaler: GradScaler, max_no
         scaler: of 16-bit precision, which looks for infinite gradients itself; a disabled one does nothing.
         max_norm: cut the gradient to this Euclidean norm.
         world_size: number of ranks, each with its own gradient.
+        hooks: calls the hooks of Lightning with a name; before the optimizer's step, gradients are not clipped yet.
 
     Returns:
         The gradient's norm before clipping, and whether loss and gradient were finite.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    hooks("on_before_zero_grad", optimizer)
     for parameter in parameters:
         if isinstance(parameter, FlatParameters):
             parameter.clear()
         else:
             parameter.grad = None
+    hooks("on_before_backward", loss)
     scaler.scale(loss).backward(inputs=[part for each in parameters for part in getattr(each, "parts", (each,))])
+    hooks("on_after_backward")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     loss = loss.detach()
     if world_size > 1:
         loss = loss.clone()  # the caller's stays its own
         average_over_ranks([*gradients, loss])
     scaler.unscale_(optimizer)
+    hooks("on_before_optimizer_step", optimizer)
     norm = clip(gradients, max_norm)
     finite = math.isfinite((loss if scaler.is_enabled() else loss + norm).item())
     if finite:

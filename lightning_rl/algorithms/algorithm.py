@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
-from lightning_rl.callbacks.iteration import TargetNetworkUpdate
+from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, TargetNetworkUpdate, gradient_hooks, overrides
 from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.compiling import CompiledLoss, compiled_losses
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
@@ -202,10 +202,6 @@ class Algorithm(Run):
         """Return off-policy experience: iterations of acting and learning in turn, from a buffer; an actor may act meanwhile."""
         return replay(self, settings, config, actors)
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.recorded.clear()
-        self.count_steps()
-
     def count_steps(self) -> None:
         """Add up the counts of all ranks, where there is something new; all decisions use these numbers.
 
@@ -268,7 +264,7 @@ class Algorithm(Run):
             NotFiniteError: the loss or the norm is NaN or infinite, unless `on_nan` says to go on without this step.
         """
         max_norm = math.inf if self.max_grad_norm is None else self.max_grad_norm
-        norm, finite = gradient_step(loss, optimizer, self.scaler, max_norm, self.trainer.world_size)
+        norm, finite = gradient_step(loss, optimizer, self.scaler, max_norm, self.trainer.world_size, self.hooks)
         if finite:
             self.guard.bad_updates[name] = 0
         else:
@@ -367,6 +363,10 @@ class Algorithm(Run):
         self.guard = self.collector.guard = Guard(self.on_nan, folder, trainer.world_size)
         self.guard.begin(self, self.all_optimizers())
         self.followers = self._callbacks_with("on_update_end")
+        self.hooks = gradient_hooks(trainer, self)
+        for hook in UNUSED_HOOKS:
+            if overrides(self, hook):
+                self.say(f"{name}.{hook} is not called: `step` makes the gradient step, with its hooks {', '.join(GRADIENT_HOOKS)}")
         self.matmul_before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(best_matmul(self.modules(), self.device))
         self.compiled = {name: loss for name, loss in compiled_losses(self).items() if name not in vars(self)}  # else it was replaced
@@ -382,6 +382,7 @@ class Algorithm(Run):
             self.network.normalizer.update(self.collector.random_steps(steps, stop))
 
     def schedule(self, progress: float) -> None:
+        self.recorded.clear()
         for name, schedule in self.schedules.items():
             setattr(self, name, schedule(progress))
         theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler decides there

@@ -103,8 +103,8 @@ class DQN(ReplayFields, Algorithm):
         super().schedule(progress)
         self.network.distribution.epsilon = self.exploration(progress)
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
+    def load_run(self, checkpoint: dict[str, Any]) -> None:
+        super().load_run(checkpoint)
         self.network.distribution.epsilon = self.exploration(min(1.0, self.env_steps / self.max_env_steps))
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import TypeVar
 
 import pytorch_lightning as pl
@@ -17,6 +19,7 @@ from lightning_rl.callbacks.stopping import follow_evaluations
 from lightning_rl.errors import SettingError, check_range
 
 Network = TypeVar("Network", bound=nn.Module)
+LIGHTNING = ("pytorch_lightning.", "lightning.pytorch.")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
@@ -60,12 +63,12 @@ def make_target(online: Network) -> Network:
 
 
 class EndIteration(pl.Callback):
-    """The first of all callbacks, so that those after it evaluate and save a finished iteration."""
+    """The first of all callbacks: lessons and evaluations come next, so that a user's callbacks find a finished iteration."""
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if trainer.precision not in PRECISIONS:
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
-        first = [self, *callbacks_of(trainer, Curriculum)]
+        first = [self, *callbacks_of(trainer, Curriculum), *callbacks_of(trainer, RolloutEvaluator)]
         trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
         follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))
 
@@ -93,6 +96,31 @@ class EndRun(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         self.during = list(trainer.callbacks)  # type: ignore[attr-defined]
         pl_module.end_run()
+
+
+GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+UNUSED_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "training_step_end")
+"""Methods of a LightningModule that are not called where it makes its gradient steps itself."""
+
+
+def gradient_hooks(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[..., object]:
+    """Return what calls the hooks around gradients that callbacks or the module override, by name; nothing where none does."""
+    heard: dict[str, list[Callable[..., object]]] = {name: [] for name in GRADIENT_HOOKS}
+    for name, methods in heard.items():
+        for callback in callbacks_of(trainer, object):
+            if overrides(callback, name):
+                methods.append(partial(getattr(callback, name), trainer, module))
+        if overrides(module, name):
+            methods.append(getattr(module, name))
+    if not any(heard.values()):
+        return lambda name, *arguments: None
+    return lambda name, *arguments: [method(*arguments) for method in heard[name]]
+
+
+def overrides(instance: object, name: str) -> bool:
+    """Return whether a callback or a module has a method of its own in place of Lightning's."""
+    method = getattr(instance, name, None)
+    return method is not None and not getattr(method, "__module__", "").startswith(LIGHTNING)
 
 
 def user_callbacks(callbacks: list[pl.Callback]) -> list[pl.Callback]:

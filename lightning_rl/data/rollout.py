@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,8 @@ class ExperienceDataset(IterableDataset[Any]):
         self.collector, self.iterations = collector, iterations
         self.batch: Any = ()
         """What is being learned from."""
+        self.collected: Callable[[], object] = lambda: None
+        """Called when the environments were stepped, before anyone gets the experience: a run counts the steps."""
 
     def __len__(self) -> int:
         return self.iterations
@@ -82,6 +84,7 @@ class RolloutDataset(ExperienceDataset):
     def __iter__(self) -> Iterator[Rollout]:
         while True:
             self.batch = self.collector.collect()
+            self.collected()
             yield self.batch
 
 

@@ -24,12 +24,19 @@ from lightning_rl.threads import one_thread
 from lightning_rl.training.state import RunLog, random_state, set_random_state
 from lightning_rl.types import State
 
+WORK = {
+    "on_train_start": "start_run",
+    "on_save_checkpoint": "save_run",
+    "on_load_checkpoint": "load_run",
+}
+"""Lightning's hooks in which a run works, and the method that does it before the hook, which is its user's."""
+
 
 class Run(pl.LightningModule):
     """A run: what Lightning drives. One batch is one iteration, and `global_step` counts iterations.
 
     It counts, logs, stops and saves. What learns in it is its subclass's matter: an algorithm by itself, or several of them. The methods of
-    the first section are all that the others ask of it.
+    the first section are all that the others ask of it. Lightning's hooks are free to be overridden, with or without `super()`.
     """
 
     counter = "env_steps"
@@ -49,11 +56,14 @@ class Run(pl.LightningModule):
         """The state of each rank in a checkpoint that is being continued."""
         self.saves_run = True
         """Whether checkpoints hold the run too, and not only what was learned."""
+        self.hooks_in_progress: set[str] = set()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not hasattr(cls.configure_callbacks, "adds_own"):
             cls.configure_callbacks = add_own_callbacks(cls.configure_callbacks)  # type: ignore[method-assign]
+        for hook in WORK.keys() & vars(cls).keys():
+            setattr(cls, hook, work_before(hook, vars(cls)[hook]))
 
     # ---------------------------------------------------------------- what a run asks of its subclass
 
@@ -172,11 +182,22 @@ class Run(pl.LightningModule):
     def train_dataloader(self) -> ExperienceDataset:
         if self.dataset is None:  # Lightning may ask again in each epoch, and the run goes on
             self.dataset = self.experience()
+            self.dataset.collected = self.count_steps
         return self.dataset
 
-    def on_train_start(self) -> None:
-        assert self.collector is not None
+    def start_run(self) -> None:
+        """Prepare everything for the first iteration, or continue a checkpoint's run.
+
+        Raises:
+            SettingError: the Trainer's batches are not this run's experience; or a checkpoint cannot be continued.
+        """
         trainer: Any = self.trainer
+        if self.dataset is None or trainer.train_dataloader is not self.dataset:
+            raise SettingError(
+                f"{type(self).__name__} learns from its own experience: give fit no dataloaders and no datamodule, and return "
+                "super().train_dataloader() from train_dataloader"
+            )
+        assert self.collector is not None
         one_thread()  # in processes that Lightning spawned too
         self._agree_on_count()
         self.log_rows = RunLog(self.log_every, self.count)
@@ -245,12 +266,13 @@ class Run(pl.LightningModule):
 
     # ---------------------------------------------------------------- saving and continuing
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def save_run(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a checkpoint of ours holds besides Lightning's entries."""
         counts = {name: getattr(self, name) for name in self.COUNTS}
         ranks = self._states_of_ranks() if self.saves_run and self.dataset is not None else []
         checkpoint["lightning_rl"] = {"format_version": 1, **self.describe(), **counts, "ranks": ranks}
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def load_run(self, checkpoint: dict[str, Any]) -> None:
         """Continue the checkpoint's counts; a Trainer that continues its run gets everything else too, when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
@@ -320,6 +342,27 @@ class Run(pl.LightningModule):
             if count != counts[0]:
                 begin = f"rank {rank} begins at {count:,} {self.counted} and rank 0 at {counts[0]:,}"
                 raise SettingError(f"{begin}: all must find the same checkpoint, in a folder that their machines share")
+
+
+def work_before(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a hook of Lightning do the run's work first, once, whether the hook calls `super()` or not."""
+
+    @wraps(hook)
+    def both(self: Run, *arguments: Any, **named: Any) -> Any:
+        if name in self.hooks_in_progress:  # called by `super()`
+            return hook(self, *arguments, **named)
+        self.hooks_in_progress.add(name)
+        try:
+            getattr(self, WORK[name])(*arguments, **named)
+            return hook(self, *arguments, **named)
+        finally:
+            self.hooks_in_progress.remove(name)
+
+    return both
+
+
+for name in WORK:
+    setattr(Run, name, work_before(name, getattr(pl.LightningModule, name)))
 
 
 def add_own_callbacks(configure_callbacks: Callable[[Any], Any]) -> Any:

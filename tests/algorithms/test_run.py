@@ -138,7 +138,7 @@ class Lessons(pl.Callback):
         self.seen = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if pl_module.env_steps == pl_module.began:
+        if pl_module.began_at == pl_module.began:
             (evaluator,) = (each for each in trainer.callbacks if isinstance(each, RolloutEvaluator))
             held = [dict(each.lessons) for each in trainer.callbacks if hasattr(each, "lessons")]
             self.seen.append((held, list(evaluator.variants)))
