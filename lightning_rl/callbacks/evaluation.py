@@ -16,7 +16,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.checkpoints import interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
-from lightning_rl.callbacks.stopping import any_rank_must_stop, must_stop, stop_early
+from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, must_stop
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig, single_env_config
@@ -161,11 +161,30 @@ class RolloutEvaluator(pl.Callback):
             self.evaluate(trainer, algorithm)
 
     def evaluate(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Play, each rank its share, log, write the file, and call `on_evaluation_end`; do nothing if a rank is asked to stop."""
+        """Play, each rank its share, log, write the file, and call `on_evaluation_end`; do nothing if a rank is asked to stop.
+
+        To Lightning's callbacks and the module's hooks it is a validation: what they change at its start, such as weights by their mean, is
+        what is judged.
+        """
+        tell(trainer, algorithm, "on_validation_start", "on_validation_epoch_start")
+        try:
+            metrics = self._judge(trainer, algorithm)
+        finally:
+            tell(trainer, algorithm, "on_validation_epoch_end")
+        if metrics is None:
+            return
+        for callback in callbacks_of(trainer, object):
+            if hasattr(callback, "on_evaluation_end"):
+                callback.on_evaluation_end(trainer, algorithm, metrics)
+        check_monitors(trainer, metrics)
+        tell(trainer, algorithm, "on_validation_end")
+
+    def _judge(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> dict[str, float] | None:
+        """Play, and log what was found; return None if a rank is asked to stop."""
         ranks = of_all_ranks(self._play_share(trainer, algorithm))
         played = [each for each in ranks if each is not None]
         if len(played) < len(ranks):  # one was asked to stop
-            return
+            return None
         self.evaluated_at = algorithm.count
         episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
         statistics = algorithm.collector.statistics
@@ -190,10 +209,7 @@ class RolloutEvaluator(pl.Callback):
                 {algorithm.counter: algorithm.count, "seed": e.seed, "return": e.return_, "length": e.length, "success": e.success}
                 for e in episodes
             )
-        for callback in callbacks_of(trainer, object):
-            if hasattr(callback, "on_evaluation_end"):
-                callback.on_evaluation_end(trainer, algorithm, metrics)
-        stop_early(trainer, metrics)
+        return metrics
 
     def _play_share(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[list[Episode]] | None:
         """Return this rank's episodes, then those in each variant; None if it was asked to stop."""
@@ -240,6 +256,15 @@ class MultiEvaluator(RolloutEvaluator):
 
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
         return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop, variant)]
+
+
+def tell(trainer: pl.Trainer, module: AlgorithmRun, *hooks: str) -> None:
+    """Call hooks of Lightning in callbacks, but for its progress bars, which would show batches, and then in the module."""
+    for hook in hooks:
+        for callback in callbacks_of(trainer, object):
+            if hasattr(callback, hook) and not any(base.__name__ == "ProgressBar" for base in type(callback).__mro__):
+                getattr(callback, hook)(trainer, module)
+        getattr(module, hook)()
 
 
 def make_player(

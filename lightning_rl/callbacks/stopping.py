@@ -52,37 +52,44 @@ class StopOnEvaluation(pl.Callback):
 
 
 EVALUATION_METRICS = ("eval/", "val/")
+KNOWN_METRICS = ("eval/mean_reward", "eval/std_reward", "eval/mean_ep_length", "eval/success_rate")
+WAITS_FOR_EPOCHS = ("_check_on_train_epoch_end", "_save_on_train_epoch_end")
+"""Attributes of Lightning's `EarlyStopping` and `ModelCheckpoint`: whether they look at the end of an epoch or of a validation."""
 
 
-def early_stopping(trainer: pl.Trainer) -> list[Any]:
-    """Return each of Lightning's `EarlyStopping` callbacks, of either of its packages."""
-    return [each for each in callbacks_of(trainer, object) if hasattr(each, "_check_on_train_epoch_end")]
+def monitors(trainer: pl.Trainer) -> list[tuple[Any, str]]:
+    """Return Lightning's callbacks, of either of its packages, that watch a metric, and the attribute that says when they look."""
+    found = ((each, name) for each in callbacks_of(trainer, object) for name in WAITS_FOR_EPOCHS if hasattr(each, name))
+    return [(each, name) for each, name in found if getattr(each, "monitor", None) is not None]
 
 
 def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
-    """Let `EarlyStopping` wait for evaluations: to Lightning a run is one epoch, at the end of which it would look once.
+    """Let `EarlyStopping` and `ModelCheckpoint` wait for evaluations: to Lightning a run is one epoch, at whose end they would look once.
 
-    Raise `SettingError` where it would never stop the run: nothing is `evaluated`, or it waits for the end of an epoch that ends the run.
+    Raises:
+        SettingError: a monitored metric is none of an evaluation; or `EarlyStopping` would never stop the run, as nothing is `evaluated` or
+            it waits for the end of an epoch that ends the run.
     """
-    for callback in early_stopping(trainer):
-        follows = callback.monitor.startswith(EVALUATION_METRICS)
+    for callback, name in monitors(trainer):
+        who, follows = type(callback).__name__, callback.monitor.startswith(EVALUATION_METRICS)
         if follows and evaluated:
-            callback._check_on_train_epoch_end = False
-        elif follows or trainer.limit_train_batches == 1.0:
+            if callback.monitor.startswith("eval/") and not callback.monitor.startswith(KNOWN_METRICS):
+                hint = nearest(callback.monitor, KNOWN_METRICS)
+                raise SettingError(f"{who}: monitor {callback.monitor!r} is not a metric of evaluations{hint}")
+            setattr(callback, name, False)
+        elif name == WAITS_FOR_EPOCHS[0] and (follows or trainer.limit_train_batches == 1.0):
             reason = "a run is one epoch" if evaluated else "this run has no evaluations"
             way_out = "monitor eval/mean_reward of an evaluation, or use evaluation.patience"
-            raise SettingError(f"EarlyStopping: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")
+            raise SettingError(f"{who}: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")
 
 
-def stop_early(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
-    """Let `EarlyStopping` decide from an evaluation; raise `SettingError` if evaluations do not have its metric."""
-    for callback in early_stopping(trainer):
-        if callback.monitor in metrics:
-            callback.on_validation_end(trainer, trainer.lightning_module)
-        elif callback.strict and callback.monitor.startswith(EVALUATION_METRICS):
-            raise SettingError(
-                f"EarlyStopping: monitor {callback.monitor!r} is not a metric of evaluations{nearest(callback.monitor, metrics)}"
-            )
+def check_monitors(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+    """Raise `SettingError` if an evaluation does not have the metric that stops the run."""
+    for callback, _ in monitors(trainer):
+        strict = getattr(callback, "strict", False) and callback.monitor.startswith(EVALUATION_METRICS)
+        if strict and callback.monitor not in metrics:
+            who, hint = type(callback).__name__, nearest(callback.monitor, metrics)
+            raise SettingError(f"{who}: monitor {callback.monitor!r} is not a metric of evaluations{hint}")
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)

@@ -44,12 +44,20 @@ from lightning_rl.training.run_folder import (
 )
 from lightning_rl.training.settings import plain
 
+STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
 REFUSED_FLAGS = {
-    "gradient_clip_val": "model.max_grad_norm",
-    "gradient_clip_algorithm": "model.max_grad_norm",
-    "accumulate_grad_batches": "a larger model.batch_size",
+    "gradient_clip_val": (STEPS, "model.max_grad_norm"),
+    "gradient_clip_algorithm": (STEPS, "model.max_grad_norm"),
+    "accumulate_grad_batches": (STEPS, "a larger model.batch_size"),
+    "val_check_interval": (EVALUATES, "evaluation.every_n_env_steps"),
+    "check_val_every_n_epoch": (EVALUATES, "evaluation.every_n_env_steps"),
+    "num_sanity_val_steps": (EVALUATES, "evaluation.every_n_env_steps"),
+    "limit_val_batches": (EVALUATES, "evaluation.episodes"),
+    "limit_test_batches": (EVALUATES, "evaluation.episodes"),
+    "limit_predict_batches": (EVALUATES, "evaluation.episodes"),
+    "overfit_batches": ("experience is made by the policy", "limit_train_batches"),
 }
-"""Flags of Lightning's Trainer that have no effect here, and the setting to use instead."""
+"""Flags of Lightning's Trainer that have no effect here, why, and the setting to use instead."""
 
 
 class Trainer(pl.Trainer):
@@ -101,9 +109,9 @@ class Trainer(pl.Trainer):
         evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
         evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
         checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
-        for flag, instead in REFUSED_FLAGS.items():
-            if kwargs.get(flag) not in (None, 1):
-                raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: algorithms make their own gradient steps; use {instead}")
+        for flag, (reason, instead) in REFUSED_FLAGS.items():
+            if kwargs.get(flag) not in (None, 0, 1):
+                raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: {reason}; use {instead}")
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
         check_flag("trainer.plot", plot)

@@ -78,11 +78,12 @@ def test_lightnings_early_stopping_follows_our_trainers_evaluations(tmp_path):
     assert model.env_steps == 32  # the environment always pays the same
 
 
-def test_early_stopping_that_monitors_nothing_is_refused_in_one_line_at_the_first_evaluation():
+@pytest.mark.parametrize(("monitor", "env_steps"), [("eval/mean_rewrad", 0), ("val/mean_reward", 16)])
+def test_early_stopping_that_monitors_nothing_is_refused_in_one_line_at_the_latest_at_the_first_evaluation(monitor, env_steps):
     model = tiny(PPO, max_env_steps=80)
-    with pytest.raises(SettingError, match=r"^EarlyStopping: monitor 'eval/mean_rewrad' .*; did you mean eval/mean_reward\?$"):
-        fit(model, callbacks=[EarlyStopping("eval/mean_rewrad"), Scores([1, 3, 2, 3, 4])])
-    assert model.env_steps == 16
+    with pytest.raises(SettingError, match=rf"^EarlyStopping: monitor '{monitor}' .*; did you mean eval/mean_reward\?$"):
+        fit(model, callbacks=[EarlyStopping(monitor), Scores([1, 3, 2, 3, 4])])
+    assert model.env_steps == env_steps
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+"""An evaluation is a validation to Lightning's callbacks: they hear it, find its metrics, stop and save by it."""
+
+from __future__ import annotations
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+
+from lightning_rl import PPO, SAC, EvaluationConfig, RolloutEvaluator, SettingError, Trainer, load_policy
+from tests.fitting import tiny
+
+EVERY = EvaluationConfig(every_n_env_steps=16, episodes=2, num_envs=2)
+EVENTS = ("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end")
+
+
+def trainer_of(folder, *callbacks, **settings):
+    """A Trainer that evaluates every iteration of a tiny model."""
+    quiet = {"default_root_dir": folder, "enable_progress_bar": False, "accelerator": "cpu", "evaluation": EVERY}
+    return Trainer(callbacks=list(callbacks), **(quiet | settings))
+
+
+class Heard(pl.Callback):
+    """The events of validations, with the mean return known at each."""
+
+    def __init__(self):
+        self.events = []
+
+    def on_evaluation_end(self, trainer, algorithm, metrics):
+        self.events.append(("on_evaluation_end", float(trainer.callback_metrics["eval/mean_reward"])))
+
+
+for event in EVENTS:
+    setattr(Heard, event, lambda self, trainer, module, event=event: self.events.append((event, mean_return(trainer))))
+
+
+def mean_return(trainer):
+    known = trainer.callback_metrics.get("eval/mean_reward")
+    return None if known is None else float(known)
+
+
+@pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
+def test_callbacks_and_hooks_hear_each_evaluation_and_know_its_metrics_at_the_end(kind, tmp_path):
+    of_module = []
+
+    class Mine(PPO):
+        def on_validation_start(self):
+            of_module.append(self.env_steps)
+
+    heard = Heard()
+    if kind is Trainer:
+        trainer = trainer_of(tmp_path, heard)
+    else:
+        silent = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": -1, "accelerator": "cpu"}
+        trainer = pl.Trainer(default_root_dir=tmp_path, callbacks=[RolloutEvaluator(16, episodes=2, num_envs=2), heard], **silent)
+    trainer.fit(tiny(Mine))
+    assert of_module == [16, 32, 48, 64, 80, 96]
+    names = [name for name, _ in heard.events]
+    assert (
+        names
+        == ["on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_evaluation_end", "on_validation_end"] * 6
+    )
+    known = [value for _, value in heard.events]
+    assert known[:2] == [None, None] and None not in known[2:]
+    assert all(known[k] == known[k + 1] == known[k + 2] for k in range(2, 30, 5))
+
+
+def test_early_stopping_stops_at_the_evaluation_that_reaches_its_threshold(tmp_path):
+    model = tiny(PPO)
+    trainer_of(tmp_path, EarlyStopping("eval/mean_reward", mode="max", stopping_threshold=-1e9)).fit(model)
+    assert model.env_steps == 16
+
+
+def test_model_checkpoint_saves_by_evaluations(tmp_path):
+    saver = ModelCheckpoint(tmp_path / "mine", "{env_steps}", monitor="eval/mean_reward", mode="max", save_top_k=-1)
+    model = tiny(PPO)
+    trainer_of(tmp_path, saver).fit(model)
+    assert len(list((tmp_path / "mine").glob("*.ckpt"))) == 6
+    assert saver.best_model_score == max(saver.best_k_models.values())
+    assert PPO.load_from_checkpoint(saver.best_model_path).env_steps in range(16, 97, 16)
+
+
+def test_the_weights_that_were_judged_are_those_of_the_best_checkpoint(tmp_path):
+    judged = []
+
+    class Watched(RolloutEvaluator):
+        def play(self, algorithm, *arguments):
+            judged.append({name: value.clone() for name, value in algorithm.network.state_dict().items()})
+            return super().play(algorithm, *arguments)
+
+    model = tiny(PPO, learning_rate=0.01)
+    trainer = trainer_of(tmp_path, Watched(16, episodes=2, num_envs=2), EMAWeightAveraging(decay=0.9, update_every_n_steps=1))
+    trainer.fit(model)
+    kept = load_policy(trainer.run_folder / "checkpoints" / "best.ckpt").network.state_dict()
+    final = model.network.state_dict()
+    assert any(all(torch.equal(weights[name], kept[name]) for name in kept) for weights in judged)
+    assert any(not torch.equal(judged[-2][name], final[name]) for name in final)
+
+
+@pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
+def test_a_monitor_that_no_evaluation_has_is_refused_at_the_start(kind, tmp_path):
+    model = tiny(SAC)
+    with pytest.raises(
+        SettingError, match="^(EarlyStopping|ModelCheckpoint): monitor 'eval/mean_rewrad' is not a .* did you mean eval/mean_reward"
+    ):
+        trainer_of(tmp_path, kind(monitor="eval/mean_rewrad")).fit(model)
+    assert model.env_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "instead"),
+    [
+        ("val_check_interval", 0.5, "evaluation.every_n_env_steps"),
+        ("check_val_every_n_epoch", 3, "evaluation.every_n_env_steps"),
+        ("num_sanity_val_steps", 2, "evaluation.every_n_env_steps"),
+        ("limit_val_batches", 7, "evaluation.episodes"),
+        ("limit_test_batches", 7, "evaluation.episodes"),
+        ("limit_predict_batches", 0.5, "evaluation.episodes"),
+        ("overfit_batches", 3, "limit_train_batches"),
+    ],
+)
+def test_flags_that_would_do_nothing_name_the_setting_to_use(flag, value, instead, tmp_path):
+    with pytest.raises(SettingError, match=f"^trainer.{flag} {value!r}: .*; use {instead}$"):
+        trainer_of(tmp_path, **{flag: value})
