@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 
-from lightning_rl import PPO, SAC, EvaluationConfig, RolloutEvaluator, SettingError, Trainer, load_policy
-from tests.fitting import tiny
+from lightning_rl import PPO, SAC, EvaluationConfig, Policy, RolloutEvaluator, SettingError, Trainer, evaluate, load_policy
+from tests.fitting import ALL, tiny
 
 EVERY = EvaluationConfig(every_n_env_steps=16, episodes=2, num_envs=2)
 EVENTS = ("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end")
@@ -100,9 +101,7 @@ def test_the_weights_that_were_judged_are_those_of_the_best_checkpoint(tmp_path)
 @pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
 def test_a_monitor_that_no_evaluation_has_is_refused_at_the_start(kind, tmp_path):
     model = tiny(SAC)
-    with pytest.raises(
-        SettingError, match="^(EarlyStopping|ModelCheckpoint): monitor 'eval/mean_rewrad' is not a .* did you mean eval/mean_reward"
-    ):
+    with pytest.raises(SettingError, match=rf"^{kind.__name__}: monitor 'eval/mean_rewrad' is not .*; did you mean eval/mean_reward\?$"):
         trainer_of(tmp_path, kind(monitor="eval/mean_rewrad")).fit(model)
     assert model.env_steps == 0
 
@@ -122,3 +121,72 @@ def test_a_monitor_that_no_evaluation_has_is_refused_at_the_start(kind, tmp_path
 def test_flags_that_would_do_nothing_name_the_setting_to_use(flag, value, instead, tmp_path):
     with pytest.raises(SettingError, match=f"^trainer.{flag} {value!r}: .*; use {instead}$"):
         trainer_of(tmp_path, **{flag: value})
+
+
+# ---------------------------------------------------------------- the best checkpoint, validate, test, predict
+
+
+def test_the_checkpoint_callback_knows_its_files_and_score(tmp_path):
+    trainer = trainer_of(tmp_path)
+    assert (trainer.checkpoint_callback.best_model_path, trainer.checkpoint_callback.best_model_score) == ("", None)
+    trainer.fit(tiny(PPO))
+    saver, folder = trainer.checkpoint_callback, trainer.run_folder / "checkpoints"
+    assert (saver.best_model_path, saver.last_model_path) == (str(folder / "best.ckpt"), str(folder / "last.ckpt"))
+    assert saver.monitor == "eval/mean_reward" and float(saver.best_model_score) >= mean_return(trainer)
+
+
+class Uploads(pl.loggers.Logger):
+    """A logger that is told of checkpoints."""
+
+    name, version = "uploads", 0
+
+    def __init__(self):
+        self.told = []
+
+    def log_hyperparams(self, *_):
+        pass
+
+    def log_metrics(self, *_, **__):
+        pass
+
+    def after_save_checkpoint(self, checkpoint_callback):
+        self.told.append((checkpoint_callback.best_model_path, checkpoint_callback.last_model_path))
+
+
+def test_loggers_are_told_of_each_checkpoint(tmp_path):
+    uploads = Uploads()
+    trainer = trainer_of(tmp_path, logger=uploads)
+    trainer.fit(tiny(PPO))
+    folder = trainer.run_folder / "checkpoints"
+    assert uploads.told[0] == (str(folder / "best.ckpt"), "")
+    assert uploads.told[-1] == (str(folder / "best.ckpt"), str(folder / "last.ckpt"))
+
+
+@pytest.mark.parametrize("algorithm", [PPO, SAC])
+def test_validate_test_and_predict_play_with_the_weights_asked_for(algorithm, tmp_path):
+    model = tiny(algorithm, "CartPole-v1", learning_rate=0.05)
+    trainer = trainer_of(tmp_path)
+    trainer.fit(model)
+    (validated,) = trainer.validate(model)
+    assert validated["eval/mean_reward"] == mean_return(trainer)
+    episodes = trainer.predict(model)
+    assert [episode.seed for episode in episodes] == [10_000, 10_001]
+    assert sum(episode.return_ for episode in episodes) / 2 == validated["eval/mean_reward"]
+    (best,) = trainer.validate(ckpt_path="best")
+    assert best["eval/mean_reward"] == float(trainer.checkpoint_callback.best_model_score)
+    (tested,) = trainer.test(ckpt_path=trainer.checkpoint_callback.best_model_path)
+    assert tested["test/mean_reward"] == evaluate(trainer.checkpoint_callback.best_model_path)["return_mean"]
+    assert set(tested) == {"test/mean_reward", "test/std_reward", "test/mean_ep_length"}
+
+
+def test_the_best_of_a_trainer_that_saved_nothing_is_one_line(tmp_path):
+    for play in ("validate", "test", "predict", "fit"):
+        with pytest.raises(SettingError, match="^ckpt_path best: this Trainer has saved none; fit first, or name a file$"):
+            getattr(trainer_of(tmp_path), play)(tiny(PPO), ckpt_path="best")
+
+
+@pytest.mark.parametrize("algorithm", ALL)
+def test_calling_an_algorithm_returns_the_deterministic_actions_of_its_policy(algorithm):
+    model = tiny(algorithm)
+    obs = np.stack([model.spaces.observation.sample() for _ in range(3)])
+    assert np.array_equal(model(obs), Policy(model.network, model.spaces).act(obs)[0])

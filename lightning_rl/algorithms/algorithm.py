@@ -37,7 +37,7 @@ from lightning_rl.training.loading import load, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import Range, check_names, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
-from lightning_rl.types import Experience, Rollout, State, Transition
+from lightning_rl.types import Experience, Rollout, State, Transition, Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 Metric = Tensor | Callable[[], Tensor]
 
@@ -191,6 +191,19 @@ class Algorithm(Run):
     def load_from_checkpoint(cls, checkpoint_path: Any, map_location: Any = "cpu", **overrides: Any) -> Any:  # type: ignore[override]
         """Load the algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
         return load(checkpoint_path, cls, Algorithm, map_location, **overrides)
+
+    @torch.no_grad()
+    def forward(self, obs: Tree, action_mask: Tree = ()) -> Tree:
+        """Return the deterministic actions of the environment, as arrays, for observations `[N, ...]` as it returns them.
+
+        A policy with a memory acts as at the beginning of an episode; `lightning_rl.Policy` remembers.
+        """
+        obs = tree_to_torch(obs, self.device)
+        num = len(tree_leaves(obs)[0])
+        start = torch.ones(num, dtype=torch.bool, device=self.device)
+        memory, mask = tree_to_torch(self.network.initial_memory(num), self.device), tree_to_torch(action_mask, self.device)
+        action, _ = self.network.sample(obs, memory, start, mask, deterministic=True)
+        return self.network.distribution.to_env(tree_to_numpy(action))
 
     # ---------------------------------------------------------------- experience
 

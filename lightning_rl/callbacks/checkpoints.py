@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Checkpoint
+from torch import Tensor
 
-from lightning_rl.callbacks.protocols import AlgorithmRun
+from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.checkpoints.segments import SegmentStore, size_of
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
@@ -76,7 +79,7 @@ class BestModel(Checkpoint):
         check_choice("checkpoint.mode", mode or "max", ("max", "min"))
         if not isinstance(monitor, str):
             raise SettingError(f"checkpoint.monitor must be the name of a metric such as eval/mean_reward, got {monitor!r}")
-        self.folder, self.monitor = folder, monitor
+        self.folder, self.monitor, self.best = folder, monitor, -math.inf
         self.mode = mode or ("min" if monitor.endswith("loss") else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -87,6 +90,28 @@ class BestModel(Checkpoint):
         """Return the file of the best weights."""
         assert self.folder is not None
         return self.folder / "best.ckpt"
+
+    # what Lightning, its loggers and their users ask of a `ModelCheckpoint`
+
+    save_top_k, save_last = 1, True
+
+    @property
+    def best_model_path(self) -> str:
+        """Return the file of the best weights; empty while there is none."""
+        return str(self.path) if self.folder is not None and self.path.is_file() else ""
+
+    @property
+    def best_model_score(self) -> Tensor | None:
+        """Return the best value of the monitored metric so far."""
+        return torch.tensor(self.best if self.mode == "max" else -self.best) if math.isfinite(self.best) else None
+
+    current_score = best_model_score
+
+    @property
+    def last_model_path(self) -> str:
+        """Return the newest checkpoint of the run; empty while there is none."""
+        last = None if self.folder is None else self.folder / "last.ckpt"
+        return str(last) if last is not None and last.is_file() else ""
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one; raise `SettingError` if it has no metric of that name."""
@@ -187,8 +212,13 @@ class SaveCheckpoints(Checkpoint):
 
 
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
-    """Save a checkpoint, and return whether that succeeded."""
-    return succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
+    """Save a checkpoint, tell loggers, which may upload it, and return whether that succeeded."""
+    saved = succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
+    best = next(iter(callbacks_of(trainer, BestModel)), None)
+    if saved and best is not None and trainer.is_global_zero:
+        for logger in trainer.loggers:
+            logger.after_save_checkpoint(best)  # type: ignore[arg-type]  # which looks like one
+    return saved
 
 
 def succeeds(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], waits: bool = False) -> bool:

@@ -192,14 +192,7 @@ class RolloutEvaluator(pl.Callback):
         self.reports_success |= statistics.reports_success or any(each.success is not None for each in episodes)
         if self.reports_success:  # an episode that does not report it is a failure
             episodes = [episode._replace(success=episode.success or 0.0) for episode in episodes]
-        returns = [episode.return_ for episode in episodes]
-        metrics = {
-            "eval/mean_reward": float(np.mean(returns)),
-            "eval/std_reward": float(np.std(returns)),
-            "eval/mean_ep_length": float(np.mean([episode.length for episode in episodes])),
-        }
-        if self.reports_success:
-            metrics["eval/success_rate"] = float(np.mean([episode.success for episode in episodes]))
+        metrics = metrics_of(episodes)
         for name, each in zip(self.variants, others, strict=True):
             metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in each]))
         metrics |= algorithm.validate()
@@ -256,6 +249,19 @@ class MultiEvaluator(RolloutEvaluator):
 
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
         return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop, variant)]
+
+
+def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, float]:
+    """Return the metrics of an evaluation, `<group>/mean_reward` and others, with a success rate if any episode reports its success."""
+    returns, successes = [episode.return_ for episode in episodes], [episode.success for episode in episodes]
+    metrics = {
+        "mean_reward": np.mean(returns),
+        "std_reward": np.std(returns),
+        "mean_ep_length": np.mean([each.length for each in episodes]),
+    }
+    if any(success is not None for success in successes):
+        metrics["success_rate"] = np.mean([success or 0.0 for success in successes])
+    return {f"{group}/{name}": float(value) for name, value in metrics.items()}
 
 
 def tell(trainer: pl.Trainer, module: AlgorithmRun, *hooks: str) -> None:
