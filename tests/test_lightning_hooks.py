@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -9,6 +11,8 @@ import torch
 from lightning_rl import A2C, DQN, PPO, SAC, EvaluationConfig, SettingError, Trainer, load_policy
 from tests.fitting import fit, tiny, weights
 
+NUMBERS = count()
+"""A checkpoint finds its class by the name."""
 HOOKS = (
     *("setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_train_batch_end"),
     *("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown", "prepare_data", "on_save_checkpoint", "on_load_checkpoint"),
@@ -23,7 +27,7 @@ def overriding(algorithm):
         return lambda self, *_, **__: heard.append((name, self.env_steps))
 
     methods = {name: hook(name) for name in HOOKS} | {"configure_callbacks": lambda self: []}
-    return type("Mine", (algorithm,), methods), heard
+    return type(f"Overriding{next(NUMBERS)}", (algorithm,), methods), heard
 
 
 @pytest.mark.parametrize("algorithm", [PPO, SAC, DQN])

@@ -55,8 +55,8 @@ CASES = [
     pytest.param(PPO, {"id": "CartPole-v1"}, {"normalize_obs": "running", "normalize_reward": True}, id="PPO CartPole"),
     pytest.param(PPO, {"id": "CartPole-v1", "vectorization": "async"}, {}, id="PPO CartPole async"),
     pytest.param(PPO, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {}, id="PPO Pendulum NEXT_STEP"),
-    pytest.param(PPO, {"id": "LunarLander-v3"}, {}, id="PPO LunarLander"),
-    pytest.param(PPO, {"id": "HalfCheetah-v5", "max_episode_steps": 40}, {}, id="PPO HalfCheetah"),
+    pytest.param(PPO, {"id": "LunarLander-v3"}, {}, id="PPO LunarLander", marks=pytest.mark.slow),
+    pytest.param(PPO, {"id": "HalfCheetah-v5", "max_episode_steps": 40}, {}, id="PPO HalfCheetah", marks=pytest.mark.slow),
     pytest.param(PPO, {"id": "ALE/Pong-v5", "atari": True}, {"net_arch": [], "encoder": "simple"}, id="PPO Pong", marks=pytest.mark.slow),
     pytest.param(
         PPO,

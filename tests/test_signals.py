@@ -44,7 +44,7 @@ def children(process):
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGUSR1, signal.SIGHUP))],
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP))],
     ids=lambda number: number.name,
 )
 def test_a_signal_ends_a_run_within_an_iteration_saves_it_and_says_how_to_go_on(folder, number):

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from inspect import currentframe
+from types import FrameType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pytorch_lightning as pl
@@ -188,9 +190,26 @@ class Algorithm(Run):
         return {**settings, "streams": len(self.reward_signals)}
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, map_location: Any = "cpu", **overrides: Any) -> Any:  # type: ignore[override]
-        """Load the algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: Any, map_location: Any = "cpu", hparams_file: None = None, strict: bool = True, **overrides: Any
+    ) -> Any:
+        """Load the algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones.
+
+        Lightning's `weights_only` changes nothing: our checkpoints hold plain data only.
+        """
+        if hparams_file is not None or strict is False:
+            raise SettingError(
+                "load_from_checkpoint: a checkpoint holds its settings and all weights; trainer.fit(init_from=…) takes what fits"
+            )
+        overrides.pop("weights_only", None)
         return load(checkpoint_path, cls, Algorithm, map_location, **overrides)
+
+    def save_hyperparameters(self, *args: object, frame: FrameType | None = None, **kwargs: object) -> None:
+        """Save more than the settings, which are saved in any case, also those of a subclass; as Lightning does, but as plain data."""
+        more = [each for each in args if not (isinstance(each, str) and each in self.hparams)]
+        if more:
+            super().save_hyperparameters(*more, frame=frame or currentframe().f_back, **kwargs)  # type: ignore
+            self.hparams.update(plain(dict(self.hparams)))
 
     @torch.no_grad()
     def forward(self, obs: Tree, action_mask: Tree = ()) -> Tree:

@@ -19,6 +19,12 @@ from lightning_rl.callbacks.stopping import follow_evaluations
 from lightning_rl.errors import SettingError, check_range
 
 Network = TypeVar("Network", bound=nn.Module)
+REFUSED_CALLBACKS = {
+    "BatchSizeFinder": "batch_size or num_envs",
+    "LearningRateFinder": "learning_rate",
+    "GradientAccumulationScheduler": "a larger batch_size",
+}
+"""Callbacks of Lightning that cannot work here, and the setting to use."""
 LIGHTNING = ("pytorch_lightning.", "lightning.pytorch.")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
@@ -124,7 +130,14 @@ def overrides(instance: object, name: str) -> bool:
 
 
 def user_callbacks(callbacks: list[pl.Callback]) -> list[pl.Callback]:
-    """Return a Trainer's callbacks without those of the previous model; what was added or removed since its run stays so."""
+    """Return a Trainer's callbacks without those of the previous model; what was added or removed since its run stays so.
+
+    Raises:
+        SettingError: one of them cannot work with an algorithm.
+    """
+    for callback in callbacks:
+        if instead := REFUSED_CALLBACKS.get(type(callback).__name__):
+            raise SettingError(f"{type(callback).__name__}: algorithms make their own batches and gradient steps; use {instead}")
     last = next((each for each in callbacks if isinstance(each, EndRun)), None)
     if last is None:
         return list(callbacks)

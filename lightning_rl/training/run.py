@@ -344,17 +344,17 @@ class Run(pl.LightningModule):
                 raise SettingError(f"{begin}: all must find the same checkpoint, in a folder that their machines share")
 
 
-def work_before(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+def work_before(name: str, hook: Callable[..., object]) -> Callable[..., object]:
     """Make a hook of Lightning do the run's work first, once, whether the hook calls `super()` or not."""
 
     @wraps(hook)
-    def both(self: Run, *arguments: Any, **named: Any) -> Any:
+    def both(self: Run, *arguments: object) -> object:
         if name in self.hooks_in_progress:  # called by `super()`
-            return hook(self, *arguments, **named)
+            return hook(self, *arguments)
         self.hooks_in_progress.add(name)
         try:
-            getattr(self, WORK[name])(*arguments, **named)
-            return hook(self, *arguments, **named)
+            getattr(self, WORK[name])(*arguments)
+            return hook(self, *arguments)
         finally:
             self.hooks_in_progress.remove(name)
 

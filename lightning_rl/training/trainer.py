@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,19 +18,19 @@ from pytorch_lightning.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADER
 
 from lightning_rl.actors.processes import leave_the_program
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
-from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator, metrics_of
+from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.recording import PlotCurve
 from lightning_rl.callbacks.stopping import StopOnEvaluation, StopOnSignal
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
-from lightning_rl.data.episodes import Episode
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, quiet_tensorboard
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
+from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
 from lightning_rl.training.run import Run
 from lightning_rl.training.run_folder import (
@@ -62,7 +61,7 @@ REFUSED_FLAGS = {
 """Flags of Lightning's Trainer that have no effect here, why, and the setting to use instead."""
 
 
-class Trainer(pl.Trainer):
+class Trainer(EvaluatingTrainer):
     """Lightning's Trainer, bringing a run folder, loggers, evaluation, best and last checkpoints, a progress bar and stopping.
 
     A run is stored in `<default_root_dir>/<algorithm>/<environment>/version_<n>/`: `config.yaml`, `metrics.csv`, `evaluations.csv`,
@@ -79,6 +78,8 @@ class Trainer(pl.Trainer):
         run_name: the folder of the run, instead of `version_<n>`.
         plot: draw `curve.png` into the run's folder at each evaluation; needs the extra `plots`.
         max_epochs: runs end at the algorithm's `max_env_steps` or `max_updates`; -1 sets no other end.
+        devices: how many learn together; more than one only where they are asked for, -1 or `auto`: all. torchrun decides by itself.
+        barebones: train without evaluations, checkpoints, loggers and progress bar.
         log_every_n_steps: iterations between rows of what others log through Lightning; ours follow the algorithm's `log_interval`.
     """
 
@@ -105,9 +106,14 @@ class Trainer(pl.Trainer):
         enable_model_summary: bool | None = False,
         log_every_n_steps: int | None = 1,
         fast_dev_run: int | bool = False,
+        devices: list[int] | str | int = 1,
+        barebones: bool = False,
         plugins: Any = None,
         **kwargs: Any,
     ) -> None:
+        if barebones:
+            evaluation = checkpoint = log_every_n_steps = None
+            logger, enable_progress_bar = logger or False, enable_progress_bar or False
         evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
         evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
         checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
@@ -166,6 +172,8 @@ class Trainer(pl.Trainer):
             enable_model_summary=enable_model_summary,
             log_every_n_steps=log_every_n_steps,
             fast_dev_run=fast_dev_run,
+            devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if devices == 1 else devices,  # torchrun says how many it started
+            barebones=barebones,
             **kwargs,
         )
         self.given_loggers = self.loggers
@@ -199,12 +207,14 @@ class Trainer(pl.Trainer):
             force: start again in the folder `run_name` although there is a run in it, which is deleted.
         """
         leave_the_program()
+        if isinstance(getattr(model, "_orig_mod", None), Run):
+            raise SettingError("torch.compile(algorithm) would compile the whole run; set compile to true instead")
         if not isinstance(model, Run):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
             return
         if ckpt_path is not None and init_from is not None:
             raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
-        ckpt_path = self._saved("best") if ckpt_path == "best" else ckpt_path
+        ckpt_path = self.saved("best") if ckpt_path == "best" else ckpt_path
         for name, path in {"ckpt_path": ckpt_path or "", "init_from": init_from or ""}.items():
             check_path(name, path)
         with ExitStack() as stack:
@@ -241,60 +251,6 @@ class Trainer(pl.Trainer):
                     self._print_summary(model)
         if self.stop.received is not None:
             self._end_program(model)
-
-    def validate(self, model: Any = None, dataloaders: Any = None, ckpt_path: str | Path | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Play the episodes of an evaluation of the run. Return its metrics, `eval/mean_reward` and others, in a list of one.
-
-        Args:
-            model: the algorithm; default: that of the last `fit`.
-            dataloaders, args, kwargs: Lightning's, for modules that are no algorithms.
-            ckpt_path: a checkpoint, or `best` or `last` of the last `fit`, whose weights the algorithm takes first; None leaves its own.
-        """
-        judged = self._judged(model, ckpt_path)
-        if judged is None:
-            return super().validate(model, dataloaders, ckpt_path, *args, **kwargs)
-        return [metrics_of(self._play(judged))]
-
-    def test(self, model: Any = None, dataloaders: Any = None, ckpt_path: str | Path | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Play 100 episodes that no evaluation of a run has seen, as `lightning-rl evaluate` does, and return metrics as `validate` does,
-        `test/mean_reward` and others.
-        """
-        judged = self._judged(model, ckpt_path)
-        if judged is None:
-            return super().test(model, dataloaders, ckpt_path, *args, **kwargs)
-        return [metrics_of(self._play(judged, episodes=100, seed=20_000), "test")]
-
-    def predict(self, model: Any = None, *args: Any, ckpt_path: str | Path | None = None, **kwargs: Any) -> Any:
-        """Play the episodes of an evaluation, and return them as `Episode`s; arguments as in `validate`."""
-        judged = self._judged(model, ckpt_path)
-        if judged is None:
-            return super().predict(model, *args, ckpt_path=ckpt_path, **kwargs)  # type: ignore[misc]
-        return self._play(judged)
-
-    def _judged(self, model: Any, ckpt_path: str | Path | None) -> Run | None:
-        """Return the algorithm to play, with the weights of a checkpoint; None for a module that is no algorithm."""
-        judged = self.lightning_module if model is None else model
-        if not isinstance(judged, Run):
-            return None
-        if ckpt_path is not None:
-            for line in take_weights(judged, self._saved(ckpt_path)):
-                raise SettingError(line.replace("init_from", f"ckpt_path {str(ckpt_path)!r}"))
-        return judged
-
-    def _saved(self, ckpt_path: str | Path) -> str | Path:
-        """Return the file that `best` or `last` stands for, or the path itself; raise `SettingError` if the last `fit` saved none."""
-        if ckpt_path not in ("best", "last"):
-            return ckpt_path
-        saver = next(iter(callbacks_of(self, BestModel)), None)
-        found = "" if saver is None else saver.best_model_path if ckpt_path == "best" else saver.last_model_path
-        if not found:
-            raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved none; fit first, or name a file")
-        return found
-
-    def _play(self, model: Any, **changes: int) -> list[Episode]:
-        evaluator = copy(next(iter(callbacks_of(self, RolloutEvaluator)), None) or RolloutEvaluator())
-        vars(evaluator).update(changes)
-        return evaluator.play(model.to(self.strategy.root_device))
 
     def _choose_folder(self, model: Run, ckpt_path: str | Path | None, force: bool, stack: ExitStack) -> tuple[Path, str | Path | None]:
         """Return the run's folder, locked until the stack is left if the run writes files, and the checkpoint to continue from."""

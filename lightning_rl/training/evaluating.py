@@ -1,0 +1,101 @@
+"""`validate`, `test` and `predict` of a Trainer: play episodes with an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities.types import EVAL_DATALOADERS
+
+from lightning_rl.callbacks.checkpoints import BestModel
+from lightning_rl.callbacks.evaluation import RolloutEvaluator, metrics_of
+from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.data.episodes import Episode
+from lightning_rl.errors import SettingError
+from lightning_rl.training.loading import take_weights
+from lightning_rl.training.run import Run
+
+
+class EvaluatingTrainer(pl.Trainer):
+    """Lightning's Trainer whose `validate`, `test` and `predict` play episodes where the module is an algorithm."""
+
+    def validate(
+        self,
+        model: pl.LightningModule | None = None,
+        dataloaders: EVAL_DATALOADERS | None = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: pl.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Mapping[str, float]]:
+        """Play the episodes of an evaluation of the run. Return its metrics, `eval/mean_reward` and others, in a list of one.
+
+        Args:
+            model: the algorithm; default: that of the last `fit`.
+            dataloaders, verbose, datamodule, weights_only: Lightning's, for modules that are no algorithms.
+            ckpt_path: a checkpoint, or `best` or `last` of the last `fit`, whose weights the algorithm takes first; None leaves its own.
+        """
+        judged = self._judged(model, ckpt_path)
+        if judged is None:
+            return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        return [metrics_of(self._play(judged))]
+
+    def test(
+        self,
+        model: pl.LightningModule | None = None,
+        dataloaders: EVAL_DATALOADERS | None = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: pl.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Mapping[str, float]]:
+        """Play 100 episodes that no evaluation of a run has seen, as `lightning-rl evaluate` does. Return metrics as `validate` does,
+        `test/mean_reward` and others; arguments as there.
+        """
+        judged = self._judged(model, ckpt_path)
+        if judged is None:
+            return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        return [metrics_of(self._play(judged, episodes=100, seed=20_000), "test")]
+
+    def predict(
+        self,
+        model: pl.LightningModule | None = None,
+        dataloaders: EVAL_DATALOADERS | None = None,
+        datamodule: pl.LightningDataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Episode] | None:
+        """Play the episodes of an evaluation, and return them as `Episode`s; arguments as in `validate`."""
+        judged = self._judged(model, ckpt_path)
+        if judged is None:
+            return super().predict(model, dataloaders, datamodule, return_predictions, ckpt_path, weights_only)  # type: ignore[return-value]
+        return self._play(judged)
+
+    def _judged(self, model: pl.LightningModule | None, ckpt_path: str | Path | None) -> Run | None:
+        """Return the algorithm to play, with the weights of a checkpoint; None for a module that is no algorithm."""
+        judged = self.lightning_module if model is None else model
+        if not isinstance(judged, Run):
+            return None
+        if ckpt_path is not None:
+            for line in take_weights(judged, self.saved(ckpt_path)):
+                raise SettingError(line.replace("init_from", f"ckpt_path {str(ckpt_path)!r}"))
+        return judged
+
+    def saved(self, ckpt_path: str | Path) -> str | Path:
+        """Return the file that `best` or `last` stands for, or the path itself; raise `SettingError` if the last `fit` saved none."""
+        if ckpt_path not in ("best", "last"):
+            return ckpt_path
+        saver = next(iter(callbacks_of(self, BestModel)), None)
+        found = "" if saver is None else saver.best_model_path if ckpt_path == "best" else saver.last_model_path
+        if not found:
+            raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved none; fit first, or name a file")
+        return found
+
+    def _play(self, model: Any, **changes: int) -> list[Episode]:
+        evaluator = copy(next(iter(callbacks_of(self, RolloutEvaluator)), None) or RolloutEvaluator())
+        vars(evaluator).update(changes)
+        return evaluator.play(model.to(self.strategy.root_device))

@@ -1,0 +1,71 @@
+"""Flags, callbacks and idioms of Lightning: each works, or one line says what to use."""
+
+from __future__ import annotations
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
+
+from lightning_rl import PPO, SAC, EnvConfig, SettingError, Trainer
+from tests.fitting import fit, tiny, weights
+
+
+@pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
+def test_a_barebones_trainer_learns_the_same_and_leaves_nothing(kind, tmp_path, capsys):
+    plain, bare = tiny(PPO), tiny(PPO)
+    fit(plain)
+    kind(barebones=True, default_root_dir=tmp_path, accelerator="cpu", max_epochs=-1).fit(bare)
+    assert torch.equal(weights(plain), weights(bare)) and list(tmp_path.iterdir()) == []
+
+
+def test_one_device_learns_unless_more_are_asked_for(monkeypatch):
+    assert Trainer(accelerator="cpu").num_devices == 1
+    assert Trainer(accelerator="cpu", devices=2, strategy="ddp").num_devices == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")  # as torchrun sets it
+    assert Trainer(accelerator="cpu", strategy="ddp").num_devices == 3
+
+
+@pytest.mark.parametrize(
+    ("callback", "instead"),
+    [
+        (BatchSizeFinder(), "batch_size or num_envs"),
+        (LearningRateFinder(), "learning_rate"),
+        (GradientAccumulationScheduler({0: 2}), "a larger batch_size"),
+    ],
+)
+def test_callbacks_that_cannot_work_name_the_setting_to_use(callback, instead, tmp_path):
+    model = tiny(PPO)
+    with pytest.raises(SettingError, match=rf"^{type(callback).__name__}: .*; use {instead}$"):
+        Trainer(default_root_dir=tmp_path, callbacks=[callback], accelerator="cpu").fit(model)
+    assert model.env_steps == 0
+
+
+def test_a_compiled_module_is_refused_in_one_line(tmp_path):
+    with pytest.raises(SettingError, match=r"set compile to true instead$"):
+        Trainer(default_root_dir=tmp_path, accelerator="cpu").fit(torch.compile(tiny(PPO)))
+
+
+@pytest.mark.parametrize("given", [[], ["factor"], [{"note": EnvConfig("Pendulum-v1")}]])
+def test_a_subclass_may_save_its_hyperparameters_as_lightning_shows(given, tmp_path):
+    class Saving(SAC):
+        def __init__(self, env, *, factor: float = 2.0, **common):
+            super().__init__(env, **common)
+            self.save_hyperparameters(*given)
+            self.factor = factor
+
+    model = Saving(EnvConfig("Pendulum-v1", num_envs=2), learning_starts=16, max_env_steps=64, steps_per_iteration=16, net_arch=[8])
+    trainer = Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False, accelerator="cpu")
+    trainer.fit(model)
+    assert model.hparams["factor"] == 2.0 and model.hparams["env"]["id"] == "Pendulum-v1"
+    if given and isinstance(given[0], dict):
+        assert model.hparams["note"]["id"] == "Pendulum-v1"
+        return
+    loaded = Saving.load_from_checkpoint(trainer.run_folder / "checkpoints" / "last.ckpt", strict=True, weights_only=True)
+    assert torch.equal(weights(loaded), weights(model))
+
+
+@pytest.mark.parametrize("argument", [{"strict": False}, {"hparams_file": "hparams.yaml"}])
+def test_arguments_of_lightnings_loading_that_have_no_meaning_here_are_refused_in_one_line(argument, tmp_path):
+    with pytest.raises(SettingError, match="init_from"):
+        PPO.load_from_checkpoint(tmp_path / "a.ckpt", **argument)
