@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
+from pytorch_lightning.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, LearningRateMonitor
+from pytorch_lightning.loggers import CSVLogger
 
 from lightning_rl import PPO, SAC, EnvConfig, SettingError, Trainer
 from tests.fitting import fit, tiny, weights
@@ -69,3 +72,23 @@ def test_a_subclass_may_save_its_hyperparameters_as_lightning_shows(given, tmp_p
 def test_arguments_of_lightnings_loading_that_have_no_meaning_here_are_refused_in_one_line(argument, tmp_path):
     with pytest.raises(SettingError, match="init_from"):
         PPO.load_from_checkpoint(tmp_path / "a.ckpt", **argument)
+
+
+def test_what_lightning_and_a_subclass_log_stands_over_environment_steps(tmp_path):
+    class Logging(PPO):
+        def training_step(self, batch, batch_idx):
+            super().training_step(batch, batch_idx)
+            self.log("mine", float(batch_idx))
+
+    model = tiny(Logging)
+    logger = CSVLogger(tmp_path / "csv")
+    callbacks = [LearningRateMonitor("step")]
+    Trainer(
+        default_root_dir=tmp_path, evaluation=None, logger=logger, callbacks=callbacks, enable_progress_bar=False, accelerator="cpu"
+    ).fit(model)
+    with open(f"{logger.log_dir}/metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    steps = {name: [int(row["step"]) for row in rows if row.get(name)] for name in ("mine", "train/loss", "lr-FlatAdam")}
+    assert steps["mine"] == [16, 32, 48, 64, 80, 96]
+    assert steps["train/loss"] == steps["mine"]
+    assert steps["lr-FlatAdam"] == [0, 17, 33, 49, 65, 81]  # where an iteration begins
