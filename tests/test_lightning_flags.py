@@ -8,6 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, LearningRateMonitor
+from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.loggers import CSVLogger
 
 from lightning_rl import PPO, SAC, EnvConfig, SettingError, Trainer
@@ -92,3 +93,15 @@ def test_what_lightning_and_a_subclass_log_stands_over_environment_steps(tmp_pat
     assert steps["mine"] == [16, 32, 48, 64, 80, 96]
     assert steps["train/loss"] == steps["mine"]
     assert steps["lr-FlatAdam"] == [0, 17, 33, 49, 65, 81]  # where an iteration begins
+
+
+def test_lightnings_command_line_keeps_its_config_beside_that_of_the_run(tmp_path):
+    options = (
+        f"--model.env.id CartPole-v1 --model.max_env_steps 64 --model.n_steps 8 --model.batch_size 64 --trainer.default_root_dir {tmp_path}"
+    )
+    options += " --trainer.accelerator cpu --trainer.enable_progress_bar false --trainer.run_name one"
+    for more in ("", " --trainer.max_epochs -1 --model.max_env_steps 128 --ckpt_path last"):
+        LightningCLI(PPO, trainer_class=Trainer, args=f"fit {options}{more}".split(), seed_everything_default=0)
+    run = tmp_path / "PPO" / "CartPole-v1" / "one"
+    assert "class_path: PPO" in (run / "config.yaml").read_text()
+    assert "trainer:" in (run / "lightning_cli.yaml").read_text()

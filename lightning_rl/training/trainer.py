@@ -313,6 +313,9 @@ class Trainer(EvaluatingTrainer):
             write_config(run, self.settings)
         except OSError as error:
             raise self._cannot_write(error) from error
+        for callback in callbacks_of(self, object):
+            if hasattr(callback, "config_filename"):  # of LightningCLI: the config of that program, which ours cannot read
+                vars(callback).update(config_filename="lightning_cli.yaml", overwrite=True)
         kept = count if run in Path(str(ckpt_path)).parents else -1  # nothing of a run that saved nothing
         cut_back_evaluations(run, model.counter, kept, self.say)
         if self.default_loggers or self.given_loggers:
