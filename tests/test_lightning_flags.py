@@ -96,10 +96,8 @@ def test_what_lightning_and_a_subclass_log_stands_over_environment_steps(tmp_pat
 
 
 def test_lightnings_command_line_keeps_its_config_beside_that_of_the_run(tmp_path):
-    options = (
-        f"--model.env.id CartPole-v1 --model.max_env_steps 64 --model.n_steps 8 --model.batch_size 64 --trainer.default_root_dir {tmp_path}"
-    )
-    options += " --trainer.accelerator cpu --trainer.enable_progress_bar false --trainer.run_name one"
+    options = "--model.env.id CartPole-v1 --model.max_env_steps 64 --model.n_steps 8 --model.batch_size 64 --trainer.accelerator cpu"
+    options += f" --trainer.default_root_dir {tmp_path} --trainer.enable_progress_bar false --trainer.run_name one"
     for more in ("", " --trainer.max_epochs -1 --model.max_env_steps 128 --ckpt_path last"):
         LightningCLI(PPO, trainer_class=Trainer, args=f"fit {options}{more}".split(), seed_everything_default=0)
     run = tmp_path / "PPO" / "CartPole-v1" / "one"
