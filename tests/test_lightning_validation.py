@@ -135,6 +135,12 @@ def test_the_checkpoint_callback_knows_its_files_and_score(tmp_path):
     assert saver.monitor == "eval/mean_reward" and float(saver.best_model_score) >= mean_return(trainer)
 
 
+def test_the_best_checkpoint_of_a_process_that_lightning_forked_is_known(tmp_path):
+    trainer = trainer_of(tmp_path, strategy="ddp_fork", devices=1)
+    trainer.fit(tiny(PPO))
+    assert trainer.checkpoint_callback.best_model_path == str(trainer.run_folder / "checkpoints" / "best.ckpt")
+
+
 class Uploads(pl.loggers.Logger):
     """A logger that is told of checkpoints."""
 

@@ -80,10 +80,13 @@ class BestModel(Checkpoint):
         if not isinstance(monitor, str):
             raise SettingError(f"checkpoint.monitor must be the name of a metric such as eval/mean_reward, got {monitor!r}")
         self.folder, self.monitor, self.best = folder, monitor, -math.inf
+        self.best_model_path = ""
+        """The file of the best weights; empty while there is none. Lightning sets it after processes that it started."""
         self.mode = mode or ("min" if monitor.endswith("loss") else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.best, self.has_saved = -float("inf"), self.path.is_file()
+        self.best_model_path = str(self.path) if self.has_saved else ""
 
     @property
     def path(self) -> Path:
@@ -94,11 +97,6 @@ class BestModel(Checkpoint):
     # what Lightning, its loggers and their users ask of a `ModelCheckpoint`
 
     save_top_k, save_last = 1, True
-
-    @property
-    def best_model_path(self) -> str:
-        """Return the file of the best weights; empty while there is none."""
-        return str(self.path) if self.folder is not None and self.path.is_file() else ""
 
     @property
     def best_model_score(self) -> Tensor | None:
@@ -123,6 +121,7 @@ class BestModel(Checkpoint):
             self.best = score
             pl_module.saves_run = False
             try:
+                self.best_model_path = str(self.path)
                 self.has_saved = save_checkpoint(trainer, pl_module, self.path)
             finally:
                 pl_module.saves_run = True
