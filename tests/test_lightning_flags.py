@@ -11,7 +11,7 @@ from pytorch_lightning.callbacks import BatchSizeFinder, GradientAccumulationSch
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.loggers import CSVLogger
 
-from lightning_rl import PPO, SAC, EnvConfig, SettingError, Trainer
+from lightning_rl import PPO, SAC, CheckpointConfig, EnvConfig, EvaluationConfig, SettingError, Trainer
 from tests.fitting import fit, tiny, weights
 
 
@@ -21,6 +21,12 @@ def test_a_barebones_trainer_learns_the_same_and_leaves_nothing(kind, tmp_path, 
     fit(plain)
     kind(barebones=True, default_root_dir=tmp_path, accelerator="cpu", max_epochs=-1).fit(bare)
     assert torch.equal(weights(plain), weights(bare)) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [{"evaluation": EvaluationConfig(episodes=3)}, {"checkpoint": CheckpointConfig(keep=2)}])
+def test_a_barebones_trainer_refuses_what_it_would_leave_out(given):
+    with pytest.raises(SettingError, match=rf"^trainer.barebones leaves out {next(iter(given))}"):
+        Trainer(barebones=True, **given)
 
 
 def test_one_device_learns_unless_more_are_asked_for(monkeypatch):

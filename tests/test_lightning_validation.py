@@ -8,8 +8,8 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 
-from lightning_rl import PPO, SAC, EvaluationConfig, Policy, RolloutEvaluator, SettingError, Trainer, evaluate, load_policy
-from tests.fitting import ALL, tiny
+from lightning_rl import PPO, SAC, EvaluationConfig, MultiEvaluator, Policy, RolloutEvaluator, SettingError, Trainer, evaluate, load_policy
+from tests.fitting import ALL, tiny, weights
 
 EVERY = EvaluationConfig(every_n_env_steps=16, episodes=2, num_envs=2)
 EVENTS = ("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end")
@@ -116,6 +116,11 @@ def test_a_monitor_that_no_evaluation_has_is_refused_at_the_start(kind, tmp_path
         ("limit_test_batches", 7, "evaluation.episodes"),
         ("limit_predict_batches", 0.5, "evaluation.episodes"),
         ("overfit_batches", 3, "limit_train_batches"),
+        ("overfit_batches", 1.0, "limit_train_batches"),
+        ("val_check_interval", 1, "evaluation.every_n_env_steps"),
+        ("limit_val_batches", 1, "evaluation.episodes"),
+        ("gradient_clip_val", 1.0, "model.max_grad_norm"),
+        ("gradient_clip_val", 0, "model.max_grad_norm"),
     ],
 )
 def test_flags_that_would_do_nothing_name_the_setting_to_use(flag, value, instead, tmp_path):
@@ -196,3 +201,42 @@ def test_calling_an_algorithm_returns_the_deterministic_actions_of_its_policy(al
     model = tiny(algorithm)
     obs = np.stack([model.spaces.observation.sample() for _ in range(3)])
     assert np.array_equal(model(obs), Policy(model.network, model.spaces).act(obs)[0])
+
+
+def test_calling_an_algorithm_takes_observations_of_the_environments_own_type():
+    model = tiny(PPO, "Pendulum-v1")
+    obs = model.spaces.observation.sample()[None]
+    assert np.array_equal(model(obs.astype(np.float64)), model(obs))
+
+
+def test_weights_that_do_not_fit_are_refused_before_any_is_taken(tmp_path):
+    trainer = trainer_of(tmp_path)
+    trainer.fit(tiny(PPO))
+    other = tiny(PPO, net_arch=[4])
+    before = weights(other)
+    with pytest.raises(SettingError, match=r"^ckpt_path .* does not fit the model: network\."):
+        trainer.validate(other, ckpt_path="best")
+    assert torch.equal(weights(other), before)
+
+
+def test_test_plays_unseen_episodes_whatever_evaluator_the_run_has(tmp_path):
+    several = MultiEvaluator([RolloutEvaluator(16, episodes=1), RolloutEvaluator(16, episodes=1, deterministic=False)])
+    model = tiny(PPO, "CartPole-v1")
+    (tested,) = trainer_of(tmp_path, several).test(model)
+    assert tested["test/mean_reward"] == evaluate(model)["return_mean"]
+
+
+def test_model_checkpoint_that_shall_save_at_the_end_of_the_epoch_does(tmp_path):
+    saver = ModelCheckpoint(tmp_path / "mine", monitor="eval/mean_reward", save_top_k=-1, save_on_train_epoch_end=True)
+    trainer_of(tmp_path, saver).fit(tiny(PPO))
+    assert len(list((tmp_path / "mine").glob("*.ckpt"))) == 1
+
+
+def test_a_best_checkpoint_that_could_not_be_saved_is_not_named(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    trainer = trainer_of(tmp_path)
+    monkeypatch.setattr(trainer, "save_checkpoint", full)
+    trainer.fit(tiny(PPO))
+    assert trainer.checkpoint_callback.best_model_path == ""

@@ -8,6 +8,7 @@ from inspect import currentframe
 from types import FrameType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Generator, Tensor
@@ -32,14 +33,14 @@ from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.optimization import FlatOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
 from lightning_rl.rewards.settings import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
-from lightning_rl.spaces import Spaces
+from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.experience import load_buffer, replay, rollouts
 from lightning_rl.training.loading import load, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import Range, check_names, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
-from lightning_rl.types import Experience, Rollout, State, Transition, Tree, tree_leaves, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Experience, Rollout, State, Transition, Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 Metric = Tensor | Callable[[], Tensor]
 
@@ -208,7 +209,7 @@ class Algorithm(Run):
         """Save more than the settings, which are saved in any case, also those of a subclass; as Lightning does, but as plain data."""
         more = [each for each in args if not (isinstance(each, str) and each in self.hparams)]
         if more:
-            super().save_hyperparameters(*more, frame=frame or currentframe().f_back, **kwargs)  # type: ignore
+            super().save_hyperparameters(*more, frame=frame or currentframe().f_back, **kwargs)  # type: ignore[arg-type, union-attr]
             self.hparams.update(plain(dict(self.hparams)))
 
     @torch.no_grad()
@@ -217,11 +218,12 @@ class Algorithm(Run):
 
         A policy with a memory acts as at the beginning of an episode; `lightning_rl.Policy` remembers.
         """
-        obs = tree_to_torch(obs, self.device)
         num = len(tree_leaves(obs)[0])
+        rows = allocate(self.spaces.observation, num)
+        tree_map(partial(np.copyto, casting="unsafe"), rows, tree_to_numpy(obs))
         start = torch.ones(num, dtype=torch.bool, device=self.device)
         memory, mask = tree_to_torch(self.network.initial_memory(num), self.device), tree_to_torch(action_mask, self.device)
-        action, _ = self.network.sample(obs, memory, start, mask, deterministic=True)
+        action, _ = self.network.sample(tree_to_torch(rows, self.device), memory, start, mask, deterministic=True)
         return self.network.distribution.to_env(tree_to_numpy(action))
 
     # ---------------------------------------------------------------- experience

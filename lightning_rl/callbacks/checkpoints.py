@@ -121,10 +121,12 @@ class BestModel(Checkpoint):
             self.best = score
             pl_module.saves_run = False
             try:
-                self.best_model_path = str(self.path)
                 self.has_saved = save_checkpoint(trainer, pl_module, self.path)
             finally:
                 pl_module.saves_run = True
+            if self.has_saved:
+                self.best_model_path = str(self.path)
+                tell_loggers(trainer)
 
     def state_dict(self) -> State:
         return {"best": self.best, "goal": f"{self.mode} {self.monitor}"}
@@ -201,7 +203,10 @@ class SaveCheckpoints(Checkpoint):
         """Save now, and delete copies beyond `keep`."""
         self.saved_at, self.saved_when = algorithm.count, time.monotonic()
         saved = succeeds(trainer, algorithm, algorithm.dataset.begin_save)
-        algorithm.dataset.end_save(saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt")))
+        saved = saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt"))
+        algorithm.dataset.end_save(saved)
+        if saved:
+            tell_loggers(trainer)
         if self.keep:
             save_checkpoint(trainer, algorithm, self._path(f"{algorithm.counter}={algorithm.count}.ckpt"))
         if self.keep > 0 and trainer.is_global_zero:
@@ -211,13 +216,16 @@ class SaveCheckpoints(Checkpoint):
 
 
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
-    """Save a checkpoint, tell loggers, which may upload it, and return whether that succeeded."""
-    saved = succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
+    """Save a checkpoint, and return whether that succeeded."""
+    return succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
+
+
+def tell_loggers(trainer: pl.Trainer) -> None:
+    """Tell loggers, which may upload them, that the best or the last checkpoint is a new one."""
     best = next(iter(callbacks_of(trainer, BestModel)), None)
-    if saved and best is not None and trainer.is_global_zero:
+    if best is not None and trainer.is_global_zero:
         for logger in trainer.loggers:
             logger.after_save_checkpoint(best)  # type: ignore[arg-type]  # which looks like one
-    return saved
 
 
 def succeeds(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], waits: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Callbacks that every run of an algorithm has: target networks, the end of an iteration and the end of a run."""
+"""Callbacks that every run of an algorithm has, for target networks and the ends of iterations and runs; hooks around gradients."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
             if callback.monitor.startswith("eval/") and not callback.monitor.startswith(KNOWN_METRICS):
                 hint = nearest(callback.monitor, KNOWN_METRICS)
                 raise SettingError(f"{who}: monitor {callback.monitor!r} is not a metric of evaluations{hint}")
-            setattr(callback, name, False)
+            if name == WAITS_FOR_EPOCHS[0] or getattr(callback, name) is None:  # else its user said when to save
+                setattr(callback, name, False)
         elif name == WAITS_FOR_EPOCHS[0] and (follows or trainer.limit_train_batches == 1.0):
             reason = "a run is one epoch" if evaluated else "this run has no evaluations"
             way_out = "monitor eval/mean_reward of an evaluation, or use evaluation.patience"

@@ -15,7 +15,7 @@ from lightning_rl.callbacks.evaluation import RolloutEvaluator, metrics_of
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.data.episodes import Episode
 from lightning_rl.errors import SettingError
-from lightning_rl.training.loading import take_weights
+from lightning_rl.training.loading import check_weights, read_checkpoint
 from lightning_rl.training.run import Run
 
 
@@ -41,7 +41,7 @@ class EvaluatingTrainer(pl.Trainer):
         judged = self._judged(model, ckpt_path)
         if judged is None:
             return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
-        return [metrics_of(self._play(judged))]
+        return [metrics_of(self._play(self._evaluator(), judged))]
 
     def test(
         self,
@@ -58,7 +58,7 @@ class EvaluatingTrainer(pl.Trainer):
         judged = self._judged(model, ckpt_path)
         if judged is None:
             return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
-        return [metrics_of(self._play(judged, episodes=100, seed=20_000), "test")]
+        return [metrics_of(self._play(RolloutEvaluator(episodes=100, seed=20_000), judged), "test")]
 
     def predict(
         self,
@@ -73,7 +73,7 @@ class EvaluatingTrainer(pl.Trainer):
         judged = self._judged(model, ckpt_path)
         if judged is None:
             return super().predict(model, dataloaders, datamodule, return_predictions, ckpt_path, weights_only)  # type: ignore[return-value]
-        return self._play(judged)
+        return self._play(self._evaluator(), judged)
 
     def _judged(self, model: pl.LightningModule | None, ckpt_path: str | Path | None) -> Run | None:
         """Return the algorithm to play, with the weights of a checkpoint; None for a module that is no algorithm."""
@@ -81,8 +81,10 @@ class EvaluatingTrainer(pl.Trainer):
         if not isinstance(judged, Run):
             return None
         if ckpt_path is not None:
-            for line in take_weights(judged, self.saved(ckpt_path)):
-                raise SettingError(line.replace("init_from", f"ckpt_path {str(ckpt_path)!r}"))
+            path = self.saved(ckpt_path)
+            weights = read_checkpoint(path)["state_dict"]
+            check_weights(weights, judged.state_dict(), path)
+            judged.load_state_dict(weights)
         return judged
 
     def saved(self, ckpt_path: str | Path) -> str | Path:
@@ -95,7 +97,11 @@ class EvaluatingTrainer(pl.Trainer):
             raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved none; fit first, or name a file")
         return found
 
-    def _play(self, model: Any, **changes: int) -> list[Episode]:
+    def _evaluator(self) -> RolloutEvaluator:
+        """Return the evaluator of runs, without the wrappers that callbacks put around its environments."""
         evaluator = copy(next(iter(callbacks_of(self, RolloutEvaluator)), None) or RolloutEvaluator())
-        vars(evaluator).update(changes)
+        evaluator.wrappers = []
+        return evaluator
+
+    def _play(self, evaluator: RolloutEvaluator, model: Any) -> list[Episode]:
         return evaluator.play(model.to(self.strategy.root_device))

@@ -236,9 +236,7 @@ class Run(pl.LightningModule):
         progress.increment_completed()  # global_step counts iterations
         self.finish_learning()
         self.count_steps()
-        if (
-            getattr(self.trainer, "log_every_n_steps", 50) == 1
-        ):  # then this is only the axis of what Lightning, its callbacks and `self.log` write
+        if getattr(self.trainer, "log_every_n_steps", None) == 1:  # then it is only the x-axis of Lightning and of `self.log`
             self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.count
         self.dataset.end_iteration()
         for notice in self.take_notices():

@@ -47,18 +47,18 @@ from lightning_rl.training.settings import plain
 
 STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
 REFUSED_FLAGS = {
-    "gradient_clip_val": (STEPS, "model.max_grad_norm"),
-    "gradient_clip_algorithm": (STEPS, "model.max_grad_norm"),
-    "accumulate_grad_batches": (STEPS, "a larger model.batch_size"),
-    "val_check_interval": (EVALUATES, "evaluation.every_n_env_steps"),
-    "check_val_every_n_epoch": (EVALUATES, "evaluation.every_n_env_steps"),
-    "num_sanity_val_steps": (EVALUATES, "evaluation.every_n_env_steps"),
-    "limit_val_batches": (EVALUATES, "evaluation.episodes"),
-    "limit_test_batches": (EVALUATES, "evaluation.episodes"),
-    "limit_predict_batches": (EVALUATES, "evaluation.episodes"),
-    "overfit_batches": ("experience is made by the policy", "limit_train_batches"),
+    "gradient_clip_val": (None, STEPS, "model.max_grad_norm"),
+    "gradient_clip_algorithm": (None, STEPS, "model.max_grad_norm"),
+    "accumulate_grad_batches": (1, STEPS, "a larger model.batch_size"),
+    "val_check_interval": (1.0, EVALUATES, "evaluation.every_n_env_steps"),
+    "check_val_every_n_epoch": (1, EVALUATES, "evaluation.every_n_env_steps"),
+    "num_sanity_val_steps": (0, EVALUATES, "evaluation.every_n_env_steps"),
+    "limit_val_batches": (1.0, EVALUATES, "evaluation.episodes"),
+    "limit_test_batches": (1.0, EVALUATES, "evaluation.episodes"),
+    "limit_predict_batches": (1.0, EVALUATES, "evaluation.episodes"),
+    "overfit_batches": (0.0, "experience is made by the policy", "limit_train_batches"),
 }
-"""Flags of Lightning's Trainer that have no effect here, why, and the setting to use instead."""
+"""Flags of Lightning's Trainer that have no effect here: the value that asks for none, why, and the setting to use instead."""
 
 
 class Trainer(EvaluatingTrainer):
@@ -112,13 +112,17 @@ class Trainer(EvaluatingTrainer):
         **kwargs: Any,
     ) -> None:
         if barebones:
+            for name, given, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
+                if given not in (None, default):
+                    raise SettingError(f"trainer.barebones leaves out {name}: do not set it")
             evaluation = checkpoint = log_every_n_steps = None
             logger, enable_progress_bar = logger or False, enable_progress_bar or False
         evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
         evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
         checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
-        for flag, (reason, instead) in REFUSED_FLAGS.items():
-            if kwargs.get(flag) not in (None, 0, 1):
+        without = {name: value for name, value in kwargs.items() if (name, value) != ("limit_val_batches", 0)}  # no evaluation
+        for flag, (neutral, reason, instead) in REFUSED_FLAGS.items():
+            if repr(without.get(flag)) not in ("None", repr(neutral)):  # 1 is one batch and 1.0 are all
                 raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: {reason}; use {instead}")
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
