@@ -124,6 +124,8 @@ class ReplayDataset(ExperienceDataset):
             self.phases = max(0, self._phases())
 
     def _iteration(self) -> Iterator[Transition]:
+        if self.learning_starts is None:  # there is no run, which begins iterations
+            self.begin_iteration(0, 0.0)
         collector, settings = self.collector, self.settings
         updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
         for step in collector.transitions(math.ceil((self.random_until - self.steps) / collector.num_envs)):

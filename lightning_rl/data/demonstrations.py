@@ -172,7 +172,8 @@ class DemonstrationDataset(ExperienceDataset):
 
     def __init__(self, collector: Any, draws: DemonstrationDraws, held: EpisodeRows, settings: DemonstrationSettings) -> None:
         super().__init__(collector, -(-settings.max_updates // settings.updates_per_iteration))
-        self.draws, self.learned, self.held, self.settings, self.updates = draws, draws.rows, held, settings, 0
+        self.draws, self.learned, self.held, self.settings = draws, draws.rows, held, settings
+        self.updates = settings.updates_per_iteration
 
     def __iter__(self) -> Iterator[Iterator[DemonstrationBatch]]:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -37,8 +38,8 @@ class ExperienceDataset(IterableDataset[Any]):
         self.collector, self.iterations = collector, iterations
         self.batch: Any = ()
         """What is being learned from."""
-        self.collected: Callable[[], object] = lambda: None
-        """Called when the environments were stepped, before anyone gets the experience: a run counts the steps."""
+        self.collected: Callable[[], object] | None = None
+        """How a run counts steps as soon as the environments made them. Without a run, items are copies, which may be kept."""
 
     def __len__(self) -> int:
         return self.iterations
@@ -84,8 +85,11 @@ class RolloutDataset(ExperienceDataset):
     def __iter__(self) -> Iterator[Rollout]:
         while True:
             self.batch = self.collector.collect()
-            self.collected()
-            yield self.batch
+            if self.collected is None:
+                yield deepcopy(self.batch)
+            else:
+                self.collected()
+                yield self.batch
 
 
 def check_n_steps(n_steps: int, num_envs: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,11 +38,13 @@ from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize, transitions
+from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig, resolve_to_sync
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.errors import SettingError
+from lightning_rl.networks.acting import Precision
 from lightning_rl.rewards.gail import GAIL
 from lightning_rl.schedules import Schedule
 from lightning_rl.spaces import Spaces
@@ -70,6 +73,10 @@ class Learner(Protocol):
     def env(self) -> Env | None: ...
     @property
     def on_nan(self) -> str: ...
+    @property
+    def is_driven(self) -> bool: ...
+    @property
+    def world_size(self) -> int: ...
     @property
     def count(self) -> int: ...
     @property
@@ -136,7 +143,7 @@ def demonstrated_rows(algorithm: Learner, setting: str, source: Any) -> list[Row
 def demonstration_draws(algorithm: Learner, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
     """Return minibatches of rows, this rank's share of them."""
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
-    return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.trainer.world_size)
+    return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.world_size)
 
 
 def show_demonstrations(algorithm: Learner) -> None:
@@ -175,7 +182,7 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     frames = count_stacked_frames(algorithm.env)
     memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
     sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
-    node = algorithm.trainer.world_size // algorithm.trainer.num_nodes
+    node = algorithm.world_size // algorithm.trainer.num_nodes if algorithm.is_driven else 1
     algorithm.say(describe_memory(spaces, action, settings.buffer_size, config, node, frames, memory))
     rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps}
     rows |= {"frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
@@ -252,13 +259,12 @@ def rollouts(algorithm: Learner, n_steps: int, log_probs: bool, actors: ActorsCo
 
 def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
     """Return experience from a replay buffer of this rank."""
-    ranks = algorithm.trainer.world_size
+    ranks = algorithm.world_size
     saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    if getattr(
-        algorithm.trainer, "fast_dev_run", False
-    ):  # its first iteration must run the losses; the policy of TD3 waits for the second update
+    if algorithm.is_driven and getattr(algorithm.trainer, "fast_dev_run", False):
+        # its first iteration must run the losses; the policy of TD3 waits for the second update
         enough = buffer.open_rows + settings.batch_size
         settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
         steps = max(steps, -(-(enough + 2 * settings.train_freq) // algorithm.num_envs))
@@ -279,8 +285,13 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collect
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     acting = seed_draws(algorithm)
     stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * algorithm.num_envs)
-    precision = algorithm.trainer.precision_plugin.forward_context
-    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+    network, precision = algorithm.network, precision_of(algorithm)
+    return Collector(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+
+
+def precision_of(algorithm: Learner) -> Precision:
+    """Return the context in which the Trainer lets networks compute."""
+    return algorithm.trainer.precision_plugin.forward_context if algorithm.is_driven else nullcontext
 
 
 def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> ActorPool:
@@ -295,7 +306,7 @@ def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> A
         env if threads else resolve_to_sync(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm)
     )
     workers = make_workers(build, config, algorithm.network)
-    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, algorithm.trainer.precision_plugin.forward_context)
+    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, precision_of(algorithm))
 
 
 def saved_buffer(algorithm: Learner) -> tuple[dict[str, Any], int] | None:
@@ -321,17 +332,18 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
 
 def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:
     """Return generations of episodes with perturbed weights; `settings` are those of `GenerationSettings`."""
-    env, trainer = algorithm.env, algorithm.trainer
+    env = algorithm.env
     check_can_be_built(env)
     seed_draws(algorithm)
-    seed = trainer.strategy.broadcast(int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0]))
+    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
+    seed = of_all_ranks(seed)[0] if algorithm.world_size > 1 else seed
     num_envs = env.num_envs if isinstance(env, EnvConfig) else 8
     names = tuple(name for name, parameter in algorithm.network.named_parameters() if parameter.requires_grad)
     build = BuildEvaluator(env, num_envs, algorithm.spaces, names, algorithm.stochastic, algorithm.on_nan)
     pool: Any = EvaluatorPool(
         make_workers(build, actors, algorithm.network),
         actors,
-        GenerationSettings(**settings, num_envs=num_envs, rank=algorithm.global_rank, ranks=trainer.world_size, device=algorithm.device),
+        GenerationSettings(**settings, num_envs=num_envs, rank=algorithm.global_rank, ranks=algorithm.world_size, device=algorithm.device),
         algorithm.spaces,
         seed,
         sigma=lambda: algorithm.schedules["sigma"](min(1.0, algorithm.count / algorithm.length)),
@@ -391,4 +403,4 @@ def demonstrations(algorithm: Learner, source: Any, settings: DemonstrationSetti
 
 def planned_iterations(algorithm: Learner, collector: Collector | ActorPool) -> int:
     """Return the fewest that reach the run's environment steps, if all rows are experience."""
-    return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.trainer.world_size))
+    return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.world_size))

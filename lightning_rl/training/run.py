@@ -161,7 +161,17 @@ class Run(pl.LightningModule):
     def say(self, text: str) -> None:
         """Print one line for the user, from one rank."""
         if self.global_rank == 0:
-            getattr(self.trainer, "say", print)(printable(text))
+            getattr(self._trainer, "say", print)(printable(text))
+
+    @property
+    def is_driven(self) -> bool:
+        """Return whether a Trainer drives it; without one its experience may still be looked at."""
+        return self._trainer is not None
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks learn together."""
+        return self.trainer.world_size if self.is_driven else 1
 
     def _callbacks_with(self, method: str) -> list[Any]:
         trainer: Any = self.trainer
@@ -278,7 +288,7 @@ class Run(pl.LightningModule):
         """Continue the checkpoint's counts; a Trainer that continues its run gets everything else too, when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
-        self.ranks = [] if self._trainer is None else state.get("ranks", [])
+        self.ranks = state.get("ranks", []) if self.is_driven else []
 
     def _states_of_ranks(self) -> list[Any]:
         """Return the state of each rank as plain data, known to all ranks."""

@@ -112,8 +112,8 @@ class Trainer(EvaluatingTrainer):
         **kwargs: Any,
     ) -> None:
         if barebones:
-            for name, given, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
-                if given not in (None, default):
+            for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
+                if section not in (None, default):
                     raise SettingError(f"trainer.barebones leaves out {name}: do not set it")
             evaluation = checkpoint = log_every_n_steps = None
             logger, enable_progress_bar = logger or False, enable_progress_bar or False

@@ -75,7 +75,7 @@ def workers():
     yield both
     pids = [each.process.pid for each in both.processes.values()]
     blocks = [slot.name for slots in both.slots for slot in slots if slot.name is not None]
-    assert len(pids) == 2 and len(blocks) > 2
+    assert len(pids) == 2
     both.close()
     for block in blocks:
         with pytest.raises(FileNotFoundError):
@@ -153,12 +153,14 @@ def test_full_shared_memory_is_reported_once(workers, monkeypatch):
     workers.notices.clear()
 
 
-def test_an_exception_is_raised_here_with_its_traceback_and_a_worker_that_fails_too_often_ends_the_run(workers):
-    with pytest.raises(WorkerError, match="actor 1 raised KeyError: 'nothing'") as error:
-        ask(workers, (1, "fail"))
+def test_an_exception_is_raised_here_with_its_traceback_and_a_worker_that_fails_too_often_ends_the_run():
+    workers = ProcessWorkers(Echo, 1, network(), timeout=60.0, max_restarts=0)
+    with pytest.raises(WorkerError, match="actor 0 raised KeyError: 'nothing'") as error:
+        ask(workers, (0, "fail"))
     assert 'return {}["nothing"]' in "".join(error.value.__notes__)
-    with pytest.raises(WorkerError, match=r"actor 1 failed more than 1 times in an hour; last: it died with exit code 0"):
-        ask(workers, (1, "say", 1))  # once more than max_restarts
+    with pytest.raises(WorkerError, match=r"actor 0 failed more than 0 times in an hour; last: it died with exit code 0"):
+        ask(workers, (0, "say", 1))
+    workers.close()
 
 
 @pytest.mark.parametrize("kind", [LocalWorkers, ThreadWorkers])
