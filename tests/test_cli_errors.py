@@ -254,7 +254,7 @@ ERRORS = {
         (
             "--config ppo/cartpole",
             "a subcommand is missing",
-            "fit, evaluate, collect, record, compare, export, import-mlagents,",
+            "fit, evaluate, validate, test, collect, record, compare, export, import-mlagents,",
         ),
         ("list ppo", "list takes no options", "'ppo'"),
         ("fit", "model is missing", "--config ppo/cartpole", "--model PPO"),

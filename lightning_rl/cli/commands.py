@@ -1,4 +1,4 @@
-"""The subcommands `evaluate`, `collect`, `record`, `export`, `compare`, `import-mlagents` and `import-zoo`."""
+"""The subcommands `evaluate`, `validate`, `test`, `collect`, `record`, `export`, `compare`, `import-mlagents` and `import-zoo`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 from lightning_rl import policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import make_curriculum
-from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.checkpoints.manifest import manifest_path, read_manifest
+from lightning_rl.cli.fit import redirect_notices
+from lightning_rl.config_files import read_config
 from lightning_rl.data.episodes import longest_episode
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.files import dataset_id, new_folder
@@ -32,6 +34,7 @@ from lightning_rl.reports.runs import find_runs
 from lightning_rl.reports.tables import make_tables, rliable
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of
+from lightning_rl.training.trainer import Trainer
 
 OTHER_VIDEOS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".ogg")
 """Suffixes of videos that are not mp4."""
@@ -75,6 +78,37 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
         print(json.dumps(result))
     else:
         print_result(algorithm, result)
+    return 0
+
+
+def validate(arguments: list[str], imports: list[str]) -> int:
+    """Play the episodes of the run's evaluations with a checkpoint's policy, and print their metrics."""
+    return play_with_trainer("validate", "Play the episodes of a run's evaluations.", arguments)
+
+
+def test(arguments: list[str], imports: list[str]) -> int:
+    """Play 100 episodes that no evaluation of the run has seen, and print their metrics."""
+    return play_with_trainer("test", "Play 100 episodes that no evaluation of a run has seen.", arguments)
+
+
+def play_with_trainer(subcommand: str, description: str, arguments: list[str]) -> int:
+    """Call a method of the Trainer with the algorithm of a checkpoint, and print the metrics that it returns."""
+    parser = Parser(subcommand, description)
+    parser.add_checkpoint()
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    redirect_notices()
+    path = best_of(options.ckpt_path)
+    algorithm = policy.load_with_env(path)
+    config = path.parent.parent / "config.yaml"
+    settings = read_config(str(config)).get("evaluation") if config.is_file() else None
+    try:
+        evaluation = EvaluationConfig(**settings or {})
+    except TypeError as error:
+        raise SettingError(f"{config.name}, evaluation: {error}") from error
+    trainer = Trainer(evaluation=evaluation, checkpoint=None, logger=False, enable_progress_bar=False)
+    (metrics,) = getattr(trainer, subcommand)(algorithm)
+    print(json.dumps(metrics) if options.json else "\n".join(f"{name} {value:.2f}" for name, value in metrics.items()))
     return 0
 
 

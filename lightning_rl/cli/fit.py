@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import yaml
 from jsonargparse import set_parsing_settings
+from lightning_utilities.core.enums import StrEnum
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -22,7 +24,7 @@ from lightning_rl.training.trainer import Trainer
 FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
        lightning-rl fit --model ALGORITHM --model.env.id ENVIRONMENT [options]
 
-  --config FILE                        settings in YAML, or a packaged config such as ppo/cartpole; later ones win
+  -c, --config FILE                    settings in YAML, or a packaged config such as ppo/cartpole; later ones win
   --model ALGORITHM                    see lightning-rl list
   --model.SETTING VALUE                a setting of the algorithm; all of PPO's: lightning-rl fit --model.help PPO
   --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari,
@@ -63,6 +65,7 @@ class CLI(LightningCLI):
     def __init__(self, arguments: list[str], imports: list[str]) -> None:
         self.imports = imports
         set_parsing_settings(docstring_parse_attribute_docstrings=True)  # the text below a setting is its help
+        yaml.SafeDumper.add_multi_representer(StrEnum, represent_word)  # the default of Lightning's Timer is one
         super().__init__(
             Algorithm,
             trainer_class=Trainer,
@@ -117,6 +120,11 @@ class CLI(LightningCLI):
         trainer: Any = self.trainer
         trainer.imports = self.imports
         trainer.config = {name: config[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
+
+
+def represent_word(dumper: yaml.SafeDumper, word: StrEnum) -> yaml.Node:
+    """Write a word that is one of few as YAML."""
+    return dumper.represent_str(word.value)
 
 
 def redirect_notices() -> None:

@@ -19,6 +19,8 @@ HELP = """usage: lightning-rl <subcommand> [options]
   fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
   evaluate    play:      lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
+  validate    play:      lightning-rl validate --ckpt_path RUN      the episodes of the run's evaluations
+  test        play:      lightning-rl test --ckpt_path RUN          100 episodes that no evaluation has seen
   collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
   record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
   compare     plot:      lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
@@ -41,7 +43,7 @@ Print the algorithms and the packaged configs, each with a line about it.
 Subcommand = Callable[[list[str], list[str]], int]
 """Takes the arguments behind its name and the modules to import; returns the exit status."""
 
-SUBCOMMANDS = ("fit", "evaluate", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
+SUBCOMMANDS = ("fit", "evaluate", "validate", "test", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -120,6 +122,8 @@ def run(argv: list[str]) -> int:
     subcommands: dict[str, Subcommand] = {
         "fit": fit.fit,
         "evaluate": commands.evaluate,
+        "validate": commands.validate,
+        "test": commands.test,
         "collect": commands.collect,
         "record": commands.record,
         "compare": commands.compare,

@@ -27,7 +27,7 @@ from lightning_rl.errors import SettingError, closest, closest_of, nearest
 from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.startup import find_modules_here
 from lightning_rl.training.loading import ALGORITHMS, algorithm_class
-from lightning_rl.training.settings import settings_of
+from lightning_rl.training.settings import convert_integers, settings_of
 from lightning_rl.training.side_learners import CloningConfig
 from lightning_rl.training.trainer import Trainer
 
@@ -47,6 +47,8 @@ CLASSES = (*FLAGS, "strategy", "plugins", "profiler", "accelerator")
 """Trainer flags that may be objects, given by their class."""
 MODULE = re.compile(r"([a-zA-Z_]\w*)[.:][a-zA-Z_]")
 """How a class or environment of a module is named: `my_module.MyClass`, `my_module:MyEnv-v0`."""
+WHOLE_NUMBER = re.compile(r"\d+\.0*")
+"""As sweeps write integers."""
 NAMES_A_CLASS = re.compile(rf"\b(class_path|env|env\.id|env\.wrappers|memory|{'|'.join(CLASSES)})\+?$")
 """Settings whose texts are class paths and environment ids; in others, such texts may be files."""
 MOVED = {
@@ -58,6 +60,10 @@ MOVED = {
     "total_timesteps": "model.max_env_steps",
     "env_id": "model.env.id",
     "env": "model.env.id",
+    "lr": "model.learning_rate",
+    "optimizer": "configure_optimizers of a subclass, see docs/your_own.md",
+    "lr_scheduler": "a schedule as model.learning_rate, or configure_optimizers of a subclass",
+    "data": "nothing: algorithms make their own experience",
     "algo": "model",
     "normalize": "model.normalize_obs and model.normalize_reward",
 }
@@ -97,11 +103,12 @@ def read_arguments(arguments: list[str]) -> list[str]:
 
 def to_jsonargparse(options: list[tuple[str, str, Plain | None]], algorithm: type) -> Iterator[str]:
     """Check options and configs against the settings of an algorithm, and yield the arguments of jsonargparse."""
-    env_id, has_memory, signals = None, False, None
+    env_id, has_memory, signals, parameters = None, False, None, settings_of(algorithm)
     for option, value, config in options:
         if config is not None:
             settings = (config.get("model") or {}).get("init_args") or {}
             check_names("model.", settings, model_settings(algorithm), f" in {value}" if option == "--config" else "")
+            settings.update(convert_integers(parameters, settings))
             env_id = settings.get("env", {}).get("id", env_id)
             has_memory = settings.get("memory", has_memory)
             if "reward_signals" in settings:
@@ -120,6 +127,8 @@ def to_jsonargparse(options: list[tuple[str, str, Plain | None]], algorithm: typ
             raise SettingError(f"{option} comes before the kind of memory: {WHICH_MEMORY}")
         value = str(as_number(value)) if NUMBER_WITH_EXPONENT.fullmatch(value) else value
         part, _, name = option.removeprefix("--model.").partition(".")
+        if WHOLE_NUMBER.fullmatch(value) and part in parameters:
+            value = str(convert_integers(parameters, {part: float(value)})[part])
         if (value == "null" or value.startswith(("{", "["))) and name in NESTED.get(part, ()):
             whole = {part: {name: parse(value, option)}}  # as an option, jsonargparse takes null for the word None
             yield f"--config={in_one_line({'model': {'init_args': whole}})}"
@@ -136,6 +145,7 @@ def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:
     remaining = list(arguments)
     while remaining:
         option, equals, value = remaining.pop(0).partition("=")
+        option = "--config" if option == "-c" else option
         if not option.removeprefix("--") or not option.startswith("--"):
             raise SettingError(f"{option!r} is not an option; options start with -- and a name")
         check_names("--", [option.removeprefix("--").partition(".")[0]], OPTIONS)
@@ -145,7 +155,7 @@ def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:
             option, value = "--force" if option == "--force" else "--trainer.plot", value or "true"
         if not value and option != "--print_config" and not option.endswith(".help"):
             raise SettingError(f"{option} needs a value")
-        yield option.replace(".init_args.", "."), value
+        yield option.replace(".init_args.", "."), "null" if value == "None" else value  # as sweeps write it
 
 
 def config_of(option: str, value: str) -> Plain | None:

@@ -125,7 +125,7 @@ def as_integer(value: Any) -> Any:
     return int(value) if whole or isinstance(value, np.integer) else value
 
 
-def _convert_integers(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, object]) -> dict[str, object]:
+def convert_integers(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, object]) -> dict[str, object]:
     """Convert the values of parameters that are annotated as integers."""
     kinds = {name: [kind for kind, _ in _alternatives(each.annotation)] for name, each in parameters.items()}
     return {name: as_integer(value) if {int, "int", "int | None"} & {*kinds.get(name, ())} else value for name, value in given.items()}
@@ -138,7 +138,7 @@ def with_integers(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def converting(self: object, *args: object, **kwargs: object) -> None:
-        init(self, *args, **_convert_integers(parameters, kwargs))
+        init(self, *args, **convert_integers(parameters, kwargs))
 
     return converting
 
@@ -148,7 +148,7 @@ def complete_settings(algorithm: Any) -> dict[str, object]:
     args, kwargs = algorithm.given_arguments
     cls, parameters = type(algorithm), settings_of(type(algorithm))
     defaults = {name: default_of(cls, each) for name, each in parameters.items() if each.default is not each.empty}
-    settings = defaults | _convert_integers(parameters, dict(zip(parameters, args, strict=False)) | kwargs)
+    settings = defaults | convert_integers(parameters, dict(zip(parameters, args, strict=False)) | kwargs)
     return {name: value for name, value in settings.items() if name != "spaces"}
 
 
