@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import itertools
+import logging
 import os
 import stat
 import threading
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -240,6 +242,27 @@ def log_row(trainer: pl.Trainer, algorithm: Counter, metrics: Mapping[str, float
             algorithm.say(f"{type(logger).__name__} could not write and is left out, the run goes on: {refused.strerror or refused}")
             trainer.loggers = [each for each in trainer.loggers if each is not logger]
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+
+HIDDEN_NOTICES = ("💡", "GPU available", "TPU available", "HPU available", "`Trainer.fit` stopped")
+"""How advertisements of Lightning begin, and what it says of devices that nobody asked for."""
+warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning, "pytorch_lightning")  # its own use of torch, which no user can mend
+
+
+def is_wanted(notice: logging.LogRecord) -> bool:
+    """Return whether a notice of Lightning tells something about the run."""
+    return not notice.getMessage().startswith(HIDDEN_NOTICES)
+
+
+@contextmanager
+def hidden_notices() -> Iterator[None]:
+    """Hide Lightning's notices that are not about the run."""
+    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    logger.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_wanted)
 
 
 @contextmanager

@@ -109,3 +109,21 @@ def test_lightnings_command_line_keeps_its_config_beside_that_of_the_run(tmp_pat
     run = tmp_path / "PPO" / "CartPole-v1" / "one"
     assert "class_path: PPO" in (run / "config.yaml").read_text()
     assert "trainer:" in (run / "lightning_cli.yaml").read_text()
+
+
+@pytest.mark.parametrize("flags", [{"min_steps": 7}, {"min_epochs": 2}, {"min_epochs": 4, "limit_train_batches": 2}])
+@pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
+def test_a_run_has_its_length_and_no_least_number_of_iterations_makes_it_longer(kind, flags, tmp_path):
+    trainer = kind(default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_checkpointing=False, **flags)
+    with pytest.raises(SettingError, match=r"ask for (7|12|8) iterations, and the run ends after 6: raise max_env_steps$"):
+        trainer.fit(tiny(PPO))
+
+
+def test_a_least_number_of_iterations_keeps_others_from_stopping_a_run(tmp_path):
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop = True
+
+    model = tiny(PPO)
+    fit(model, callbacks=[Stop()], min_steps=4)
+    assert model.env_steps == 4 * 16

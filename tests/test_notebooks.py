@@ -45,3 +45,39 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path):
     for what, (low, high) in SHOWN[name].items():
         assert low <= float(re.search(rf"{what}(-?[\d.]+(?:e-\d+)?)", shown)[1]) <= high, what
     assert any(tmp_path.rglob("metrics.csv"))
+
+
+PROGRAM = """
+import lightning_rl as lrl
+from lightning_rl.callbacks import progress
+
+class Mine(lrl.PPO):
+    pass
+
+progress.SECONDS_BETWEEN_REFRESHES = 0.0
+trainer = lrl.Trainer(max_steps=5, evaluation=None)
+model = Mine("CartPole-v1", max_env_steps=10**7, net_arch=[8])
+trainer.fit(model)
+print("at", model.env_steps)
+"""
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_notebook_without_ipywidgets_shows_one_line_that_moves_and_python_to_go_on_with(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PROGRAM)])
+    shown = []
+
+    class Client(NotebookClient):
+        def process_message(self, message, cell, index):
+            shown.append((message["msg_type"], message["content"]))
+            return super().process_message(message, cell, index)
+
+    Client(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    lines = [content["data"]["text/plain"] for kind, content in shown if kind == "update_display_data"]
+    text = "".join(content["text"] for kind, content in shown if kind == "stream")
+    plain = "\n".join(content["data"]["text/plain"] for kind, content in shown if kind == "display_data")
+    assert len(lines) == 5 and all(" steps/s · return " in line for line in lines)
+    said = text + plain
+    assert "ipywidgets" not in said and "💡" not in said and "GPU available" not in said and "lightning-rl fit" not in said
+    assert 'continue it: trainer.fit(model, ckpt_path="runs/Mine/CartPole-v1/version_0/checkpoints/last.ckpt")' in said
+    assert "at 5120" in said

@@ -30,14 +30,16 @@ class Output(Console):
 class EnvStepsProgressBar(ProgressBar):
     """Environment steps (or updates) done of those planned, their number per second, mean return, and time left.
 
-    A terminal or notebook shows a bar; elsewhere (a log file) a line appears about every minute and at the end. Evaluations are printed as
-    they come.
+    A terminal shows a bar, a notebook a line that is kept up to date; elsewhere (a log file) a line appears about every minute and at the
+    end. Evaluations are printed as they come.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.enabled = True
         self.bar: Progress | None = None
+        self.cell_output: Any = None
+        """A notebook's display of the line."""
 
     @cached_property
     def console(self) -> Console:
@@ -46,11 +48,12 @@ class EnvStepsProgressBar(ProgressBar):
 
     @property
     def live(self) -> bool:
-        """Return whether the console can show a moving bar."""
+        """Return whether what is shown can be kept up to date."""
         return self.console.is_terminal or self.console.is_jupyter
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "console"}  # it has locks: a spawned rank makes its own
+        # they have locks: a spawned rank makes its own
+        return {name: value for name, value in vars(self).items() if name not in ("console", "cell_output")} | {"cell_output": None}
 
     def disable(self) -> None:
         self.enabled = False
@@ -65,7 +68,11 @@ class EnvStepsProgressBar(ProgressBar):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.started = self.shown_at = time.monotonic()
         self.first = pl_module.count
-        if self.enabled and self.live:
+        if self.enabled and self.console.is_jupyter:  # rich's own bar would need ipywidgets
+            from IPython.display import display
+
+            self.cell_output = display({"text/plain": ""}, raw=True, display_id=True)
+        elif self.enabled and self.live:
             bar = BarColumn(bar_width=12, complete_style="green", finished_style="green")
             text = TextColumn("{task.description}", style="none", markup=False)
             self.bar = Progress(bar, text, console=self.console, auto_refresh=False, transient=False)
@@ -80,7 +87,9 @@ class EnvStepsProgressBar(ProgressBar):
         if self.bar is not None:
             done = min(pl_module.count, pl_module.length)
             self.bar.update(self.task, completed=done, description=self.text(pl_module), refresh=True)
-        elif not self.live:
+        elif self.cell_output is not None:
+            self.cell_output.update({"text/plain": self.text(pl_module)}, raw=True)
+        else:
             self.console.print(self.text(pl_module))
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:

@@ -19,6 +19,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.cli.settings import SECTIONS, explain, explain_flag, read_arguments
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.loggers import is_wanted
 from lightning_rl.training.trainer import Trainer
 
 FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
@@ -43,8 +44,6 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --plot                               draw curve.png into the run's folder at each evaluation (extra plots)
   --print_config                       print all settings and exit
 """
-
-HIDDEN_NOTICES = ("💡", "GPU available", "TPU available", "HPU available", "`Trainer.fit` stopped")
 
 
 def fit(arguments: list[str], imports: list[str]) -> int:
@@ -132,7 +131,7 @@ def redirect_notices() -> None:
     os.environ.setdefault("WANDB_SILENT", "true")
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
         handler = Notices(sys.stdout)
-        handler.addFilter(lambda record: not record.getMessage().startswith(HIDDEN_NOTICES))
+        handler.addFilter(is_wanted)
         logging.getLogger(name).handlers = [handler]
         logging.getLogger(name).propagate = False
 

@@ -199,7 +199,7 @@ class Run(pl.LightningModule):
         """Prepare everything for the first iteration, or continue a checkpoint's run.
 
         Raises:
-            SettingError: the Trainer's batches are not this run's experience; or a checkpoint cannot be continued.
+            SettingError: the Trainer's batches are not this run's experience, or more than it makes; or a checkpoint cannot be continued.
         """
         trainer: Any = self.trainer
         if self.dataset is None or trainer.train_dataloader is not self.dataset:
@@ -208,6 +208,10 @@ class Run(pl.LightningModule):
                 "super().train_dataloader() from train_dataloader"
             )
         assert self.collector is not None
+        least = max(trainer.min_steps or 0, (trainer.min_epochs or 0) * trainer.num_training_batches)
+        if least > len(self.dataset):
+            line = f"trainer.min_steps and min_epochs ask for {least:,} iterations, and the run ends after {len(self.dataset):,}"
+            raise SettingError(f"{line}: raise max_{self.counter}")
         one_thread()  # in processes that Lightning spawned too
         self._agree_on_count()
         self.log_rows = RunLog(self.log_every, self.count)
@@ -313,9 +317,9 @@ class Run(pl.LightningModule):
         Raises:
             SettingError: what the checkpoint holds is not the state of such a run.
         """
-        dataset, ranks, state = self.dataset, self.ranks, self.own_state
+        dataset, ranks, state, trainer = self.dataset, self.ranks, self.own_state, self.trainer
         assert dataset is not None
-        new_episodes: str | None = "the checkpoint holds none of a run"
+        new_episodes: str | None = "the checkpoint holds none of a run" if trainer.ckpt_path else "the model goes on learning in a new fit"
         if ranks:
             found = f"{len(ranks)} x {ranks[0]['num_envs']}"
             new_episodes = f"the checkpoint has {found} (ranks x env.num_envs), not {self.trainer.world_size} x {self.num_envs}"

@@ -15,6 +15,7 @@ from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
+from rich.console import Console
 
 from lightning_rl.actors.processes import leave_the_program
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
@@ -28,7 +29,7 @@ from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
-from lightning_rl.loggers import MetricsLogger, going_on, quiet_tensorboard
+from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, quiet_tensorboard
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
@@ -165,7 +166,7 @@ class Trainer(EvaluatingTrainer):
         plugins = [plugins] if plugins is not None and not isinstance(plugins, list) else list(plugins or [])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(AtomicCheckpointIO())
-        super().__init__(
+        arguments = dict(
             plugins=plugins,
             default_root_dir=default_root_dir,
             max_epochs=max_epochs,
@@ -178,8 +179,9 @@ class Trainer(EvaluatingTrainer):
             fast_dev_run=fast_dev_run,
             devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if devices == 1 else devices,  # torchrun says how many it started
             barebones=barebones,
-            **kwargs,
         )
+        with hidden_notices():
+            super().__init__(**arguments, **kwargs)
         self.given_loggers = self.loggers
         self.savers = [each for each in given + ours if isinstance(each, BestModel | SaveCheckpoints) and each.folder is None]
         self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
@@ -242,7 +244,7 @@ class Trainer(EvaluatingTrainer):
             stack.enter_context(self.stop.listening(partial(forward_signal, self)))
             try:
                 self._prepare_folder(model, found, count)
-                with report_lost_ranks(model):
+                with report_lost_ranks(model), hidden_notices():
                     super().fit(model, train_dataloaders, val_dataloaders, datamodule, found, weights_only)
                 take_counts(self, model, model.COUNTS)
             except RunStoppedError:
@@ -355,12 +357,14 @@ class Trainer(EvaluatingTrainer):
     def _print_summary(self, model: Run) -> None:
         self.say(f"run: {self.run_folder}")
         resume, evaluate = self._command_to_continue(model), self._command("evaluate", model)
+        if in_notebook() and last_generation(self.run_folder / "checkpoints") is not None:
+            resume = f'trainer.fit(model, ckpt_path="{self.run_folder / "checkpoints" / "last.ckpt"}")'
         if resume is not None and not model.finished and self.stop.received is None:
             self.say(f"continue it: {resume}")
         best = next((each.path for each in callbacks_of(self, BestModel)), None)
         if best is not None and best.exists() and model.hparams["env"] is not None:
-            here = f'lightning_rl.evaluate("{best}") in this program, which defines it'
-            self.say(f"evaluate it: {here if evaluate is None else f'{evaluate} --ckpt_path {best} --episodes 100'}")
+            here = f'lightning_rl.evaluate("{best}")' + ("" if in_notebook() else " in this program, which defines it")
+            self.say(f"evaluate it: {here if evaluate is None or in_notebook() else f'{evaluate} --ckpt_path {best} --episodes 100'}")
 
     def _end_program(self, model: Run) -> NoReturn:
         """End the program after a signal, with the command to continue and the signal's exit status."""
@@ -380,6 +384,11 @@ class Trainer(EvaluatingTrainer):
             bars[0].print(text)
         else:
             print(printable(text), flush=True)
+
+
+def in_notebook() -> bool:
+    """Return whether the program runs in the kernel of a notebook, where commands of a shell are of little use."""
+    return Console().is_jupyter
 
 
 @rank_zero_only
