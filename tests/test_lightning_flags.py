@@ -7,7 +7,14 @@ import csv
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, LearningRateMonitor
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    LearningRateMonitor,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.loggers import CSVLogger
 
@@ -114,7 +121,7 @@ def test_lightnings_command_line_keeps_its_config_beside_that_of_the_run(tmp_pat
 @pytest.mark.parametrize("flags", [{"min_steps": 7}, {"min_epochs": 2}, {"min_epochs": 4, "limit_train_batches": 2}])
 @pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
 def test_a_run_has_its_length_and_no_least_number_of_iterations_makes_it_longer(kind, flags, tmp_path):
-    trainer = kind(default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_checkpointing=False, **flags)
+    trainer = kind(default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=-1, **flags)
     with pytest.raises(SettingError, match=r"ask for (7|12|8) iterations, and the run ends after 6: raise max_env_steps$"):
         trainer.fit(tiny(PPO))
 
@@ -125,5 +132,23 @@ def test_a_least_number_of_iterations_keeps_others_from_stopping_a_run(tmp_path)
             trainer.should_stop = True
 
     model = tiny(PPO)
-    fit(model, callbacks=[Stop()], min_steps=4)
+    fit(model, callbacks=[Stop()], min_steps=4, min_epochs=0)
     assert model.env_steps == 4 * 16
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+@pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
+def test_lightnings_bars_show_the_return(kind, bar, tmp_path):
+    shown = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            mean = pl_module.collector.statistics.metrics()["rollout/ep_rew_mean"]
+            shown.append((dict(trainer.progress_bar_metrics), {"return": pytest.approx(mean)}))
+
+    callbacks = [bar(), Watch()]
+    trainer = kind(
+        default_root_dir=tmp_path, accelerator="cpu", max_epochs=-1, logger=False, enable_checkpointing=False, callbacks=callbacks
+    )
+    trainer.fit(tiny(PPO))
+    assert len(shown) == 6 and all(found == expected for found, expected in shown)

@@ -77,9 +77,13 @@ class EndIteration(pl.Callback):
         first = [self, *callbacks_of(trainer, Curriculum), *callbacks_of(trainer, RolloutEvaluator)]
         trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
         follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))
+        bar = trainer.progress_bar_callback
+        self.shows_return = bar is not None and type(bar).__module__.startswith(LIGHTNING)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         pl_module.end_iteration()
+        if self.shows_return and (mean := pl_module.collector.statistics.metrics().get("rollout/ep_rew_mean")) is not None:
+            pl_module.log("return", mean, prog_bar=True, logger=False)  # type: ignore[attr-defined]
 
 
 class EndRun(pl.Callback):

@@ -53,7 +53,10 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def damage(path: Path) -> str | None:
-    """Return how a checkpoint differs from its manifest or, without one, from its own checksums; None where it agrees."""
+    """Return how a checkpoint differs from its manifest and from its own checksums; None where it agrees with either.
+
+    One that a program of its user has read and saved again agrees with its own alone.
+    """
     for _ in range(10):
         before = identity(path)
         reason = _disagreement(path)
@@ -79,11 +82,13 @@ def _disagreement(path: Path) -> str | None:
         return f"its manifest {manifest_path(path).name} cannot be read"
     if manifest is None:
         return checksum_error(path)
-    if path.stat().st_size != manifest["size"]:
-        return f"it has {path.stat().st_size} bytes, not {manifest['size']}"
-    with path.open("rb") as file:
-        agrees = hashlib.file_digest(file, "sha256").hexdigest() == manifest["sha256"]
-    return None if agrees else f"its bytes are not those of {manifest_path(path).name}"
+    reason = f"it has {path.stat().st_size} bytes, not {manifest['size']}"
+    if path.stat().st_size == manifest["size"]:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == manifest["sha256"]:
+                return None
+        reason = f"its bytes are not those of {manifest_path(path).name}"
+    return reason if checksum_error(path) is not None else None
 
 
 def differences(path: str | Path) -> str | None:

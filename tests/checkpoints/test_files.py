@@ -273,3 +273,13 @@ def test_a_run_that_falls_back_reports_it_once(tmp_path, capfd):
     damage(trainer.run_folder / "checkpoints" / "last.ckpt")
     Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False).fit(tiny(PPO), ckpt_path="last")
     assert capfd.readouterr().out.count("continuing with the previous generation") == 1
+
+
+def test_a_checkpoint_that_its_user_has_edited_and_saved_again_is_loaded_and_not_the_one_before(tmp_path):
+    path, said = tmp_path / "last.ckpt", []
+    save(path, 1)
+    save(path, 2)
+    torch.save(torch.load(path, weights_only=True) | {"number": 3}, path)
+    assert number(path, said) == 3 and said == []
+    damage(path)
+    assert number(path, said) == 1 and len(said) == 1
