@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 
+import lightning as L
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -152,3 +153,13 @@ def test_lightnings_bars_show_the_return(kind, bar, tmp_path):
     )
     trainer.fit(tiny(PPO))
     assert len(shown) == 6 and all(found == expected for found, expected in shown)
+
+
+def test_algorithms_are_modules_of_pytorch_lightning_and_callbacks_of_the_package_lightning_work_too(tmp_path):
+    model = tiny(PPO)
+    with pytest.raises(TypeError, match=r"`model` must be a `LightningModule`.*, got `PPO`"):
+        L.Trainer(logger=False, accelerator="cpu", default_root_dir=tmp_path).fit(model)
+    stop = L.pytorch.callbacks.EarlyStopping("eval/mean_reward", mode="max", stopping_threshold=-1e9, check_on_train_epoch_end=False)
+    evaluation = EvaluationConfig(every_n_env_steps=32, episodes=1, num_envs=1)
+    Trainer(default_root_dir=tmp_path, accelerator="cpu", callbacks=[stop], evaluation=evaluation).fit(model)
+    assert model.env_steps == 32

@@ -23,6 +23,9 @@ REFUSED_CALLBACKS = {
     "BatchSizeFinder": "batch_size or num_envs",
     "LearningRateFinder": "learning_rate",
     "GradientAccumulationScheduler": "a larger batch_size",
+    "BackboneFinetuning": "a configure_optimizers that leaves the backbone out",
+    "SpikeDetection": "on_nan",
+    "BasePredictionWriter": "the episodes that trainer.predict returns",
 }
 """Callbacks of Lightning that cannot work here, and the setting to use."""
 LIGHTNING = ("pytorch_lightning.", "lightning.pytorch.")
@@ -140,8 +143,9 @@ def user_callbacks(callbacks: list[pl.Callback]) -> list[pl.Callback]:
         SettingError: one of them cannot work with an algorithm.
     """
     for callback in callbacks:
-        if instead := REFUSED_CALLBACKS.get(type(callback).__name__):
-            raise SettingError(f"{type(callback).__name__}: algorithms make their own batches and gradient steps; use {instead}")
+        for kind in type(callback).__mro__:
+            if instead := REFUSED_CALLBACKS.get(kind.__name__):
+                raise SettingError(f"{kind.__name__}: algorithms make their own batches and gradient steps; use {instead}")
     last = next((each for each in callbacks if isinstance(each, EndRun)), None)
     if last is None:
         return list(callbacks)

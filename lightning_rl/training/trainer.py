@@ -112,6 +112,9 @@ class Trainer(EvaluatingTrainer):
         plugins: Any = None,
         **kwargs: Any,
     ) -> None:
+        for name in os.environ:
+            if name.startswith("PL_TRAINER_"):
+                raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
         if barebones:
             for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
                 if section not in (None, default):
