@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import optuna
 import pytest
 import pytorch_lightning as pl
 import torch
+from optuna_integration import PyTorchLightningPruningCallback
 from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 
 from lightning_rl import PPO, SAC, EvaluationConfig, MultiEvaluator, Policy, RolloutEvaluator, SettingError, Trainer, evaluate, load_policy
@@ -240,3 +242,30 @@ def test_a_best_checkpoint_that_could_not_be_saved_is_not_named(tmp_path, monkey
     monkeypatch.setattr(trainer, "save_checkpoint", full)
     trainer.fit(tiny(PPO))
     assert trainer.checkpoint_callback.best_model_path == ""
+
+
+# ---------------------------------------------------------------- tuning
+
+
+class AfterTwo(optuna.pruners.BasePruner):
+    """Prunes each trial after its second evaluation."""
+
+    def prune(self, study, trial):
+        return len(trial.intermediate_values) == 2
+
+
+def test_optunas_callback_reports_each_evaluation_and_prunes(tmp_path):
+    trained = []
+
+    def objective(trial):
+        model = tiny(PPO, learning_rate=trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True))
+        trainer = trainer_of(tmp_path, PyTorchLightningPruningCallback(trial, "eval/mean_reward"))
+        trained.append((trainer, model))
+        trainer.fit(model)
+
+    optuna.logging.disable_default_handler()
+    study = optuna.create_study(direction="maximize", pruner=AfterTwo())
+    study.optimize(objective, n_trials=2)
+    for trial, (trainer, model) in zip(study.trials, trained, strict=True):
+        assert trial.state == optuna.trial.TrialState.PRUNED and [*trial.intermediate_values] == [1, 2]
+        assert model.env_steps == 32 and trial.intermediate_values[2] == trainer.callback_metrics["eval/mean_reward"]

@@ -92,6 +92,7 @@ class RolloutEvaluator(pl.Callback):
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
         self.env, self.file = env, file
         self.table: CsvTable | None = None
+        self.interval = 1
         self.wrappers: list[Wrapper] = []
         """What other callbacks put around each environment."""
         self.variants: dict[str, Wrapper] = {}

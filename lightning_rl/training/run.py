@@ -12,7 +12,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.iteration import EndIteration, EndRun, user_callbacks
+from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop
 from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.data.collector import Collector
@@ -135,6 +137,13 @@ class Run(pl.LightningModule):
     def count(self) -> int:
         """Return how far the run is, all ranks together."""
         return int(getattr(self, self.counter))
+
+    @property
+    def current_epoch(self) -> int:
+        """Return how many evaluations were due, or Lightning's epoch if that is more: Optuna's callback reports validations by it."""
+        epoch = super().current_epoch
+        evaluators = callbacks_of(self.trainer, RolloutEvaluator) if self.is_driven else []
+        return max([epoch, *(self.count // each.interval for each in evaluators)])
 
     @property
     def counted(self) -> str:
