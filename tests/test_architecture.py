@@ -28,7 +28,7 @@ FLOORS = (
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 OPTIONAL = {"ale_py", "minatar", "envpool", "cv2", "mujoco", "minari", "h5py", "PIL", "ray", "moviepy", "minigrid", "pettingzoo"}
-OPTIONAL |= {"matplotlib", "rliable", "onnxruntime", "safetensors", "imageio_ffmpeg"}
+OPTIONAL |= {"matplotlib", "rliable", "onnxruntime", "safetensors", "imageio_ffmpeg", "IPython"}
 SPACE_CLASSES = {name for name in gymnasium.spaces.__all__ if isinstance(getattr(gymnasium.spaces, name), type)}
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
