@@ -231,11 +231,12 @@ def test_schedules_follow_environment_steps_whatever_the_number_of_environments(
         fit(model)
         return seen
 
-    assert rates(1) == rates(8)
+    alone, eight = rates(1), rates(8)
+    assert alone == eight
     # the rate of an iteration is that of its beginning: 1e-3 - 9e-4 · k / 10
-    assert [rate for _, rate, _ in rates(8)] == pytest.approx([1e-3 - 9e-5 * k for k in range(10)])
+    assert [rate for _, rate, _ in eight] == pytest.approx([1e-3 - 9e-5 * k for k in range(10)])
     first = 32 if algorithm in ON_POLICY else 0  # who learns while acting has made no step of the iteration yet
-    assert [steps for steps, _, _ in rates(8)] == [first + 32 * k for k in range(10)]
+    assert [steps for steps, _, _ in eight] == [first + 32 * k for k in range(10)]
 
 
 @every_algorithm

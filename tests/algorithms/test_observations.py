@@ -34,8 +34,19 @@ def observation():
     return env.step(0)[0]
 
 
-@pytest.mark.parametrize("memory", [None, LSTM(4, 4)], ids=["", "with a memory"])
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize(
+    "algorithm, memory",
+    [
+        pytest.param(
+            algorithm,
+            memory,
+            id=f"{algorithm.__name__}-{words}",
+            marks=[] if memory is None or algorithm.__name__ in ("PPO", "SAC") else pytest.mark.slow,
+        )
+        for algorithm in ALL
+        for memory, words in ((None, ""), (LSTM(4, 4), "with a memory"))
+    ],
+)
 def test_entities_and_goals_are_learned_from_and_load_back(algorithm, memory, tmp_path):
     model = crowded(algorithm, memory=memory)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

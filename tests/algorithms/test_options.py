@@ -226,6 +226,18 @@ REPLAY_WITHOUT_EFFECT = {"optimize_memory_usage", "directory"}
 EVERYONE = [*ALL, BehavioralCloning, EvolutionStrategies]
 EXAMPLES = {PPO, SAC}
 """Algorithms that are tested with all values of options that several algorithms share; the others with the first one."""
+OF_NETWORKS = {
+    "activation",
+    "net_arch",
+    "encoder",
+    "encoder_features",
+    "entities",
+    "goals",
+    "memory",
+    "reward_signals",
+    "behavioral_cloning",
+}
+"""Options of parts that are built in one place for all; they are slow for algorithms that are no examples."""
 everyone = pytest.mark.parametrize("algorithm", EVERYONE)
 every_algorithm = pytest.mark.parametrize("algorithm", ALL)
 every_replaying_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
@@ -282,7 +294,15 @@ def test_every_option_of_the_replay_buffer_is_tested():
 
 @pytest.mark.parametrize(
     "algorithm, name",
-    [pytest.param(algorithm, name, id=f"{algorithm.__name__}-{name}") for algorithm in EVERYONE for name in options(algorithm)],
+    [
+        pytest.param(
+            *(algorithm, name),
+            id=f"{algorithm.__name__}-{name}",
+            marks=[pytest.mark.slow] if algorithm not in EXAMPLES and name in OF_NETWORKS else [],
+        )
+        for algorithm in EVERYONE
+        for name in options(algorithm)
+    ],
 )
 def test_an_option_changes_what_is_learned(algorithm, name):
     for option in options(algorithm)[name]:

@@ -323,7 +323,7 @@ LEARNERS = {
 REPLAY = {"batch_size": 64, "learning_starts": 600, "buffer_size": 4_000, "steps_per_iteration": 100, "max_env_steps": 3_000}
 
 
-@pytest.mark.parametrize("algorithm", [PPO, DQN, SAC, *(pytest.param(each, marks=pytest.mark.slow) for each in (A2C, IMPALA, TD3))])
+@pytest.mark.parametrize("algorithm", [PPO, DQN, *(pytest.param(each, marks=pytest.mark.slow) for each in (SAC, A2C, IMPALA, TD3))])
 def test_two_signals_have_separate_values(algorithm, paid):
     # 1 / (1 - 0.9) for the environment's 1, 2 / (1 - 0.5) for the other's 2
     replay = {} if algorithm in ON_POLICY else REPLAY | {"learning_rate": {"schedule": "linear", "start": 0.02}}
