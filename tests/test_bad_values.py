@@ -17,7 +17,7 @@ from lightning_rl.errors import NotFiniteError
 from lightning_rl.nan_policy import first_bad
 from lightning_rl.types import is_finite
 from tests.apart import ROOT, Apart
-from tests.fitting import ALL, TINY, Rows, fit, weights
+from tests.fitting import ALL, TINY, TWINS, Rows, fit, twins_slow, weights
 from tests.poisoned import two
 
 VALUES = (math.nan, math.inf, -math.inf)
@@ -77,7 +77,7 @@ def no_environment_is_saved(monkeypatch):
 
 @pytest.mark.parametrize("value", [VALUES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VALUES[1:])])
 @pytest.mark.parametrize("door", AT)
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_what_an_environment_says_stops_the_run_in_the_same_step(algorithm, door, value):
     model = poisoned(algorithm, door, value, AT[door])
     with pytest.raises(NotFiniteError, match=f"^{door} of environment 1 is {value} at environment step {2 * AT[door]}$"):
@@ -124,7 +124,7 @@ def test_large_numbers_are_numbers():
 
 
 @pytest.mark.parametrize("value", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_a_bad_loss_stops_the_run_before_its_gradient_step(algorithm, value):
     model = build(bad_losses(algorithm, value, first=3), two("none", 0.0, 0, action=ACTION[algorithm]))
     with pytest.raises(NotFiniteError, match=rf"^loss {LOSSES[algorithm]} is (-?{value}|nan) at environment step \d+, update \d+; lower"):
@@ -133,7 +133,7 @@ def test_a_bad_loss_stops_the_run_before_its_gradient_step(algorithm, value):
 
 
 @pytest.mark.parametrize("value", [pytest.param(math.nan, marks=pytest.mark.slow), math.inf])
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_a_bad_gradient_stops_the_run_before_its_step(algorithm, value):
     model = spoil_gradients(build(algorithm, two("none", 0.0, 0, action=ACTION[algorithm])), value, first=3)
     with pytest.raises(
@@ -149,7 +149,7 @@ def test_the_part_of_the_loss_that_is_bad_is_named():
         fit(model)
 
 
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_the_batch_is_saved_in_the_runs_folder_and_named(algorithm, tmp_path):
     for k, model in enumerate(
         (
@@ -200,9 +200,9 @@ def test_an_evaluation_looks_too(door):
 
 
 def each_goes_on_once_and_some_in_both_ways():
-    """Every algorithm skips updates, PPO and SAC restore weights too; the others' second way is slow."""
+    """Every algorithm but twins skips updates, PPO and SAC restore weights too; the rest is slow."""
     for algorithm, on_nan in itertools.product(ALL, TOLERANT):
-        second = on_nan == "restore_last" and algorithm not in (PPO, SAC)
+        second = algorithm in TWINS or (on_nan == "restore_last" and algorithm not in (PPO, SAC))
         yield pytest.param(algorithm, on_nan, marks=[pytest.mark.slow] if second else [])
 
 

@@ -30,7 +30,7 @@ from lightning_rl import (
 )
 from lightning_rl.loggers import read_rows
 from tests.experts import at_random
-from tests.fitting import tiny
+from tests.fitting import ALL, tiny, twins_slow
 
 STEPS = 192
 GAUSSIAN = {"sampler_type": "gaussian", "sampler_parameters": {"mean": 1.0, "st_dev": 0.1}}
@@ -326,7 +326,7 @@ def leaves(tree, path="", seen=None):
                 yield from leaves(child, f"{path}.{name}", seen)
 
 
-@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA, SAC, DQN, TD3, BehavioralCloning, EvolutionStrategies])
+@pytest.mark.parametrize("algorithm", twins_slow([*ALL, BehavioralCloning, EvolutionStrategies]))
 def test_no_running_state_of_any_object_is_missing_from_a_checkpoint(algorithm, tmp_path):
     env = {"id": "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"}
     settings = {"normalize_obs": "running", "normalize_reward": True} if algorithm in (PPO, SAC) else {}
@@ -347,7 +347,9 @@ def equal(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b or (a != a and b != b)
 
 
-@pytest.mark.parametrize(("algorithm", "env"), [(PPO, "CartPole-v1"), (SAC, "Pendulum-v1"), (DQN, "CartPole-v1")])
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [(PPO, "CartPole-v1"), (SAC, "Pendulum-v1"), pytest.param(DQN, "CartPole-v1", marks=pytest.mark.slow)]
+)
 def test_a_finished_run_that_is_extended_is_the_longer_run(algorithm, env, tmp_path):
     settings = {"exploration_fraction": 0.0} if algorithm is DQN else {}
     expected = run(tmp_path / "whole", algorithm, {"id": env}, settings, steps=288)

@@ -13,11 +13,11 @@ from torch.nn.utils import parameters_to_vector
 from lightning_rl import A2C, DQN, IMPALA, LSTM, PPO, SAC, TD3, EnvConfig, EvolutionStrategies, SettingError
 from lightning_rl.data.collector import Collector
 from tests.environments import Scripted, ScriptedBox
-from tests.fitting import ALL, OFF_POLICY, ON_POLICY, UPDATES, Rows, fit, tiny, weights
+from tests.fitting import ALL, OFF_POLICY, ON_POLICY, UPDATES, Rows, fit, tiny, twins_slow, weights
 
 ITERATIONS = 6
-every_algorithm = pytest.mark.parametrize("algorithm", ALL)
-with_or_without_gradients = pytest.mark.parametrize("algorithm", [*ALL, EvolutionStrategies])
+every_algorithm = pytest.mark.parametrize("algorithm", twins_slow(ALL))
+with_or_without_gradients = pytest.mark.parametrize("algorithm", twins_slow([*ALL, EvolutionStrategies]))
 every_on_policy_algorithm = pytest.mark.parametrize("algorithm", ON_POLICY)
 STEPS_OF_AN_UPDATE = {PPO: 1, A2C: 1, IMPALA: 1, DQN: 1, SAC: 3, TD3: 1.5, EvolutionStrategies: 1}
 """How many optimizers step in one, on average."""

@@ -24,9 +24,9 @@ from lightning_rl.networks.q_network import CategoricalReturn, QNetwork
 from lightning_rl.rewards.signal import Extrinsic
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import SymLog
-from tests.fitting import OFF_POLICY, Rows, fit, tiny, weights
+from tests.fitting import OFF_POLICY, Rows, fit, tiny, twins_slow, weights
 
-every_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
+every_algorithm = pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 every_autoreset = pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
 
 

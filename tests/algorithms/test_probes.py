@@ -101,10 +101,12 @@ FAST = {FAST_OF_VARIANTS, FAST_OF_OTHER_ACTIONS, "no value beyond a termination"
 SLOW = {
     *((name, "discrete") for name in ("double", "dueling", "n-step", "prioritized", "noisy", "C51", "transformed")),  # all at once has them
     *((name, "box") for name in ("A2C", "IMPALA")),  # PPO's distribution
+    ("SAC of continuous actions", "hybrid"),  # see test_mixed_actions.py
 }
 """Learners with actions whose probes are all slow, because a fast one has the same parts."""
-SLOW_PROBES = {(name, "no value beyond a termination") for name in ("PPO", "SAC of continuous actions")}
-"""A2C has PPO's returns, SAC of choices has the same replay."""
+SLOW_PROBES = {(name, "no value beyond a termination") for name in ("PPO", "SAC", "SAC of continuous actions")}
+SLOW_PROBES.add(("SAC of continuous actions", FAST_OF_VARIANTS))
+"""A2C has PPO's returns, DQN and TD3 have the same replay, SAC of choices has the same targets."""
 BEST = {"discrete": [0, 1], "box": [-0.5, 0.5], "hybrid": [0, 1, -0.5, 0.5]}
 
 

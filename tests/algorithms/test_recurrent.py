@@ -12,11 +12,11 @@ import torch
 from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, Demonstration, RolloutEvaluator, SettingError, Trainer, load_policy
 from lightning_rl.networks.acting import reset_memory
 from lightning_rl.types import tree_index, tree_leaves, tree_map, tree_stack
-from tests.fitting import ALL, OFF_POLICY, fit, tiny, weights
+from tests.fitting import ALL, OFF_POLICY, fit, tiny, twins_slow, weights
 
 KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
 MEMORIES = {PPO: LSTM(4, 4), A2C: GRU(4, 4), IMPALA: GRU(4, 4), SAC: LSTM(4, 4), DQN: GRU(4, 4), TD3: LSTM(4, 4)}
-every_algorithm = pytest.mark.parametrize("algorithm", ALL)
+every_algorithm = pytest.mark.parametrize("algorithm", twins_slow(ALL))
 
 
 def memories_that_act_and_learn():
@@ -144,7 +144,7 @@ def test_each_setting_of_a_memory_changes_what_is_learned(algorithm, setting):
     assert len(plain) != len(other) or not torch.equal(plain, other)
 
 
-@pytest.mark.parametrize("algorithm", OFF_POLICY)
+@pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_a_burn_in_changes_what_is_learned(algorithm):
     models = [tiny(algorithm, memory=LSTM(4, 4, burn_in)) for burn_in in (0, 2)]
     for model in models:
@@ -152,7 +152,7 @@ def test_a_burn_in_changes_what_is_learned(algorithm):
     assert not torch.equal(*map(weights, models))
 
 
-@pytest.mark.parametrize("algorithm", OFF_POLICY)
+@pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 @pytest.mark.parametrize("warmup", ["random", "policy"])
 def test_the_stored_memory_is_that_of_the_policy(algorithm, warmup):
     model = tiny(algorithm, memory=LSTM(4, 4), learning_rate=0.0, warmup=warmup)
@@ -254,7 +254,7 @@ def test_a_batch_that_is_no_number_of_sequences_is_refused():
         tiny(PPO, memory=LSTM(4, 4), batch_size=6)
 
 
-@pytest.mark.parametrize("algorithm", OFF_POLICY)
+@pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_a_batch_to_replay_that_is_no_number_of_sequences_is_refused(algorithm):
     with pytest.raises(SettingError, match=r"^batch_size 8 is no multiple of memory\.sequence_length 5; use 5 or 10$"):
         tiny(algorithm, memory=LSTM(4, 5))
