@@ -118,7 +118,13 @@ CASES = [
         id="DQN CartPole R2D2",
     ),
     pytest.param(TD3, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": GRU(8, 4)}, id="TD3 GRU", marks=pytest.mark.slow),
-    pytest.param(PPO, {"id": "tests.environments:Choosy-v0", "autoreset": "NEXT_STEP", "kwargs": {"action": "nested"}}, {}, id="PPO masks"),
+    pytest.param(
+        PPO,
+        {"id": "tests.environments:Choosy-v0", "autoreset": "NEXT_STEP", "kwargs": {"action": "nested"}},
+        {},
+        id="PPO masks",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         DQN,
         {"id": "tests.environments:Choosy-v0", "frame_stack": 2, "kwargs": {"way": "key"}},
@@ -140,10 +146,10 @@ CASES = [
         {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3, "n_steps": 2},
         id="SAC rnd",
     ),
-    pytest.param(PPO, {"id": "CartPole-v1"}, {"behavioral_cloning": {"steps": 160}}, id="PPO cloning"),
+    pytest.param(PPO, {"id": "CartPole-v1"}, {"behavioral_cloning": {"steps": 160}}, id="PPO cloning", marks=pytest.mark.slow),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"behavioral_cloning": {}, "memory": GRU(8, 4)}, id="SAC cloning"),
     pytest.param(PPO, CURRICULUM, {}, id="PPO curriculum"),
-    pytest.param(SAC, CURRICULUM | {"vectorization": "async"}, {}, id="SAC curriculum async"),
+    pytest.param(SAC, CURRICULUM | {"vectorization": "async"}, {}, id="SAC curriculum async", marks=pytest.mark.slow),
     pytest.param(
         PPO, {"id": "LunarLander-v3", "parameters": {"gravity": LESSONS}}, {}, id="PPO LunarLander curriculum", marks=pytest.mark.slow
     ),
@@ -160,7 +166,9 @@ CASES = [
         },
         id="ES CartPole GRU",
     ),
-    pytest.param(BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole"),
+    pytest.param(
+        BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole", marks=pytest.mark.slow
+    ),
     pytest.param(BehavioralCloning, {"id": "Pendulum-v1"}, {"memory": LSTM(8, 4), "ent_coef": 0.1}, id="BC Pendulum LSTM"),
 ]
 

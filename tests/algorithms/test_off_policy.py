@@ -216,7 +216,7 @@ def test_a_row_can_be_logged_before_any_episode_has_ended(algorithm):
 # ---------------------------------------------------------------- the rhythm of acting and learning
 
 
-@every_algorithm
+@pytest.mark.parametrize("algorithm", [DQN, *(pytest.param(each, marks=pytest.mark.slow) for each in (SAC, TD3))])
 @pytest.mark.parametrize(
     "num_envs, train_freq, gradient_steps, learning_starts, updates",
     [

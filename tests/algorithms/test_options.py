@@ -19,7 +19,7 @@ from lightning_rl.spaces import Spaces
 from lightning_rl.training.settings import settings_of
 from tests.environments import Scripted, ScriptedBox
 from tests.experts import at_random
-from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, weights
+from tests.fitting import ALL, OFF_POLICY, ON_POLICY, TWINS, Rows, fit, tiny, weights
 
 
 class Option(NamedTuple):
@@ -237,7 +237,7 @@ OF_NETWORKS = {
     "reward_signals",
     "behavioral_cloning",
 }
-"""Options of parts that are built in one place for all; they are slow for algorithms that are no examples."""
+"""Options of parts that are built in one place for all."""
 everyone = pytest.mark.parametrize("algorithm", EVERYONE)
 every_algorithm = pytest.mark.parametrize("algorithm", ALL)
 every_replaying_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
@@ -266,6 +266,11 @@ def trained(algorithm: type, env_id: str, settings: dict[str, Any]) -> Tensor:
 def trained_once(algorithm: type, env_id: str, settings: str) -> Tensor:
     """Return the same, for settings that many options start from."""
     return trained(algorithm, env_id, eval(settings, {"LSTM": LSTM, "GRU": GRU, "Demonstrations": Demonstrations}))
+
+
+def is_shared(algorithm: type, name: str) -> bool:
+    """Whether the code behind an option is that of another algorithm too, which is tested with it."""
+    return (algorithm not in EXAMPLES and name in OF_NETWORKS) or (algorithm in TWINS and name in COMMON | ON | OFF)
 
 
 def meaningless(algorithm: type) -> set[str]:
@@ -298,7 +303,7 @@ def test_every_option_of_the_replay_buffer_is_tested():
         pytest.param(
             *(algorithm, name),
             id=f"{algorithm.__name__}-{name}",
-            marks=[pytest.mark.slow] if algorithm not in EXAMPLES and name in OF_NETWORKS else [],
+            marks=[pytest.mark.slow] if is_shared(algorithm, name) else [],
         )
         for algorithm in EVERYONE
         for name in options(algorithm)

@@ -121,7 +121,7 @@ def test_restored_environments_continue_exactly(name, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["CartPole", "LunarLander"])
+@pytest.mark.parametrize("name", ["CartPole", pytest.param("LunarLander", marks=pytest.mark.slow)])
 def test_restored_workers_continue_exactly_in_every_mode(name, mode):
     config = configured(ENVIRONMENTS[name], "async", mode)
     assert is_continued(lambda: make_vector_env(config), config) is None
