@@ -24,7 +24,7 @@ Way = dict[str, list[str]]
 
 
 def way(name: str, at: int = 3) -> Way:
-    """Run some iterations of an algorithm with default settings, and trace one from its first step to its last update.
+    """Run some iterations of an algorithm with default settings but small batches, and trace one from its first step to its last update.
 
     Args:
         name: of the algorithm.
@@ -58,7 +58,7 @@ def way(name: str, at: int = 3) -> Way:
                 functions.append(code.co_qualname)
 
     env = ENVS.get(name, "CartPole-v1")
-    starts = {"learning_starts": 1} if hasattr(getattr(lrl, name), "learning_starts") else {}
+    starts = {"learning_starts": 1, "batch_size": 8} if hasattr(getattr(lrl, name), "learning_starts") else {}
     pl.seed_everything(1, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
         quiet: dict[str, Any] = {"evaluation": None, "checkpoint": None, "logger": False, "enable_progress_bar": False}

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import logging
 import os
 import sys
@@ -18,6 +19,12 @@ docstring_parser.parse_from_object = cache(docstring_parser.parse_from_object)
 plugins.entry_points = cache(plugins.entry_points)
 LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")]
 AT_FIRST = [(logger.handlers, logger.propagate) for logger in LOGGERS]
+
+
+def pytest_collection_finish():
+    """Take all that was imported out of garbage collection, here and in processes that are forked: there each look at it copies memory."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers.logger import Logger
@@ -17,6 +18,8 @@ ON_POLICY = [PPO, A2C, IMPALA]
 OFF_POLICY = [SAC, DQN, TD3]
 ALL = ON_POLICY + OFF_POLICY
 """What steps environments to learn."""
+TWINS = (A2C, TD3)
+"""Algorithms that differ from PPO and SAC in how they learn; what surrounds it, from collecting to saving, is the same code."""
 REPLAY = {"buffer_size": 200, "batch_size": 8, "learning_starts": 16, "train_freq": 4, "steps_per_iteration": 16}
 TINY: dict[type[Algorithm], dict[str, Any]] = {
     PPO: {"n_steps": 8, "batch_size": 8, "n_epochs": 2},
@@ -32,6 +35,11 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
 the second iteration on. An iteration of cloning has 16 updates, one of evolution strategies 4 episodes of 4 steps."""
 UPDATES = {PPO: 6 * 4, A2C: 6, IMPALA: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4, EvolutionStrategies: 6}
 """Of a tiny run."""
+
+
+def twins_slow(algorithms: list[Any]) -> list[Any]:
+    """The algorithms of a test of what is not their own: twins are slow."""
+    return [pytest.param(each, marks=pytest.mark.slow) if each in TWINS else each for each in algorithms]
 
 
 def tiny(algorithm: type[Algorithm], env_id: str | None = None, **settings: Any) -> Any:

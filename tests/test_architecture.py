@@ -1,6 +1,7 @@
 """The floors of the house: imports point down, and a few questions are asked in one place only."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -30,18 +31,28 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 OPTIONAL = {"ale_py", "minatar", "envpool", "cv2", "mujoco", "minari", "h5py", "PIL", "ray", "moviepy", "minigrid", "pettingzoo"}
 OPTIONAL |= {"matplotlib", "rliable", "onnxruntime", "safetensors", "imageio_ffmpeg", "IPython"}
 SPACE_CLASSES = {name for name in gymnasium.spaces.__all__ if isinstance(getattr(gymnasium.spaces, name), type)}
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
-    for path in sorted(ROOT.rglob("*.py"))
-    if path != ROOT / "__init__.py"
-}
-ALGORITHMS = {
-    name: bases
-    for name, tree in MODULES.items()
-    if name.startswith("algorithms.")
-    for node in ast.walk(tree)
-    if isinstance(node, ast.ClassDef) and "Algorithm" in (bases := [ast.unparse(base) for base in node.bases])
-}
+
+
+@cache
+def modules():
+    """The trees of all modules, by their names inside the package."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+        for path in sorted(ROOT.rglob("*.py"))
+        if path != ROOT / "__init__.py"
+    }
+
+
+@cache
+def algorithms():
+    """The bases of each algorithm, by the name of its module."""
+    return {
+        name: bases
+        for name, tree in modules().items()
+        if name.startswith("algorithms.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and "Algorithm" in (bases := [ast.unparse(base) for base in node.bases])
+    }
 
 
 def room(module):
@@ -93,45 +104,47 @@ def space_questions(tree):
 
 
 def test_every_module_has_a_floor():
-    assert sorted({room(name) for name in MODULES} - FLOOR.keys()) == []
+    assert sorted({room(name) for name in modules()} - FLOOR.keys()) == []
 
 
 def test_imports_point_down():
-    found = {name: upward_imports(name, tree) for name, tree in MODULES.items()}
+    found = {name: upward_imports(name, tree) for name, tree in modules().items()}
     assert {name: targets for name, targets in found.items() if targets} == {}
 
 
 def test_no_imports_go_in_circles():
-    below = {name: {target for inside in imports(tree) for target in (inside, inside.rpartition(".")[0]) if target in MODULES} - {name}
-             for name, tree in MODULES.items()}  # fmt: skip
+    below = {name: {target for inside in imports(tree) for target in (inside, inside.rpartition(".")[0]) if target in modules()} - {name}
+             for name, tree in modules().items()}  # fmt: skip
     TopologicalSorter(below).prepare()  # raises CycleError, which names the circle
 
 
 def test_only_optional_packages_are_imported_inside_functions():
     # `lightning-rl --version` answers without torch: what needs it is loaded once the arguments are read
-    allowed = {name: OPTIONAL | {"lightning_rl"} if name == "cli.main" else OPTIONAL for name in MODULES}
-    found = {name: late_imports(tree) - allowed[name] for name, tree in MODULES.items()}
+    allowed = {name: OPTIONAL | {"lightning_rl"} if name == "cli.main" else OPTIONAL for name in modules()}
+    found = {name: late_imports(tree) - allowed[name] for name, tree in modules().items()}
     assert {name: packages for name, packages in found.items() if packages} == {}
 
 
 def test_only_spaces_and_distributions_ask_what_class_a_space_has():
-    found = {name: space_questions(tree) for name, tree in MODULES.items() if room(name) not in ("spaces", "distributions")}
+    found = {name: space_questions(tree) for name, tree in modules().items() if room(name) not in ("spaces", "distributions")}
     assert {name: classes for name, classes in found.items() if classes} == {}
 
 
 def test_an_algorithm_has_one_parent_beside_groups_of_settings_and_knows_no_sibling():
-    for name, bases in ALGORITHMS.items():
+    for name, bases in algorithms().items():
         assert [parent for parent in bases if not parent.endswith("Fields")] == ["Algorithm"], name
-        known = {inside for inside in imports(MODULES[name]) for sibling in ALGORITHMS.keys() - {name} if inside.startswith(f"{sibling}.")}
+        known = {
+            inside for inside in imports(modules()[name]) for sibling in algorithms().keys() - {name} if inside.startswith(f"{sibling}.")
+        }
         assert known == set(), name
 
 
 def test_the_package_stays_within_its_files():
-    assert len(MODULES) + 1 <= 140
+    assert len(modules()) + 1 <= 140
 
 
 def test_the_walk_finds_what_it_forbids():
-    assert {"algorithms.ppo", "algorithms.a2c"} <= ALGORITHMS.keys()
+    assert {"algorithms.ppo", "algorithms.a2c"} <= algorithms().keys()
     bad = ast.parse(
         "import lightning_rl.data.collector\n"
         "from lightning_rl import callbacks, errors\n"
@@ -145,4 +158,4 @@ def test_the_walk_finds_what_it_forbids():
     assert upward_imports("cli", bad) == []
     assert late_imports(bad) == {"json", "cv2"}
     assert space_questions(bad) == {"Box", "Dict"}
-    assert space_questions(MODULES["spaces"]) >= {"Box", "Discrete"}
+    assert space_questions(modules()["spaces"]) >= {"Box", "Discrete"}

@@ -7,7 +7,7 @@ import pytest
 from tests.command_line import run
 from tests.config_mutations import mutant, write
 
-FAST, ALL = 48, 1000
+FAST, ALL = 24, 1000
 FOREIGN = ("repeat_action_probability", "min_reward", "dtype")
 """Keys of what the packaged configs build from gymnasium: it says which one it does not know."""
 

@@ -17,9 +17,11 @@ SLOW = (
     *("dqn/pong", "es/halfcheetah", "impala/pong", "ppo/ant", "ppo/bipedalwalker", "ppo/breakout", "ppo/hopper"),
     *("ppo/inverted_double_pendulum", "ppo/lunarlander", "ppo/lunarlander_continuous", "ppo/lunarlander_finetuned"),
     *("ppo/lunarlander_wind", "ppo/minatar_breakout", "ppo/minigrid_doorkey_rnd", "ppo/minigrid_memory", "ppo/pong"),
-    *("ppo/swimmer", "ppo/walker2d"),
+    *("ppo/swimmer", "ppo/walker2d", "ppo/minigrid_doorkey_curiosity", "ppo/halfcheetah", "ppo/pendulum", "es/swimmer", "bc/lunarlander"),
+    *("a2c/acrobot", "a2c/halfcheetah", "a2c/lunarlander", "dqn/lunarlander", "impala/lunarlander", "ppo/acrobot", "ppo/mountaincar"),
+    *("sac/halfcheetah", "td3/halfcheetah"),
 )
-"""A second or more for an iteration."""
+"""A second or more for an iteration, or of an algorithm and with an environment that others have; `test_cli.py` reads all."""
 
 
 def configs():

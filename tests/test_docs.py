@@ -161,13 +161,14 @@ class Reader:
         return self.check(words, run_apart(text, self.folder) if apart else run(text, self.capfd))
 
     def quick(self, arguments):
-        """A command that is short: of one iteration, or of another one where a run continues, and with a small buffer in files."""
+        """A command that is short: of one iteration, or of another one where a run continues, and with little to learn from."""
         text = shlex.join(arguments)
         if arguments[0] != "fit" or "--help" in arguments:
             return f"{text} {EPISODES.get(arguments[0], '')}"
         self.iterations += "last" in arguments
-        buffer = "--model.buffer_size 2000" if "--model.replay.directory" in arguments else ""
-        return f"{text} --trainer.max_steps {self.iterations} {QUICK} {buffer}"
+        small = "--model.buffer_size 2000 " if "--model.replay.directory" in arguments else ""
+        small += "--model.batch_size 16" if "sac/" in text or "--model SAC" in text else ""
+        return f"{text} --trainer.max_steps {self.iterations} {QUICK} {small}"
 
     @staticmethod
     def check(words, result):

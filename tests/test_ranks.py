@@ -25,7 +25,7 @@ import torch
 from lightning_rl import EvolutionStrategies
 from lightning_rl.loggers import read_rows
 from tests.apart import ROOT, Apart
-from tests.fitting import fit, tiny
+from tests.fitting import TWINS, fit, tiny
 from tests.two_ranks import ALONE, CARTPOLE_JOBS, CASES, SendAt, build, first_update, learned, trainer
 
 
@@ -46,15 +46,20 @@ def two_processes(folder, command):
     return [Apart(command, folder, env | {"LOCAL_RANK": str(rank)}) for rank in (0, 1)]
 
 
-def test_two_ranks_learn_together_stop_together_and_go_on(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "cases",
+    [[case for case in CASES if CASES[case][0] not in TWINS], pytest.param([*CASES], marks=pytest.mark.slow)],
+    ids=["but twins", "all"],
+)
+def test_two_ranks_learn_together_stop_together_and_go_on(cases, tmp_path, capsys):
     for case in ALONE:
         model = build(case)
         with pytest.raises(SystemExit):
             trainer(tmp_path / case / "alone", model, 1, SendAt(7)).fit(model)
-    ranks = two_processes(tmp_path, f"-m tests.two_ranks {shlex.quote(str(tmp_path))}")
+    ranks = two_processes(tmp_path, f"-m tests.two_ranks {shlex.join([str(tmp_path), *cases])}")
     said = [rank.communicate(timeout=300) for rank in ranks]
     wrong = {}
-    for case in CASES:
+    for case in cases:
         files = [tmp_path / f"{case}.{rank}.pt" for rank in (0, 1)]
         assert all(file.exists() for file in files), (case, said[0][1][-3000:], said[1][1][-3000:])
         ours, theirs = (torch.load(file, weights_only=False) for file in files)

@@ -30,7 +30,7 @@ from lightning_rl import (
 )
 from lightning_rl.loggers import read_rows
 from tests.experts import at_random
-from tests.fitting import tiny
+from tests.fitting import ALL, tiny, twins_slow
 
 STEPS = 192
 GAUSSIAN = {"sampler_type": "gaussian", "sampler_parameters": {"mean": 1.0, "st_dev": 0.1}}
@@ -51,10 +51,17 @@ POLE = {
 }
 CURRICULUM = {"id": "CartPole-v1", "parameters": {"length": POLE, "gravity": LESSONS | {"replay_old_lessons": 0.1}}}
 """Interrupted in lesson 2 of both parameters."""
+# slow are cases that take long, and those whose parts others have: another memory, a mode of resetting or workers
 CASES = [
     pytest.param(PPO, {"id": "CartPole-v1"}, {"normalize_obs": "running", "normalize_reward": True}, id="PPO CartPole"),
-    pytest.param(PPO, {"id": "CartPole-v1", "vectorization": "async"}, {}, id="PPO CartPole async"),
-    pytest.param(PPO, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {}, id="PPO Pendulum NEXT_STEP"),
+    pytest.param(PPO, {"id": "CartPole-v1", "vectorization": "async"}, {}, id="PPO CartPole async", marks=pytest.mark.slow),
+    pytest.param(
+        PPO,
+        {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11},
+        {},
+        id="PPO Pendulum NEXT_STEP",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(PPO, {"id": "LunarLander-v3"}, {}, id="PPO LunarLander", marks=pytest.mark.slow),
     pytest.param(PPO, {"id": "HalfCheetah-v5", "max_episode_steps": 40}, {}, id="PPO HalfCheetah", marks=pytest.mark.slow),
     pytest.param(PPO, {"id": "ALE/Pong-v5", "atari": True}, {"net_arch": [], "encoder": "simple"}, id="PPO Pong", marks=pytest.mark.slow),
@@ -69,7 +76,7 @@ CASES = [
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"normalize_obs": "running"}, id="SAC Pendulum"),
     pytest.param(SAC, {"id": "Ant-v5", "vectorization": "async"}, {"n_steps": 3}, id="SAC Ant async", marks=pytest.mark.slow),
     pytest.param(SAC, {"id": "CartPole-v1"}, {"value_network": True, "replay": {"optimize_memory_usage": True}}, id="SAC CartPole"),
-    pytest.param(DQN, {"id": "CartPole-v1"}, {"double": True, "dueling": True}, id="DQN CartPole"),
+    pytest.param(DQN, {"id": "CartPole-v1"}, {"double": True, "dueling": True}, id="DQN CartPole", marks=pytest.mark.slow),
     pytest.param(
         DQN,
         {"id": "CartPole-v1", "frame_stack": 2},
@@ -82,7 +89,9 @@ CASES = [
         {"n_steps": 3, "replay": {"demonstrations": at_random("CartPole-v1", "{}"), "demonstration_share": 0.25, "prioritized": True}},
         id="DQN CartPole demonstrations",
     ),
-    pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO CartPole LSTM"),
+    pytest.param(
+        PPO, {"id": "CartPole-v1"}, {"memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO CartPole LSTM", marks=pytest.mark.slow
+    ),
     pytest.param(A2C, {"id": "Pendulum-v1", "autoreset": "NEXT_STEP", "max_episode_steps": 11}, {"memory": GRU(4, 8)}, id="A2C GRU"),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"threaded": True, "memory": LSTM(8, 4), "normalize_obs": "running"}, id="PPO threaded"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"threaded": True, "memory": GRU(8, 4)}, id="SAC threaded"),
@@ -95,15 +104,27 @@ CASES = [
         marks=pytest.mark.slow,
     ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"memory": GRU(8, 3), "batch_size": 9, "share_encoder": False}, id="PPO two memories"),
-    pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": LSTM(8, 4), "n_steps": 2}, id="SAC Pendulum LSTM"),
+    pytest.param(
+        SAC,
+        {"id": "Pendulum-v1", "max_episode_steps": 30},
+        {"memory": LSTM(8, 4), "n_steps": 2},
+        id="SAC Pendulum LSTM",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         DQN,
         {"id": "CartPole-v1"},
         {"memory": LSTM(8, 4, 2), "replay": {"prioritized": True, "optimize_memory_usage": True}, "n_steps": 3},
         id="DQN CartPole R2D2",
     ),
-    pytest.param(TD3, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": GRU(8, 4)}, id="TD3 GRU"),
-    pytest.param(PPO, {"id": "tests.environments:Choosy-v0", "autoreset": "NEXT_STEP", "kwargs": {"action": "nested"}}, {}, id="PPO masks"),
+    pytest.param(TD3, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"memory": GRU(8, 4)}, id="TD3 GRU", marks=pytest.mark.slow),
+    pytest.param(
+        PPO,
+        {"id": "tests.environments:Choosy-v0", "autoreset": "NEXT_STEP", "kwargs": {"action": "nested"}},
+        {},
+        id="PPO masks",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         DQN,
         {"id": "tests.environments:Choosy-v0", "frame_stack": 2, "kwargs": {"way": "key"}},
@@ -115,6 +136,7 @@ CASES = [
         {"id": "tests.environments:Choosy-v0", "vectorization": "async", "kwargs": {"way": "method", "action": "hybrid"}},
         {},
         id="SAC masks async",
+        marks=pytest.mark.slow,
     ),
     pytest.param(TD3, {"id": "Pendulum-v1", "vectorization": "async"}, {"normalize_obs": "frozen", "normalize_obs_steps": 32}, id="TD3"),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"reward_signals": {"rnd": {}, "curiosity": {"gamma": 0.9}}}, id="PPO rnd and curiosity"),
@@ -124,11 +146,13 @@ CASES = [
         {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3, "n_steps": 2},
         id="SAC rnd",
     ),
-    pytest.param(PPO, {"id": "CartPole-v1"}, {"behavioral_cloning": {"steps": 160}}, id="PPO cloning"),
+    pytest.param(PPO, {"id": "CartPole-v1"}, {"behavioral_cloning": {"steps": 160}}, id="PPO cloning", marks=pytest.mark.slow),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"behavioral_cloning": {}, "memory": GRU(8, 4)}, id="SAC cloning"),
     pytest.param(PPO, CURRICULUM, {}, id="PPO curriculum"),
-    pytest.param(SAC, CURRICULUM | {"vectorization": "async"}, {}, id="SAC curriculum async"),
-    pytest.param(PPO, {"id": "LunarLander-v3", "parameters": {"gravity": LESSONS}}, {}, id="PPO LunarLander curriculum"),
+    pytest.param(SAC, CURRICULUM | {"vectorization": "async"}, {}, id="SAC curriculum async", marks=pytest.mark.slow),
+    pytest.param(
+        PPO, {"id": "LunarLander-v3", "parameters": {"gravity": LESSONS}}, {}, id="PPO LunarLander curriculum", marks=pytest.mark.slow
+    ),
     pytest.param(EvolutionStrategies, {"id": "Pendulum-v1", "max_episode_steps": 4}, {"normalize_obs": "running"}, id="ES Pendulum"),
     pytest.param(
         EvolutionStrategies,
@@ -142,7 +166,9 @@ CASES = [
         },
         id="ES CartPole GRU",
     ),
-    pytest.param(BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole"),
+    pytest.param(
+        BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole", marks=pytest.mark.slow
+    ),
     pytest.param(BehavioralCloning, {"id": "Pendulum-v1"}, {"memory": LSTM(8, 4), "ent_coef": 0.1}, id="BC Pendulum LSTM"),
 ]
 
@@ -308,7 +334,7 @@ def leaves(tree, path="", seen=None):
                 yield from leaves(child, f"{path}.{name}", seen)
 
 
-@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA, SAC, DQN, TD3, BehavioralCloning, EvolutionStrategies])
+@pytest.mark.parametrize("algorithm", twins_slow([*ALL, BehavioralCloning, EvolutionStrategies]))
 def test_no_running_state_of_any_object_is_missing_from_a_checkpoint(algorithm, tmp_path):
     env = {"id": "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"}
     settings = {"normalize_obs": "running", "normalize_reward": True} if algorithm in (PPO, SAC) else {}
@@ -329,7 +355,9 @@ def equal(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b or (a != a and b != b)
 
 
-@pytest.mark.parametrize(("algorithm", "env"), [(PPO, "CartPole-v1"), (SAC, "Pendulum-v1"), (DQN, "CartPole-v1")])
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [(PPO, "CartPole-v1"), (SAC, "Pendulum-v1"), pytest.param(DQN, "CartPole-v1", marks=pytest.mark.slow)]
+)
 def test_a_finished_run_that_is_extended_is_the_longer_run(algorithm, env, tmp_path):
     settings = {"exploration_fraction": 0.0} if algorithm is DQN else {}
     expected = run(tmp_path / "whole", algorithm, {"id": env}, settings, steps=288)

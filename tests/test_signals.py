@@ -22,7 +22,10 @@ from tests.apart import Apart
 from tests.command_line import run, run_apart, run_python
 from tests.fitting import tiny
 
-FIT = "fit --model PPO --model.env.id CartPole-v1 --model.env.num_envs 2 --model.n_steps 64 --model.batch_size 64 --model.log_interval 128"
+FIT = (
+    "fit --model PPO --model.env.id CartPole-v1 --model.env.num_envs 2 --model.n_steps 64 --model.batch_size 64 --model.log_interval 128 "
+    "--model.compile false"  # else runs that are planned to be long would be compiled
+)
 STATUS = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGHUP: 143, signal.SIGINT: 130}
 
 
@@ -98,7 +101,7 @@ def test_a_second_signal_is_not_waited_for_and_the_checkpoint_before_stays(folde
 
 def test_a_run_whose_terminal_is_closed_is_saved(folder):
     ours, terminal = os.openpty()
-    model = tiny(PPO, max_env_steps=10**6)
+    model = tiny(PPO, max_env_steps=10**6, compile=False)
     trainer = Trainer(accelerator="cpu", evaluation=None, checkpoint={"every_n_env_steps": 10**6})
 
     class CloseTerminal(Callback):

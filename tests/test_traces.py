@@ -131,8 +131,15 @@ def run(folder: Path, algorithm: type, env_id: str, vectorization: str) -> tuple
     return torch.cat([tensor.double().flatten() for tensor in model.state_dict().values()]), rows
 
 
-@pytest.mark.parametrize("algorithm, env_id", [(lrl.PPO, "CartPole-v1"), (lrl.SAC, "Pendulum-v1")])
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    "algorithm, env_id, vectorization",
+    [
+        (lrl.PPO, "CartPole-v1", "sync"),
+        (lrl.SAC, "Pendulum-v1", "async"),
+        pytest.param(lrl.PPO, "CartPole-v1", "async", marks=pytest.mark.slow),
+        pytest.param(lrl.SAC, "Pendulum-v1", "sync", marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_seed_gives_the_same_bits(algorithm, env_id, vectorization, tmp_path):
     first, second = (run(tmp_path / str(k), algorithm, env_id, vectorization) for k in range(2))
     assert torch.equal(first[0], second[0])

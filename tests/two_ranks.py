@@ -1,6 +1,6 @@
-"""What one of two ranks does in `test_ranks.py`: every algorithm of the table, one after the other, for the price of one start.
+"""What one of two ranks does in `test_ranks.py`: cases of the table, one after the other, for the price of one start.
 
-`python -m tests.two_ranks FOLDER`, with LOCAL_RANK and what else torch.distributed asks for in the environment.
+`python -m tests.two_ranks FOLDER CASE...`, with LOCAL_RANK and what else torch.distributed asks for in the environment.
 """
 
 from __future__ import annotations
@@ -190,10 +190,10 @@ class Filmed(Video):
         self.names += [file.name for file in files if file.exists()]
 
 
-def main(folder: Path) -> None:
-    """All cases, and a file of what came of each."""
+def main(folder: Path, cases: list[str]) -> None:
+    """Some cases, those of `ALONE` among them, and a file of what came of each."""
     rank = int(os.environ["LOCAL_RANK"])
-    for case in CASES:
+    for case in cases:
         found: dict[str, Any] = {}
         pl.seed_everything(1, verbose=False)
         model, episodes = build(case), Episodes()
@@ -242,4 +242,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

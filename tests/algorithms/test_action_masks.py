@@ -82,12 +82,18 @@ def expected_masks(obs, kind):
 
 APART = ("PPO", "A2C", "DQN", "DQN rainbow", "SAC", "SAC hybrid")
 """Cases that are tried in processes too."""
+IN_EVERY_MODE = ("PPO nested", "PPO LSTM", "DQN rainbow", "SAC hybrid")
+"""Cases that are tried in every mode of resetting; the others' second and third are slow."""
 
 
-@pytest.mark.parametrize(
-    "name, autoreset, vectorization",
-    [*((name, mode, "sync") for name in CASES for mode in MODES), *((name, "SAME_STEP", "async") for name in APART)],
-)
+def ways_to_step():
+    for name in CASES:
+        for mode in MODES:
+            yield pytest.param(name, mode, "sync", marks=[] if mode == "SAME_STEP" or name in IN_EVERY_MODE else [pytest.mark.slow])
+    yield from ((name, "SAME_STEP", "async") for name in APART)
+
+
+@pytest.mark.parametrize("name, autoreset, vectorization", ways_to_step())
 def test_no_illegal_action_is_ever_taken_in_training_or_evaluation(name, autoreset, vectorization):
     algorithm, kind, settings = CASES[name]
     way = ("info", "key", "method")[(list(CASES).index(name) + MODES.index(autoreset)) % 3]

@@ -102,7 +102,10 @@ def test_choices_that_are_ruled_out_take_no_part():
 
 @pytest.mark.parametrize(
     ("observation", "action"),
-    [*(("vector", action) for action in Anything.action_spaces), ("dict", "nested")],
+    [
+        *(pytest.param("vector", action, marks=[] if action == "box" else [pytest.mark.slow]) for action in Anything.action_spaces),
+        ("dict", "nested"),  # all kinds together
+    ],
 )
 def test_one_episode_of_any_actions_is_learned_by_heart(observation, action):
     kwargs = {"observation": observation, "action": action}

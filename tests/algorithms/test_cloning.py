@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -65,8 +67,14 @@ def test_the_learning_rate_falls_to_nothing_over_the_steps(algorithm):
     assert "behavioral_cloning/loss" in logger.rows[2][1] and "behavioral_cloning/loss" not in logger.rows[-1][1]
 
 
-@every_algorithm
-@pytest.mark.parametrize("memory", [None, LSTM(8, 4), GRU(8, 4)])
+def with_and_without_memory():
+    """Each algorithm, and the memories of one that acts on and one that replays what it sees; those of the others are slow."""
+    for algorithm, memory in product(CLONING, (None, LSTM(8, 4), GRU(8, 4))):
+        fast = memory is None or (algorithm, type(memory)) in ((PPO, LSTM), (SAC, GRU))
+        yield pytest.param(algorithm, memory, marks=[] if fast else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("algorithm", "memory"), with_and_without_memory())
 def test_a_policy_that_is_paid_nothing_learns_what_is_shown(algorithm, memory):
     settings = {"learning_rate": 0.01, "reward_signals": {"extrinsic": {"strength": 0.0}}, "net_arch": [16]}
     if algorithm is SAC:

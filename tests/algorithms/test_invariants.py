@@ -13,11 +13,11 @@ from torch.nn.utils import parameters_to_vector
 from lightning_rl import A2C, DQN, IMPALA, LSTM, PPO, SAC, TD3, EnvConfig, EvolutionStrategies, SettingError
 from lightning_rl.data.collector import Collector
 from tests.environments import Scripted, ScriptedBox
-from tests.fitting import ALL, OFF_POLICY, ON_POLICY, UPDATES, Rows, fit, tiny, weights
+from tests.fitting import ALL, OFF_POLICY, ON_POLICY, UPDATES, Rows, fit, tiny, twins_slow, weights
 
 ITERATIONS = 6
-every_algorithm = pytest.mark.parametrize("algorithm", ALL)
-with_or_without_gradients = pytest.mark.parametrize("algorithm", [*ALL, EvolutionStrategies])
+every_algorithm = pytest.mark.parametrize("algorithm", twins_slow(ALL))
+with_or_without_gradients = pytest.mark.parametrize("algorithm", twins_slow([*ALL, EvolutionStrategies]))
 every_on_policy_algorithm = pytest.mark.parametrize("algorithm", ON_POLICY)
 STEPS_OF_AN_UPDATE = {PPO: 1, A2C: 1, IMPALA: 1, DQN: 1, SAC: 3, TD3: 1.5, EvolutionStrategies: 1}
 """How many optimizers step in one, on average."""
@@ -231,11 +231,12 @@ def test_schedules_follow_environment_steps_whatever_the_number_of_environments(
         fit(model)
         return seen
 
-    assert rates(1) == rates(8)
+    alone, eight = rates(1), rates(8)
+    assert alone == eight
     # the rate of an iteration is that of its beginning: 1e-3 - 9e-4 · k / 10
-    assert [rate for _, rate, _ in rates(8)] == pytest.approx([1e-3 - 9e-5 * k for k in range(10)])
+    assert [rate for _, rate, _ in eight] == pytest.approx([1e-3 - 9e-5 * k for k in range(10)])
     first = 32 if algorithm in ON_POLICY else 0  # who learns while acting has made no step of the iteration yet
-    assert [steps for steps, _, _ in rates(8)] == [first + 32 * k for k in range(10)]
+    assert [steps for steps, _, _ in eight] == [first + 32 * k for k in range(10)]
 
 
 @every_algorithm

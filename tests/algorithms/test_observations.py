@@ -11,7 +11,7 @@ from lightning_rl.networks.encoders import EntityAttention
 from lightning_rl.networks.mlp import HyperLinear
 from lightning_rl.types import tree_map
 from tests.environments import Crowd
-from tests.fitting import ALL, OFF_POLICY, fit, tiny
+from tests.fitting import ALL, OFF_POLICY, fit, tiny, twins_slow
 
 SETTINGS = {"entities": ["agents"], "goals": ["goal"], "encoder_features": 8, "normalize_obs": "running"}
 
@@ -34,8 +34,19 @@ def observation():
     return env.step(0)[0]
 
 
-@pytest.mark.parametrize("memory", [None, LSTM(4, 4)], ids=["", "with a memory"])
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize(
+    "algorithm, memory",
+    [
+        pytest.param(
+            algorithm,
+            memory,
+            id=f"{algorithm.__name__}-{words}",
+            marks=[] if memory is None or algorithm.__name__ in ("PPO", "SAC") else pytest.mark.slow,
+        )
+        for algorithm in ALL
+        for memory, words in ((None, ""), (LSTM(4, 4), "with a memory"))
+    ],
+)
 def test_entities_and_goals_are_learned_from_and_load_back(algorithm, memory, tmp_path):
     model = crowded(algorithm, memory=memory)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -55,14 +66,14 @@ def test_entities_and_goals_are_learned_from_and_load_back(algorithm, memory, tm
     np.testing.assert_array_equal(load_policy(tmp_path / "model.ckpt").act(obs)[0], expected)
 
 
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_only_vectors_are_normalized(algorithm):
     statistics = crowded(algorithm).network.normalizer.statistics
     # agents, body, goal, camera, map
     assert [len(list(part.buffers())) for part in statistics] == [0, 3, 0, 0, 0]
 
 
-@pytest.mark.parametrize("algorithm", OFF_POLICY)
+@pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_every_network_sees_entities_and_the_goal(algorithm):
     model = crowded(algorithm)
     for name, network in model.named_children():
@@ -71,7 +82,7 @@ def test_every_network_sees_entities_and_the_goal(algorithm):
             assert {EntityAttention, HyperLinear} <= found, name
 
 
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_a_policy_does_not_mind_the_order_of_entities(algorithm):
     network = crowded(algorithm).network.eval()
     obs = tree_map(lambda leaf: torch.as_tensor(leaf)[None], observation())

@@ -24,9 +24,9 @@ from lightning_rl.networks.q_network import CategoricalReturn, QNetwork
 from lightning_rl.rewards.signal import Extrinsic
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import SymLog
-from tests.fitting import OFF_POLICY, Rows, fit, tiny, weights
+from tests.fitting import OFF_POLICY, Rows, fit, tiny, twins_slow, weights
 
-every_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
+every_algorithm = pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 every_autoreset = pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
 
 
@@ -216,7 +216,7 @@ def test_a_row_can_be_logged_before_any_episode_has_ended(algorithm):
 # ---------------------------------------------------------------- the rhythm of acting and learning
 
 
-@every_algorithm
+@pytest.mark.parametrize("algorithm", [DQN, *(pytest.param(each, marks=pytest.mark.slow) for each in (SAC, TD3))])
 @pytest.mark.parametrize(
     "num_envs, train_freq, gradient_steps, learning_starts, updates",
     [

@@ -19,7 +19,7 @@ from lightning_rl.spaces import Spaces
 from lightning_rl.training.settings import settings_of
 from tests.environments import Scripted, ScriptedBox
 from tests.experts import at_random
-from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, weights
+from tests.fitting import ALL, OFF_POLICY, ON_POLICY, TWINS, Rows, fit, tiny, weights
 
 
 class Option(NamedTuple):
@@ -226,6 +226,18 @@ REPLAY_WITHOUT_EFFECT = {"optimize_memory_usage", "directory"}
 EVERYONE = [*ALL, BehavioralCloning, EvolutionStrategies]
 EXAMPLES = {PPO, SAC}
 """Algorithms that are tested with all values of options that several algorithms share; the others with the first one."""
+OF_NETWORKS = {
+    "activation",
+    "net_arch",
+    "encoder",
+    "encoder_features",
+    "entities",
+    "goals",
+    "memory",
+    "reward_signals",
+    "behavioral_cloning",
+}
+"""Options of parts that are built in one place for all."""
 everyone = pytest.mark.parametrize("algorithm", EVERYONE)
 every_algorithm = pytest.mark.parametrize("algorithm", ALL)
 every_replaying_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
@@ -256,6 +268,11 @@ def trained_once(algorithm: type, env_id: str, settings: str) -> Tensor:
     return trained(algorithm, env_id, eval(settings, {"LSTM": LSTM, "GRU": GRU, "Demonstrations": Demonstrations}))
 
 
+def is_shared(algorithm: type, name: str) -> bool:
+    """Whether the code behind an option is that of another algorithm too, which is tested with it."""
+    return (algorithm not in EXAMPLES and name in OF_NETWORKS) or (algorithm in TWINS and name in COMMON | ON | OFF)
+
+
 def meaningless(algorithm: type) -> set[str]:
     """Return the settings of the base that an algorithm does not have."""
     return {field.name for field in fields(algorithm) if not field.init}
@@ -282,7 +299,15 @@ def test_every_option_of_the_replay_buffer_is_tested():
 
 @pytest.mark.parametrize(
     "algorithm, name",
-    [pytest.param(algorithm, name, id=f"{algorithm.__name__}-{name}") for algorithm in EVERYONE for name in options(algorithm)],
+    [
+        pytest.param(
+            *(algorithm, name),
+            id=f"{algorithm.__name__}-{name}",
+            marks=[pytest.mark.slow] if is_shared(algorithm, name) else [],
+        )
+        for algorithm in EVERYONE
+        for name in options(algorithm)
+    ],
 )
 def test_an_option_changes_what_is_learned(algorithm, name):
     for option in options(algorithm)[name]:

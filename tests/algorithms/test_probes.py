@@ -22,7 +22,8 @@ GAMMA = 0.9
 class Learner(NamedTuple):
     """An algorithm with settings to learn fast, and the actions it can take.
 
-    Half of the probes of the first kind of action are fast; of the others, and of a variant of another learner, one is.
+    Half of the probes of the first kind of action are fast; of the others, and of a `variant` of another learner, one is, if that is not a
+    second kind of the same: see `SLOW`.
     """
 
     algorithm: type
@@ -87,9 +88,9 @@ PROBES = {
     "the value of a constant reward": Probe(ConstantReward, [0], [1]),
     "the discount of a reward one step later": Probe(DelayedReward, [0, 1], [GAMMA, 1]),
     "a value for each observation": Probe(ObservedReward, [-1, 1], [-1, 1]),
-    "an action for each observation": Probe(ObservedAction, [-1, 1], best=True, env_steps=(10_000, 3_000)),
+    "an action for each observation": Probe(ObservedAction, [-1, 1], best=True, env_steps=(5_000, 3_000)),
     # 1 + γ + γ² + … = 1 / (1 - γ)
-    "the value beyond a time limit": Probe(Endless, [0], [10], env_steps=(10_000, 3_000)),
+    "the value beyond a time limit": Probe(Endless, [0], [10], env_steps=(5_000, 3_000)),
     # the second of two steps ends: 1 + γ · 1, and 1
     "no value beyond a termination": Probe(Endless, [0, 0.5], [1.9, 1], kwargs={"ending": "termination", "period": 2, "clock": True}),
 }
@@ -97,6 +98,15 @@ FAST_OF_VARIANTS = "the value beyond a time limit"
 FAST_OF_OTHER_ACTIONS = "an action for each observation"
 FAST = {FAST_OF_VARIANTS, FAST_OF_OTHER_ACTIONS, "no value beyond a termination"}
 """Who knows the value beyond a time limit knows that of a constant reward and the discount too."""
+SLOW = {
+    *((name, "discrete") for name in ("double", "dueling", "n-step", "prioritized", "noisy", "C51", "transformed")),  # all at once has them
+    *((name, "box") for name in ("A2C", "IMPALA")),  # PPO's distribution
+    ("SAC of continuous actions", "hybrid"),  # see test_mixed_actions.py
+}
+"""Learners with actions whose probes are all slow, because a fast one has the same parts."""
+SLOW_PROBES = {(name, "no value beyond a termination") for name in ("PPO", "SAC", "SAC of continuous actions")}
+SLOW_PROBES.add(("SAC of continuous actions", FAST_OF_VARIANTS))
+"""A2C has PPO's returns, DQN and TD3 have the same replay, SAC of choices has the same targets."""
 BEST = {"discrete": [0, 1], "box": [-0.5, 0.5], "hybrid": [0, 1, -0.5, 0.5]}
 
 
@@ -119,7 +129,8 @@ def rows():
         for k, action in enumerate(row.actions):
             fast = {FAST_OF_VARIANTS} if row.variant else {FAST_OF_OTHER_ACTIONS} if k else FAST
             for name in PROBES:
-                marks = [] if name in fast and not (row.variant and k) else [pytest.mark.slow]
+                slow = name not in fast or (row.variant and k) or (learner, action) in SLOW or (learner, name) in SLOW_PROBES
+                marks = [pytest.mark.slow] if slow else []
                 yield pytest.param(name, learner, action, id=f"{learner}-{action}-{name}", marks=marks)
 
 

@@ -14,9 +14,9 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.demonstrations.recorder import RecordEpisodes
 from tests.environments import Scripted
 from tests.experts import at_random
-from tests.fitting import OFF_POLICY, fit, tiny, weights
+from tests.fitting import OFF_POLICY, fit, tiny, twins_slow, weights
 
-every_algorithm = pytest.mark.parametrize("algorithm", OFF_POLICY)
+every_algorithm = pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 HOME = {SAC: "tests.environments:Scripted-v0", DQN: "tests.environments:Scripted-v0", TD3: "tests.environments:ScriptedBox-v0"}
 
 

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlat
 
 from lightning_rl import DQN, LSTM, PPO, SAC, TD3, EvaluationConfig, RolloutEvaluator, SettingError, Trainer
 from lightning_rl.optimization import FlatAdam
-from tests.fitting import ALL, Rows, fit, tiny, weights
+from tests.fitting import ALL, Rows, fit, tiny, twins_slow, weights
 
 # ---------------------------------------------------------------- its end
 
@@ -70,7 +70,7 @@ class Kinds(pl.Callback):
         self.seen = [type(each).__name__ for each in trainer.callbacks if type(each).__name__ != "TQDMProgressBar"]
 
 
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_a_run_goes_on_and_ends_where_lightning_reloads_the_data_each_epoch(algorithm):
     model, rows = tiny(algorithm), Rows()
     trainer = fit(model, logger=rows, reload_dataloaders_every_n_epochs=1, limit_train_batches=2, max_steps=10)

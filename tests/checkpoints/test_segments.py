@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import resource
 from functools import partial
+from itertools import product
 from typing import Any
 
 import gymnasium as gym
@@ -41,9 +42,13 @@ def same_draws(one: ReplayBuffer, other: ReplayBuffer, times: int = 3) -> None:
             buffer.update(a.rows, partial(torch.from_numpy, errors))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("capacity", [21, 120])
-@pytest.mark.parametrize("prioritized, layout, n_steps", ALL_WAYS)
+def buffers_and_modes():
+    """All ways to keep rows in a buffer that is overwritten and in one that is not, each in another mode; slow in the other modes."""
+    for (i, way), (j, capacity), (k, mode) in product(enumerate(ALL_WAYS), enumerate((21, 120)), enumerate(MODES)):
+        yield pytest.param(*way, capacity, mode, marks=[] if (i + j + k) % 3 == 0 else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("prioritized, layout, n_steps, capacity, mode", buffers_and_modes())
 def test_runs_that_are_resumed_repeatedly_draw_the_same_as_one_that_never_stopped(prioritized, layout, n_steps, capacity, mode, tmp_path):
     def make(seed: int = 0) -> ReplayBuffer:
         return buffer_for(Scripted, capacity, 3, n_steps, seed, prioritized=prioritized, optimize_memory_usage=layout)

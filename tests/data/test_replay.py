@@ -400,21 +400,21 @@ def resident() -> int:
 def test_a_full_buffer_takes_no_more_memory_however_much_is_added(prioritized, layout):
     space = Box(-np.inf, np.inf, (100,), np.float32)
     config = ReplayConfig(prioritized=prioritized, optimize_memory_usage=layout)
-    buffer = ReplayBuffer(space, np.zeros(6, np.float32), 20_000, 50, config=config)
+    buffer = ReplayBuffer(space, np.zeros(6, np.float32), 20_000, 200, config=config)
     rng = np.random.default_rng(0)
-    obs, action, valid, none = rng.random((50, 100)), rng.random((50, 6)), np.ones(50, dtype=bool), np.zeros(50, dtype=bool)
+    obs, action, valid, none = rng.random((200, 100)), rng.random((200, 6)), np.ones(200, dtype=bool), np.zeros(200, dtype=bool)
 
     def add(steps: int) -> None:
         for _ in range(steps):
-            end = rng.random(50) < 0.02
+            end = rng.random(200) < 0.02
             final = obs[end] if end.any() else None
-            buffer.add(obs, action, EnvStep(obs, np.ones(50), end, none, valid, end, np.flatnonzero(end), final, {}))
+            buffer.add(obs, action, EnvStep(obs, np.ones(200), end, none, valid, end, np.flatnonzero(end), final, {}))
             buffer.sample(64)
 
-    add(420)  # full, and a little more: the number of ends that a full buffer holds varies
+    add(105)  # full, and a little more: the number of ends that a full buffer holds varies
     before = resident()
     assert len(buffer) == 20_000
-    add(1000)
+    add(250)
     assert resident() - before < 0.02 * before < 20_000 * 100 * 4 * 5
 
 

@@ -67,7 +67,11 @@ def check(masks, obs, kind, over=None):
 @pytest.mark.parametrize(
     "way, kind, form",
     [
-        *((way, kind, "flat") for way in WAYS for kind in KINDS),
+        *(
+            pytest.param(way, kind, "flat", marks=[] if way == "info" or kind in ("discrete", "nested") else [pytest.mark.slow])
+            for way in WAYS
+            for kind in KINDS
+        ),
         *((way, kind, "tree") for way in ("info", "method") for kind in KINDS[1:]),
         ("key", "multi-discrete", "tree"),
     ],

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import gymnasium as gym
@@ -101,8 +102,16 @@ def configured(config: EnvConfig, vectorization: str, mode: str, num_envs: int =
     return EnvConfig(**(vars(config) | {"num_envs": num_envs, "vectorization": vectorization, "autoreset": mode}))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+IN_EVERY_MODE = ("CartPole", "normalized", "ScriptedDict", "a space that all draw from")
+"""Environments that are tried in every mode of resetting; the others' second and third are slow."""
+
+
+def environments_in_modes():
+    for name, mode in product(ENVIRONMENTS, MODES):
+        yield pytest.param(name, mode, marks=[] if mode == "SAME_STEP" or name in IN_EVERY_MODE else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("name", "mode"), environments_in_modes())
 def test_restored_environments_continue_exactly(name, mode):
     vectorizations = ("sync", "async") if mode == "SAME_STEP" else ("sync",)
     for vectorization in vectorizations:
@@ -112,7 +121,7 @@ def test_restored_environments_continue_exactly(name, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["CartPole", "LunarLander"])
+@pytest.mark.parametrize("name", ["CartPole", pytest.param("LunarLander", marks=pytest.mark.slow)])
 def test_restored_workers_continue_exactly_in_every_mode(name, mode):
     config = configured(ENVIRONMENTS[name], "async", mode)
     assert is_continued(lambda: make_vector_env(config), config) is None

@@ -17,7 +17,7 @@ from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 from tests.environments import ENDINGS, Scripted
 
 NUM_ENVS = 4
-STEPS = 150
+STEPS = 60
 """Steps of each environment."""
 
 ENVIRONMENTS = {

@@ -66,7 +66,7 @@ def exported(tmp_path_factory):
     return exported
 
 
-FAST = {("masks, memory and a nested action", "onnx"), ("images", "onnx"), ("squashed, with memory", "torch")}
+FAST = {("masks, memory and a nested action", "onnx"), ("squashed, with memory", "torch")}
 ROWS = [*((case, "onnx") for case in CASES), *((case, "torch") for case in list(CASES)[:2])]
 
 

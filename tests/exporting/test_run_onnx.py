@@ -41,19 +41,21 @@ def returns(checkpoint, env, seeds):
         yield total
 
 
-def test_the_example_plays_as_the_policy_does_without_torch_and_without_this_package(tmp_path):
+def test_the_example_plays_as_the_policy_does_without_torch_and_without_this_package(exported, tmp_path):
     home, nested = "tests.environments:Choosy-v0", {"action": "nested", "period": 7}
     cases = [
-        ("CartPole-v1", {}, None),
         (home, {"way": "key", **nested}, LSTM(8, 4)),
         (home, {"way": "info", "form": "tree", **nested}, None),
         (home, {"way": "method", "form": "tree", "action": "multi-discrete"}, None),
     ]
     files, expected = [], []
+    policies = [("CartPole-v1", {}, exported)]
     for index, (env_id, kwargs, memory) in enumerate(cases):
         model = tiny(PPO, env_id, env={"kwargs": kwargs}, memory=memory, max_env_steps=32)
-        files.append(str(export_policy(save(model, tmp_path / f"{index}.ckpt"))))
-        totals = returns(tmp_path / f"{index}.ckpt", with_mask_info(gym.make(env_id, **kwargs)), [7, 8])
+        policies.append((env_id, kwargs, export_policy(save(model, tmp_path / f"{index}.ckpt"))))
+    for env_id, kwargs, file in policies:
+        files.append(str(file))
+        totals = returns(file.with_suffix(".ckpt"), with_mask_info(gym.make(env_id, **kwargs)), [7, 8])
         expected += [f"episode {i}: return {total:g}" for i, total in enumerate(totals)]
     program = PROGRAM.replace("FILES", repr(files))
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)

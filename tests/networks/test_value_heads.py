@@ -50,8 +50,9 @@ def test_values_that_are_clipped_are_learned_as_they_are():
 @pytest.mark.parametrize("settings", [{"value_transform": "signed_hyperbolic"}, {"value_support": [-2, 14], "value_transform": "identity"}])
 def test_the_right_value_is_learned_whatever_says_it(settings):
     # reward 1 for ever, γ = 0.9: V = 10
+    rollouts = {"n_steps": 16, "batch_size": 16, "max_env_steps": 3_000}
     schedule = {"schedule": "linear", "start": 0.02}
-    model = tiny(PPO, "tests.environments:Endless-v0", gamma=0.9, learning_rate=schedule, max_env_steps=4_000, n_steps=16, **settings)
+    model = tiny(PPO, "tests.environments:Endless-v0", gamma=0.9, learning_rate=schedule, **rollouts, **settings)
     fit(model)
     value = model.network.value(torch.zeros(1, *model.spaces.observation.shape))
     assert value.item() == pytest.approx(10.0, abs=0.5)

@@ -15,14 +15,14 @@ from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, tree_map
-from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, weights
+from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, twins_slow, weights
 
 SPACES = Spaces(Box(-1, 1, (2,), np.float32), Discrete(3))
 MIXED = Spaces(
     Dict({"image": Box(0, 255, (8, 8, 1), np.uint8), "which": Discrete(3), "where": Box(-1, 1, (2,), np.float32)}),
     Dict({"choice": Discrete(2), "turn": Box(-2, 2, (2,), np.float32)}),
 )
-every_algorithm = pytest.mark.parametrize("algorithm", ALL)
+every_algorithm = pytest.mark.parametrize("algorithm", twins_slow(ALL))
 
 
 def actions_of(spaces):
@@ -243,7 +243,7 @@ def paid(monkeypatch):
 
 
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
-@pytest.mark.parametrize("algorithm", ON_POLICY)
+@pytest.mark.parametrize("algorithm", twins_slow(ON_POLICY))
 def test_a_rollout_holds_next_observations(algorithm, autoreset, paid):
     model = tiny(algorithm, reward_signals={"paid": {}}, env={"autoreset": autoreset})
     seen, prepare = [], model.prepare
@@ -258,7 +258,7 @@ def test_a_rollout_holds_next_observations(algorithm, autoreset, paid):
 
 @pytest.mark.parametrize("n_steps", [1, 3])
 @pytest.mark.parametrize("memory", [None, GRU(4, 4, 1)], ids=["", "with a memory"])
-@pytest.mark.parametrize("algorithm", OFF_POLICY)
+@pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_a_replayed_window_is_paid_step_by_step(algorithm, memory, n_steps, paid):
     model = tiny(algorithm, reward_signals={"paid": {"gamma": 0.5}}, n_steps=n_steps, memory=memory)
     batches, end_update = [], model.end_update
@@ -294,7 +294,7 @@ def test_a_stream_can_ignore_terminations(algorithm, ignore_done, paid):
     assert (discount[over, 1] == (0.5 if ignore_done else 0)).all() and (discount[~over, 1] == 0.5).all()
 
 
-@pytest.mark.parametrize("algorithm", ON_POLICY)
+@pytest.mark.parametrize("algorithm", twins_slow(ON_POLICY))
 def test_the_value_after_a_termination_is_that_of_the_last_observation(algorithm, paid):
     model = tiny(algorithm, reward_signals={"constant": {"ignore_done": True}})
     seen, prepare = [], model.prepare
@@ -323,7 +323,7 @@ LEARNERS = {
 REPLAY = {"batch_size": 64, "learning_starts": 600, "buffer_size": 4_000, "steps_per_iteration": 100, "max_env_steps": 3_000}
 
 
-@pytest.mark.parametrize("algorithm", [PPO, DQN, SAC, *(pytest.param(each, marks=pytest.mark.slow) for each in (A2C, IMPALA, TD3))])
+@pytest.mark.parametrize("algorithm", [PPO, DQN, *(pytest.param(each, marks=pytest.mark.slow) for each in (SAC, A2C, IMPALA, TD3))])
 def test_two_signals_have_separate_values(algorithm, paid):
     # 1 / (1 - 0.9) for the environment's 1, 2 / (1 - 0.5) for the other's 2
     replay = {} if algorithm in ON_POLICY else REPLAY | {"learning_rate": {"schedule": "linear", "start": 0.02}}
@@ -366,7 +366,7 @@ def test_signals_can_learn_at_their_own_rate(algorithm):
     assert model.updates > model.signal_learner.updates or algorithm in (A2C, IMPALA)
 
 
-@pytest.mark.parametrize("algorithm", OFF_POLICY)
+@pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_signals_can_learn_more_often_than_the_policy(algorithm):
     model = tiny(algorithm, reward_signals={"rnd": {}}, reward_signal_steps_per_update=0.5)
     fit(model)
