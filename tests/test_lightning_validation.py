@@ -10,8 +10,21 @@ import torch
 from optuna_integration import PyTorchLightningPruningCallback
 from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 
-from lightning_rl import PPO, SAC, EvaluationConfig, MultiEvaluator, Policy, RolloutEvaluator, SettingError, Trainer, evaluate, load_policy
-from tests.fitting import ALL, tiny, weights
+from lightning_rl import (
+    PPO,
+    SAC,
+    BestModel,
+    EvaluationConfig,
+    MultiEvaluator,
+    Policy,
+    RolloutEvaluator,
+    SaveCheckpoints,
+    SettingError,
+    Trainer,
+    evaluate,
+    load_policy,
+)
+from tests.fitting import ALL, fit, tiny, weights
 
 EVERY = EvaluationConfig(every_n_env_steps=16, episodes=2, num_envs=2)
 EVENTS = ("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end")
@@ -164,6 +177,19 @@ class Uploads(pl.loggers.Logger):
 
     def after_save_checkpoint(self, checkpoint_callback):
         self.told.append((checkpoint_callback.best_model_path, checkpoint_callback.last_model_path))
+
+
+def test_our_checkpoint_callbacks_save_in_lightnings_own_trainer(tmp_path):
+    model = tiny(PPO)
+    trainer = fit(
+        model,
+        callbacks=[RolloutEvaluator(32, episodes=1), BestModel(), SaveCheckpoints()],
+        default_root_dir=tmp_path,
+        enable_checkpointing=True,
+    )
+    assert {"best.ckpt", "last.ckpt"} <= {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert trainer.checkpoint_callback.best_model_path == str(tmp_path / "checkpoints" / "best.ckpt")
+    assert load_policy(trainer.checkpoint_callback.last_model_path).act(model.spaces.observation.sample())[0] in (0, 1)
 
 
 def test_loggers_are_told_of_each_checkpoint(tmp_path):

@@ -85,6 +85,7 @@ class BestModel(Checkpoint):
         self.mode = mode or ("min" if monitor.endswith("loss") else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"  # of Lightning's own Trainer
         self.best, self.has_saved = -float("inf"), self.path.is_file()
         self.best_model_path = str(self.path) if self.has_saved else ""
 
@@ -163,6 +164,7 @@ class SaveCheckpoints(Checkpoint):
         self.saved_at, self.saved_when = 0, 0.0
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
+        self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"
         self.interval = interval_of("checkpoint", self, pl_module, 50)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:

@@ -218,8 +218,8 @@ class Run(pl.LightningModule):
             )
         assert self.collector is not None
         least = max(trainer.min_steps or 0, (trainer.min_epochs or 0) * trainer.num_training_batches)
-        if least > len(self.dataset):
-            line = f"trainer.min_steps and min_epochs ask for {least:,} iterations, and the run ends after {len(self.dataset):,}"
+        if least > self.dataset.iterations:
+            line = f"trainer.min_steps and min_epochs ask for {least:,} iterations, and the run ends after {self.dataset.iterations:,}"
             raise SettingError(f"{line}: raise max_{self.counter}")
         one_thread()  # in processes that Lightning spawned too
         self._agree_on_count()
