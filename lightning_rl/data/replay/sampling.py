@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from lightning_rl.types import Tree
+from lightning_rl.types import Tree, tree_map
 
 
 class Window(NamedTuple):
@@ -33,6 +33,26 @@ class Window(NamedTuple):
     action_mask: Tree = ()
     next_action_mask: Tree = ()
     source: Tree = ()
+
+
+def concatenate(own: Window, shown: Window, behind: int) -> Window:
+    """Return one batch of two, row next to row or sequence next to sequence; places of the second count on from `behind`."""
+    n, m = len(own.rows), len(shown.rows)
+    shown = shown._replace(rows=shown.rows + behind, source=tree_map(lambda rows: rows + behind, shown.source))
+
+    def widen(window: Window, lanes: int, first: int) -> Window:
+        return window._replace(
+            weight=window.weight * (lanes / (n + m)),
+            episode_start=tree_map(np.ravel, window.episode_start),
+            successor=tree_map(lambda place: place // lanes * (n + m) + place % lanes + first, window.successor),
+        )
+
+    def join(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = a.reshape(-1, n, *a.shape[1:]), b.reshape(-1, m, *b.shape[1:])
+        return np.concatenate([a, b], 1).reshape(-1, *a.shape[2:])
+
+    batch = tree_map(join, widen(own, n, 0), widen(shown, m, n))
+    return batch._replace(episode_start=tree_map(lambda start: start.reshape(-1, n + m), batch.episode_start))
 
 
 class DrawableRows(Protocol):
