@@ -71,11 +71,11 @@ class NumpyPopulation:
 
 
 class TorchPopulation(nn.Module):
-    """Members of any network, on its device. Arguments and methods as `NumpyPopulation`."""
+    """Members of any network, on its device. Arguments and methods as `NumpyPopulation`; with a memory they are evaluated in turn."""
 
     def __init__(self, network: PolicyNetwork, names: Sequence[str], num: int) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.in_turn = network, bool(tree_leaves(network.initial_memory(1)))
         self.centre = flat_parameters(network, names)
         self.size, self.device, self.rows = len(self.centre), self.centre.device, self.centre.repeat(num, 1)
         shapes = [network.get_parameter(name).shape for name in names]
@@ -92,6 +92,8 @@ class TorchPopulation(nn.Module):
 
     def evaluate(self, rows: Tree) -> tuple[Tensor, Tree]:
         """Return what each member makes of its row, all `[K, 1, ...]`."""
+        if self.in_turn:
+            return tree_stack([self.evaluate_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
         return vmap(self.evaluate_one)(self.own, rows)
 
     def evaluate_one(self, own: dict[str, Tensor], row: Tree) -> tuple[Tensor, Tree]:
@@ -101,21 +103,12 @@ class TorchPopulation(nn.Module):
         return self.network.policy(obs, memory, episode_start)
 
 
-class SequentialPopulation(TorchPopulation):
-    """Members that are evaluated one after the other."""
-
-    def evaluate(self, rows: Tree) -> tuple[Tensor, Tree]:
-        return tree_stack([self.evaluate_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
-
-
 Population = NumpyPopulation | TorchPopulation
 
 
 def make_population(network: PolicyNetwork, names: Sequence[str], num: int, obs: Tree) -> Population:
     """Return the cheapest one that a network allows for observations like these."""
-    if tree_leaves(network.initial_memory(1)):
-        return SequentialPopulation(network, names, num)
-    plain = next(network.parameters()).device.type == "cpu" and fits_numpy(network, obs)
+    plain = not tree_leaves(network.initial_memory(1)) and next(network.parameters()).device.type == "cpu" and fits_numpy(network, obs)
     return (NumpyPopulation if plain else TorchPopulation)(network, names, num)
 
 

@@ -21,6 +21,9 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
 from lightning_rl.types import Experience, Rollout, State, Transition, tree_map, tree_to_torch
 
+BEGUN = ("learning_starts", "random_until", "phases")
+"""What a run remembers of how it began."""
+
 
 @dataclass(frozen=True)
 class ReplaySettings:
@@ -204,15 +207,13 @@ class ReplayDataset(ExperienceDataset):
         store.load(manifest, self.buffer)
         self._manifests = [manifest]
 
-    def get_state(self) -> State:
-        begun = {name: getattr(self, name) for name in ("learning_starts", "random_until", "phases", "rows")}
-        return {**super().get_state(), **begun, "replay": self._saving}
+    def own_state(self) -> State:
+        return {**{name: getattr(self, name) for name in (*BEGUN, "rows")}, "replay": self._saving}
 
-    def set_state(self, state: State) -> str | None:
-        new_episodes = super().set_state(state)
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
         self.rows = state["rows"]
         if len(self.buffer):  # else it fills again before learning goes on
-            for name in ("learning_starts", "random_until", "phases"):
+            for name in BEGUN:
                 setattr(self, name, state[name])
         if new_episodes is not None:
             self.buffer.cut()

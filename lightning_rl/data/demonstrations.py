@@ -198,11 +198,10 @@ class DemonstrationDataset(ExperienceDataset):
         """Return how many times all demonstrations were learned from."""
         return {"train/epochs": self.draws.order.epochs}
 
-    def get_state(self) -> State:
-        return {**super().get_state(), "order": self.draws.order.get_state()}
+    def own_state(self) -> State:
+        return {"order": self.draws.order.get_state()}
 
-    def set_state(self, state: State) -> str | None:
-        super().set_state(state)
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
         return self.draws.order.set_state(state["order"])
 
 

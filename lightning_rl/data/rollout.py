@@ -65,11 +65,19 @@ class ExperienceDataset(IterableDataset[Any]):
 
     def get_state(self) -> State:
         """Return all that the next iteration depends on, with arrays, between iterations."""
-        return {"collector": self.collector.get_state()}
+        return {"collector": self.collector.get_state(), **self.own_state()}
 
     def set_state(self, state: State) -> str | None:
         """Restore a state, before the first iteration. Return why that is not possible exactly, if it is not."""
-        return self.collector.set_state(state["collector"])
+        return self.set_own_state(state, self.collector.set_state(state["collector"]))
+
+    def own_state(self) -> State:
+        """Return what there is to save besides the collector."""
+        return {}
+
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
+        """Restore it. `new_episodes`: why environments start new episodes, if they do. Return what `set_state` does."""
+        return new_episodes
 
     def state_dict(self) -> State:
         """Return nothing: Lightning asks, to know that a run can continue in the middle of an epoch."""

@@ -27,6 +27,7 @@ class Joint(Distribution):
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.num_inputs = sum(part.num_inputs for part in parts)
         self.num_parts = sum(part.num_parts for part in parts)
+        self.num_features = sum(part.num_features for part in parts)
         self.mask_width = sum(part.mask_width for part in parts)
         self.names = [
             f"{key}.{name}" if name else str(key)
@@ -65,10 +66,6 @@ class Joint(Distribution):
 
     def from_env(self, action: Tree) -> Tree:
         return self._join(part.from_env(child) for part, child in self._children(action))
-
-    @property
-    def num_features(self) -> int:
-        return sum(part.num_features for part in self.parts)
 
     def features(self, action: Tree) -> Tensor:
         return torch.cat([part.features(child) for part, child in self._children(action)], -1)
