@@ -37,10 +37,10 @@ def error_line(error: Exception) -> str:
 
 
 class FailureLimit:
-    """When each worker, `<name> <index>`, failed, and how often it is `allowed` to in an hour."""
+    """When each worker failed, and how often it is `allowed` to in an hour; `who` is a format that names one by its index."""
 
-    def __init__(self, name: str, num: int, allowed: int) -> None:
-        self.name, self.allowed = name, allowed
+    def __init__(self, who: str, num: int, allowed: int) -> None:
+        self.who, self.allowed = who, allowed
         self.times: list[list[float]] = [[] for _ in range(num)]
 
     def add(self, worker: int, reason: str) -> str:
@@ -49,11 +49,11 @@ class FailureLimit:
         Raises:
             WorkerError: the worker failed too often.
         """
-        now, times = time.monotonic(), self.times[worker]
+        now, times, who = time.monotonic(), self.times[worker], self.who.format(worker)
         times.append(now)
         if sum(now - each <= HOUR for each in times) > self.allowed:
-            raise WorkerError(f"{self.name} {worker} failed more than {self.allowed} times in an hour; last: {reason}")
-        return shorten(f"{self.name} {worker} was restarted: {reason}", 200, placeholder=" …")
+            raise WorkerError(shorten(f"{who} failed more than {self.allowed} times in an hour; last: {reason}", 200, placeholder=" …"))
+        return shorten(f"{who} was restarted: {reason}", 200, placeholder=" …")
 
 
 class Child:

@@ -194,7 +194,7 @@ class RemoteWorkers(Workers):
     ) -> None:
         super().__init__(num, network)
         self.build, self.timeout = build, timeout
-        self.failures = FailureLimit("actor", num, max_restarts)
+        self.failures = FailureLimit("actor {}", num, max_restarts)
         self.calls: list[deque[Call]] = [deque() for _ in range(num)]
         self.deadlines = [0.0] * num
         self.ready: list[tuple[float, Answer]] = []
