@@ -1,7 +1,5 @@
 """Compile losses with torch's own compiler, for `compile: true`, and `auto` where a run is long enough."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

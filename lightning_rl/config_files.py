@@ -1,7 +1,5 @@
 """Config files: YAML in which `1e6` is a number, by path or by the name of a packaged config."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Hashable, Iterator

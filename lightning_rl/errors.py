@@ -1,7 +1,5 @@
 """Errors of users in one sentence: the key, its value, the reason, and the way out."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import math

@@ -1,7 +1,5 @@
 """Write `metrics.csv` and `evaluations.csv`, and pass rows to other loggers; a full disk does not end a run."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import logging

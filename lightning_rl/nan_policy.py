@@ -1,7 +1,5 @@
 """NaN policy: where non-finite values are detected, and what the run does about them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

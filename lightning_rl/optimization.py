@@ -1,10 +1,9 @@
 """From a loss to new weights: flat parameters, torch's optimizers for them, one gradient step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ class FlatParameters(nn.Parameter):
 
     parts: tuple[nn.Parameter, ...]
 
-    def __new__(cls, module: nn.Module) -> FlatParameters:
+    def __new__(cls, module: nn.Module) -> Self:
         parts = [parameter for parameter in module.parameters() if parameter.requires_grad]
         vector = super().__new__(cls, torch.cat([part.detach().flatten() for part in parts]))
         for part, view in zip(parts, vector.detach().split([part.numel() for part in parts]), strict=True):

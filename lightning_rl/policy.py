@@ -1,7 +1,5 @@
 """Use a trained policy: `lrl.load_policy`, `lrl.evaluate`."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 from pathlib import Path

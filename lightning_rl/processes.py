@@ -1,7 +1,5 @@
 """Child processes that answer over pipes: how they start and end, and how often a worker may fail."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import time

@@ -3,8 +3,6 @@
 Only this file and `distributions/` ask what class a space has.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ A mask is flat, `[..., M]` bools: which of the M choices of all discrete parts o
 the environment rules out nothing. See `envs/masks.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

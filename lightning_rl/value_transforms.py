@@ -1,7 +1,5 @@
 """Transforms of returns, so that one network learns small and large ones, and histograms of numbers."""
 
-from __future__ import annotations
-
 import warnings
 from types import ModuleType
 from typing import Protocol, TypeVar

@@ -1,7 +1,5 @@
 """One actor: environments, and a policy that steps them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """Evaluators of evolution strategies: play whole episodes with perturbed weights, many at once."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

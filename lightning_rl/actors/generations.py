@@ -1,7 +1,5 @@
 """A pool of evaluators in the place of a collector: generations of episodes, each job of which any evaluator may do."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

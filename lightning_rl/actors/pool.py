@@ -1,7 +1,5 @@
 """A pool of actors in the place of a collector: rollouts of many, each with the weights that its actor had."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Workers that Ray places, on this machine or on many (https://docs.ray.io)."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """Calls of objects that work elsewhere: one interface, and workers in this process, its threads, or outside of it."""
 
-from __future__ import annotations
-
 import pickle
 import time
 import traceback

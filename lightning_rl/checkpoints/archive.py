@@ -1,7 +1,5 @@
 """Check a checkpoint's archive before torch reads it, and turn state into plain data and back."""
 
-from __future__ import annotations
-
 import zipfile
 from collections import deque
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Write files whole or not at all, and lock a run's folder."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

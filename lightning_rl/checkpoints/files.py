@@ -7,8 +7,6 @@ is read where the newer one is missing or damaged. At every moment one of the tw
 Links are followed for reading: a run's folder, or a checkpoint, may be one. Saving replaces a link, and never writes through it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

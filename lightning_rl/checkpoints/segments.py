@@ -1,7 +1,5 @@
 """Save a replay buffer in segments of rows next to a checkpoint; each save writes only the new rows."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -27,7 +25,6 @@ SMALL_BYTES = 8 << 20
 """Bytes up to which a segment is written again together with the rows after it."""
 NAME = re.compile(r"(\d{8,12})\.(rows|priorities)")
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-READERS: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Buffer(Protocol):
@@ -291,16 +288,11 @@ def _read_arrays(folder: Path, file: File, types: Sequence[np.dtype], max_bytes:
     stream, arrays = BytesIO(data), []
     for expected in types:
         try:
-            version = np.lib.format.read_magic(stream)
-            shape, _, dtype = READERS[version](stream, max_header_size=MAX_HEADER_BYTES)
-        except Exception as error:  # whatever numpy's parsers meet in bytes that are no header
-            raise ValueError("no array") from error
-        if dtype != expected or dtype.hasobject or len(shape) != 1:
+            arrays.append(np.lib.format.read_array(stream, max_header_size=MAX_HEADER_BYTES))
+        except Exception as error:  # whatever numpy's parsers meet in bytes that are no array
+            raise ValueError("no array, or cut off") from error
+        if arrays[-1].dtype != expected or arrays[-1].ndim != 1:
             raise ValueError("arrays of another type or shape")
-        if shape[0] * expected.itemsize > len(data) - stream.tell():
-            raise ValueError(f"{file.name} is cut off")
-        arrays.append(np.frombuffer(data, expected, int(shape[0]), stream.tell()))
-        stream.seek(arrays[-1].nbytes, os.SEEK_CUR)
     if stream.tell() != len(data):
         raise ValueError(f"{file.name} holds more than its arrays")
     return arrays

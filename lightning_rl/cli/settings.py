@@ -1,7 +1,5 @@
 """Read settings from the command line and configs, and explain wrong ones in one line."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

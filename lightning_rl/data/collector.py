@@ -1,7 +1,5 @@
 """Collect experience: step a vector environment with a policy, and keep what happened."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial

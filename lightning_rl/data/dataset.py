@@ -1,7 +1,5 @@
 """Off-policy experience: the dataset whose items are iterations of acting and learning in turn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """On-policy experience: the dataset whose items are rollouts, advantages for them, and minibatches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Record episodes and save them as Minari datasets."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest

@@ -1,7 +1,5 @@
 """Distributions over actions: what all offer, and those over finitely many (Discrete, MultiDiscrete, MultiBinary)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

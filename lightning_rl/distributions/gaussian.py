@@ -1,7 +1,5 @@
 """Gaussians over Box actions, clipped or squashed to the bounds."""
 
-from __future__ import annotations
-
 import math
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The distribution of an action space, whatever its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small environments: two with a known best return, modelled on ML-Agents' test environments, and Connect Four."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Values of environment parameters as in ML-Agents: samplers, and curricula of lessons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypedDict

@@ -1,7 +1,5 @@
 """Build environments from settings, and load the optional packages behind them."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import warnings

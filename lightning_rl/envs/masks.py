@@ -13,8 +13,6 @@ as a flat array, for MultiDiscrete and MultiBinary also as a tuple of arrays, an
 parts without choices are missing or None. Of stacked frames the newest mask counts. After a termination it may be missing or all false.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

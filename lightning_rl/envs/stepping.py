@@ -7,8 +7,6 @@
 | DISABLED | the final observation, and we reset | an ordinary row |
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

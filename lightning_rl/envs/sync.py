@@ -1,7 +1,5 @@
 """Synchronous vector environment, and the check that an environment keeps to gymnasium's contract."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import shorten

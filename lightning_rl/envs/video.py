@@ -1,7 +1,5 @@
 """Videos of episodes: record an environment, write mp4 files, and check that an environment renders."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

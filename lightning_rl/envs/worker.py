@@ -1,7 +1,5 @@
 """The worker process of one environment: it answers the requests of `WorkerVectorEnv`."""
 
-from __future__ import annotations
-
 import pickle
 from multiprocessing.connection import Connection
 

@@ -4,8 +4,6 @@ Observations, rewards and flags are in shared memory; requests and all other rep
 is replaced: the row that it was asked for is lost, and a new episode begins there.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

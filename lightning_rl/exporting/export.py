@@ -1,7 +1,5 @@
 """Export a checkpoint's policy, and compare it with the original before the file gets its name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

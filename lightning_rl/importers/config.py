@@ -1,11 +1,9 @@
 """A config under construction, and the settings of another library's file, read one by one."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -116,10 +114,10 @@ class Settings:
         """Take a mapping, {} where it is missing or null; `SettingError` for anything else."""
         return as_mapping(self.take(name), self.place(name))
 
-    def section(self, name: str) -> Settings:
+    def section(self, name: str) -> Self:
         """Take a mapping as settings with their places."""
         values = self.mapping(name)
-        return Settings(values, {each: f"{self.place(name)}.{each}" for each in values})
+        return type(self)(values, {each: f"{self.place(name)}.{each}" for each in values})
 
 
 def as_mapping(value: object, where: str) -> Plain:

@@ -1,7 +1,5 @@
 """`lightning-rl import-mlagents`: a behavior of an ML-Agents trainer file as a config that runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten

@@ -1,7 +1,5 @@
 """ML-Agents' settings: their names and defaults, and what they become."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`lightning-rl import-zoo`: a section of an rl-baselines3-zoo file as a config that runs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator

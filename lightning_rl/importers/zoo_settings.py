@@ -1,7 +1,5 @@
 """Stable-Baselines3's settings: their names and defaults, and what they become."""
 
-from __future__ import annotations
-
 from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.importers.config import Config, Settings, check_known, read_expression

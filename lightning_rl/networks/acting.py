@@ -1,7 +1,5 @@
 """Policies that act: what their networks share, and the actors that step them cheaply during a rollout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol

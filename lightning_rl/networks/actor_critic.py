@@ -1,7 +1,5 @@
 """The network of the actor-critic family: a policy, and a value for each reward stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Multi-layer perceptrons, their layers and initialization, and layers whose weights are generated from a goal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Networks of off-policy algorithms with an actor: policy, action values, temperature."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Action values of the DQN family: the mean, a histogram or quantiles of an action's return."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Group runs that differ only in their seed, so that groups of one environment can be compared."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Generative adversarial imitation (Ho and Ermon 2016, https://arxiv.org/abs/1606.03476), with a gradient penalty, optionally as VAIL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

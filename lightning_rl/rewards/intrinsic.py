@@ -2,8 +2,6 @@
 (Burda et al. 2018, https://arxiv.org/abs/1810.12894).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Reward signals from settings: a name, and the settings that differ from its defaults."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any

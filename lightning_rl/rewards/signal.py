@@ -1,7 +1,5 @@
 """Reward signals: their contract, the running scale of returns, and the environment's own reward."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer

@@ -1,13 +1,11 @@
 """Replay buffer (Lin 1992; Mnih et al. 2015), and an estimate of its memory."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -59,7 +57,7 @@ class ReplayBuffer:
         seed: int = 0,
         sequences: Sequences | None = None,
         action_mask: Tree = (),
-        shown: ReplayBuffer | None = None,
+        shown: Self | None = None,
         share: float = 0.0,
     ) -> None:
         length = capacity // num_envs
@@ -233,7 +231,7 @@ class ReplayBuffer:
         if not ready:
             raise SettingError(f"there is nothing to learn from yet with n_steps {self.n_steps}: raise learning_starts")
         if self.priorities is not None:
-            return self.priorities.draw(self, number, progress)
+            return self.priorities.draw(self.rng, ready, number, progress)
         if not self.replace and ready < number:
             raise SettingError(f"{number} rows without replacement of {ready}: raise learning_starts or lower batch_size")
         drawn = self.rng.integers(0, ready, number) if self.replace else self.rng.choice(ready, number, replace=False, shuffle=False)

@@ -1,10 +1,8 @@
 """Which rows of a replay buffer to learn from: uniformly, by priority, in sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -55,17 +53,6 @@ def concatenate(own: Window, shown: Window, behind: int) -> Window:
     return batch._replace(episode_start=tree_map(lambda start: start.reshape(-1, n + m), batch.episode_start))
 
 
-class DrawableRows(Protocol):
-    """What a sampler asks of a replay buffer."""
-
-    rng: np.random.Generator
-
-    @property
-    def ready(self) -> int: ...
-
-    def locate(self, number: np.ndarray) -> np.ndarray: ...
-
-
 class Prioritized:
     """Proportional prioritized replay (Schaul et al. 2016, sect. 3.3): P(i) ∝ (|δ_i| + ε)^α, weights (N P(i))^−β over their largest.
 
@@ -77,12 +64,12 @@ class Prioritized:
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self.largest = 1.0
 
-    def draw(self, buffer: DrawableRows, batch_size: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows, one from each of `batch_size` equal parts of the total, and their weights, at most 1 / batch_size."""
+    def draw(self, rng: np.random.Generator, ready: int, batch_size: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows of `ready`, one from each of `batch_size` equal parts of the total, and their weights, at most 1 / batch_size."""
         beta = self.beta + progress * (1 - self.beta)
-        sums = (np.arange(batch_size) + buffer.rng.random(batch_size)) / batch_size * self.tree.total
+        sums = (np.arange(batch_size) + rng.random(batch_size)) / batch_size * self.tree.total
         rows = self.tree.find(sums)
-        weight = (buffer.ready * self.tree[rows] / self.tree.total) ** -beta
+        weight = (ready * self.tree[rows] / self.tree.total) ** -beta
         return rows, (weight / weight.max() / batch_size).astype(np.float32)
 
     def admit(self, rows: np.ndarray, overwritten: np.ndarray | None = None) -> None:

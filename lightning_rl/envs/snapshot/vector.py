@@ -1,7 +1,5 @@
 """Save and restore the state of vector environments, and fingerprint their settings to see whether a state fits."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
