@@ -40,11 +40,7 @@ class CompiledLoss:
         self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False)
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
-        """Compute the loss.
-
-        Raises:
-            SettingError: it cannot be compiled.
-        """
+        """Compute the loss. Raises `SettingError`: it cannot be compiled."""
         if self.compute is None:
             return self.loss(*batch, **named)
         try:
@@ -73,8 +69,7 @@ def detached(leaf: Any) -> Any:
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
     """Return the compiled losses of an algorithm by the names of their methods; none where `auto` would not repay the seconds it takes.
 
-    Raises:
-        SettingError: there is no such method.
+    Raises `SettingError`: there is no such method.
     """
     if algorithm.compile is False or (algorithm.compile == "auto" and not repays(algorithm)):
         return {}

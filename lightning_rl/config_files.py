@@ -107,8 +107,7 @@ def as_number(text: str) -> int | float:
 def read_config(name: str) -> Plain:
     """Read a config file, or a packaged one by its name such as `ppo/cartpole`.
 
-    Raises:
-        SettingError: no such file, not UTF-8, not YAML, or not a mapping.
+    Raises `SettingError`: no such file, not UTF-8, not YAML, or not a mapping.
     """
     config = parse_file(find_config(name), name)
     if not isinstance(config, dict):

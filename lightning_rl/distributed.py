@@ -72,9 +72,7 @@ def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
 def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
     """End this process with one line where another process of the run ends.
 
-    Raises:
-        LostRankError: another process was killed or failed.
-        SettingError: a process that was started here raised it.
+    Raises `LostRankError`: another process was killed or failed. Raises `SettingError`: a process that was started here raised it.
     """
     try:
         yield

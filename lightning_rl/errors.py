@@ -97,8 +97,7 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
 def as_settings(name: str, kind: type[Settings], setting: object) -> Settings:
     """Return settings as a dataclass; from Python they may be a mapping.
 
-    Raises:
-        SettingError: they are something else, or have an unknown name.
+    Raises `SettingError`: they are something else, or have an unknown name.
     """
     if isinstance(setting, kind):
         return setting

@@ -18,8 +18,7 @@ from lightning_rl.types import MAX_FLOAT32, EnvStep, State, Tree, is_finite, tre
 def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: str = "raise") -> tuple[Tree, float]:
     """Return what one environment returned in a step outside of training, with values that are not finite replaced where `on_nan` goes on.
 
-    Raises:
-        NotFiniteError: something is not finite, and `on_nan` is raise.
+    Raises `NotFiniteError`: something is not finite, and `on_nan` is raise.
     """
     if abs(reward) <= MAX_FLOAT32 and is_finite(obs):
         return obs, reward

@@ -58,11 +58,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.param_groups[0]["params"][0].clear()
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Restore a state.
-
-        Raises:
-            SettingError: the state is not one of an optimizer of this vector.
-        """
+        """Restore a state. Raises `SettingError`: the state is not one of an optimizer of this vector."""
         check_optimizer(state_dict, self)
         super().load_state_dict(state_dict)
 
@@ -167,8 +163,7 @@ def check_optimizers(
 ) -> str | None:
     """Check the optimizers and schedulers of `configure_optimizers`. Return a line if the setting `learning_rate` is not used.
 
-    Raises:
-        SettingError: there are fewer optimizers than needed, or a scheduler asks for a metric.
+    Raises `SettingError`: there are fewer optimizers than needed, or a scheduler asks for a metric.
     """
     if len(optimizers) < needed:
         found = f"{name} needs {needed} optimizers, got {len(optimizers)}"

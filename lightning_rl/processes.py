@@ -42,11 +42,7 @@ class FailureLimit:
         self.times: list[list[float]] = [[] for _ in range(num)]
 
     def add(self, worker: int, reason: str) -> str:
-        """Count a failure; return the line that reports the restart.
-
-        Raises:
-            WorkerError: the worker failed too often.
-        """
+        """Count a failure; return the line that reports the restart. Raises `WorkerError`: the worker failed too often."""
         now, times, who = time.monotonic(), self.times[worker], self.who.format(worker)
         times.append(now)
         if sum(now - each <= HOUR for each in times) > self.allowed:

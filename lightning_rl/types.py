@@ -155,8 +155,7 @@ def tree_leaves(tree: Tree) -> list[Any]:
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply a function to the leaves of one tree, or to the corresponding leaves of several.
 
-    Raises:
-        ValueError: the trees differ in their keys or lengths.
+    Raises `ValueError`: the trees differ in their keys or lengths.
     """
     if not isinstance(tree, tuple | dict):
         for other in others:

@@ -81,11 +81,7 @@ TRANSFORMS: dict[str, type[ValueTransform]] = {"identity": Identity, "symlog": S
 
 
 def make_value_transform(name: str) -> ValueTransform:
-    """Return the transform of this name.
-
-    Raises:
-        SettingError: no such name.
-    """
+    """Return the transform of this name. Raises `SettingError`: no such name."""
     check_choice("value_transform", name, TRANSFORMS)
     return TRANSFORMS[name]()
 

@@ -53,11 +53,7 @@ def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe
 
 
 class ProcessWorkers(RemoteWorkers):
-    """Workers in a spawned process each.
-
-    Raises:
-        SettingError: from `receive`: the program trains as it is imported.
-    """
+    """Workers in a spawned process each. Raises `SettingError`: from `receive`: the program trains as it is imported."""
 
     def _open(self) -> None:
         leave_the_program()
@@ -124,10 +120,7 @@ class SharedWeights:
     """The weights of a network in shared memory; processes that are given it as an argument share it.
 
     There are two versions: one changes before the weights are written, the other after. A reader that finds them different, or changed
-    meanwhile, has read half-written weights, and reads again.
-
-    Raises:
-        SettingError: there is no memory for it.
+    meanwhile, has read half-written weights, and reads again. Raises `SettingError`: there is no memory for it.
     """
 
     def __init__(self, network: nn.Module) -> None:

@@ -65,11 +65,7 @@ class Workers(ABC):
 
     @abstractmethod
     def receive(self) -> Answer:
-        """Wait for the next answer of any worker.
-
-        Raises:
-            WorkerError: a worker raised an exception, or failed too often.
-        """
+        """Wait for the next answer of any worker. Raises `WorkerError`: a worker raised an exception, or failed too often."""
 
     @abstractmethod
     def num_ready(self) -> int:
@@ -244,11 +240,7 @@ class RemoteWorkers(Workers):
         self.deadlines[i] = time.monotonic() + max(self.timeout, START_TIMEOUT)
 
     def _restart(self, i: int, reason: str) -> None:
-        """Replace a worker and repeat its calls.
-
-        Raises:
-            WorkerError: it failed too often.
-        """
+        """Replace a worker and repeat its calls. Raises `WorkerError`: it failed too often."""
         self.notices.append(self.failures.add(i, reason))
         self.restarts += 1
         self._end(i)

@@ -163,10 +163,8 @@ _held: set[int] = set()
 def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
     """Keep other processes out of a folder. The kernel releases the lock of a process that has ended, however it ended.
 
-    The locked file is next to the folder, as `--force` renames the folder.
-
-    Raises:
-        SettingError: another process has the lock, or there can be no lock file.
+    The locked file is next to the folder, as `--force` renames the folder. Raises `SettingError`: another process has the lock, or there
+    can be no lock file.
     """
     file = folder.with_name(f".{folder.name}.lock")
     try:

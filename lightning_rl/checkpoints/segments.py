@@ -144,8 +144,7 @@ class SegmentStore:
     def load(self, manifest: Mapping[str, Any], buffer: Buffer) -> None:
         """Restore a buffer that was made with the same arguments, to continue as the saved one would have: its episodes are not cut.
 
-        Raises:
-            SettingError: a segment is missing, damaged, or of another buffer; the buffer must not be used then.
+        Raises `SettingError`: a segment is missing, damaged, or of another buffer; the buffer must not be used then.
         """
         self.segments = []
         try:

@@ -197,8 +197,7 @@ def merge_signals(settings: Mapping[str, object], others: Mapping[str, object]) 
 def find_algorithm(class_path: object) -> type:
     """Find the class of `PPO`, `lightning_rl.PPO` or `my_module.MyAlgorithm`.
 
-    Raises:
-        SettingError: there is no such class, or it is not an algorithm.
+    Raises `SettingError`: there is no such class, or it is not an algorithm.
     """
     if not isinstance(class_path, str):
         raise SettingError(f"model must be the name of an algorithm such as PPO, got {class_path!r}")

@@ -258,8 +258,7 @@ class Collector:
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
         """Return observations `[>= count, ...]` of a random policy; the next rollout starts new episodes.
 
-        Raises:
-            RunStoppedError: `stop` returned True.
+        Raises `RunStoppedError`: `stop` returned True.
         """
         rows, source, end = [], self.random_rows(), self.env_steps + count
         while self.env_steps < end:

@@ -167,8 +167,7 @@ class EpisodePlayer:
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
         """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's mode as it was.
 
-        Raises:
-            RunStoppedError: `stop` says so.
+        Raises `RunStoppedError`: `stop` says so.
         """
         was_training = network.training
         network.eval()

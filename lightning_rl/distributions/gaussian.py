@@ -231,8 +231,8 @@ class NoisyAction(UnitActions):
 class Bounds:
     """The bounds of a Box, to and from [-1, 1].
 
-    Raises:
-        SettingError: a Box without bounds, or with a dimension that cannot move; the message names who needs them and what to use instead.
+    Raises `SettingError`: a Box without bounds, or with a dimension that cannot move; the message names who needs them and what to use
+    instead.
     """
 
     def __init__(self, space: Box, needed_by: str, instead: str = "PPO") -> None:

@@ -114,11 +114,7 @@ def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std
 
 
 def make_epsilon_greedy(space: Space) -> EpsilonGreedy:
-    """Return the ε-greedy choice of DQN.
-
-    Raises:
-        SettingError: a space that is not Discrete.
-    """
+    """Return the ε-greedy choice of DQN. Raises `SettingError`: a space that is not Discrete."""
     if not isinstance(space, Discrete):
         instead = "SAC, TD3 or PPO" if isinstance(space, Box) else "SAC or PPO"
         raise SettingError(f"DQN needs a Discrete action space, got {short(space)}; use {instead}")

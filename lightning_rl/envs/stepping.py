@@ -59,11 +59,7 @@ class Stepper:
         return self.masks.split(*self.envs.reset(seed=seed))
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Set what environments with `EnvParameters` draw from at their next resets.
-
-        Raises:
-            SettingError: they have no parameters.
-        """
+        """Set what environments with `EnvParameters` draw from at their next resets. Raises `SettingError`: they have no parameters."""
         try:
             if self.workers is None:
                 self.envs.call("set_lessons", lessons)  # type: ignore[attr-defined]
@@ -166,8 +162,7 @@ class Stepper:
 def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
     """Make the stepper of environments for a network that knows its spaces; `env` and `first` as in `make_vector_env`.
 
-    Raises:
-        SettingError: the environments have other spaces.
+    Raises `SettingError`: the environments have other spaces.
     """
     stepper = make_stepper(make_vector_env(env, first=first), env if isinstance(env, EnvConfig) else None, spaces.masked)
     found = single_spaces(stepper.envs)
@@ -180,8 +175,7 @@ def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:
     """Make the stepper for the mode that a vector environment names in its metadata, or else in its settings; `masked` as in `Spaces`.
 
-    Raises:
-        SettingError: neither names a mode.
+    Raises `SettingError`: neither names a mode.
     """
     mode = (envs.metadata or {}).get("autoreset_mode")
     if mode is None and config is not None and config.autoreset is not None:

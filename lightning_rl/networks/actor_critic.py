@@ -57,8 +57,7 @@ class TwoHotValue(nn.Module):
 def make_value_head(value_transform: str, value_support: Sequence[int] | None) -> ScalarValue | TwoHotValue:
     """Make the head for the settings of an algorithm.
 
-    Raises:
-        SettingError: no such transform, or a support that is not two integers in order.
+    Raises `SettingError`: no such transform, or a support that is not two integers in order.
     """
     transform = make_value_transform(value_transform)
     if value_support is None:

@@ -165,8 +165,7 @@ def _first_alpha(ent_coef: str) -> float:
 def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:
     """Return the target entropy for each kind of action.
 
-    Raises:
-        SettingError: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.
+    Raises `SettingError`: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.
     """
     if isinstance(setting, Mapping):
         for kind in setting.keys() - auto.keys():

@@ -205,8 +205,7 @@ class ReplayBuffer:
     def sample(self, batch_size: int, progress: float = 0.0, only_own: bool = False) -> Window:
         """Draw rows, or sequences of `batch_size` rows in all; `progress` of the run anneals the importance weights.
 
-        Raises:
-            SettingError: there are none, or fewer than `batch_size` without replacement.
+        Raises `SettingError`: there are none, or fewer than `batch_size` without replacement.
         """
         if self.shown is not None and not only_own:
             shown = self.shown_rows(batch_size)
@@ -366,8 +365,7 @@ def describe_memory(
 ) -> str:
     """Describe in one line what the replay buffers of all ranks take.
 
-    Raises:
-        SettingError: more than 90 % of the machine's memory, or more than its disk has free.
+    Raises `SettingError`: more than 90 % of the machine's memory, or more than its disk has free.
     """
     template = make_row_template(spaces.observation, action, memory, spaces.masks())
     size = buffer_size * ranks * config.layout.bytes_per_row(template, frames)
