@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -20,24 +20,9 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import write_text
+from lightning_rl.distributed import Counted
 
 Row = Mapping[str, object]
-
-
-class Speaker(Protocol):
-    """What prints lines for the user."""
-
-    @property
-    def say(self) -> Callable[[str], None]: ...
-
-
-class Counter(Speaker, Protocol):
-    """An algorithm, as far as a logger needs it."""
-
-    counter: str
-
-    @property
-    def count(self) -> int: ...
 
 
 class MetricsLogger(Logger):
@@ -218,7 +203,7 @@ def _number(text: str) -> float:
 
 
 @contextmanager
-def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
+def going_on(algorithm: Counted, what: str) -> Iterator[None]:
     """Print a line and go on where the system refuses to write."""
     try:
         yield
@@ -226,7 +211,7 @@ def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
         algorithm.say(f"{what} could not be written, the run goes on: {error.strerror or error}")
 
 
-def log_row(trainer: pl.Trainer, algorithm: Counter, metrics: Mapping[str, float]) -> None:
+def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float]) -> None:
     """Pass a row of metrics and the run's count to all loggers, and to callbacks that monitor a metric."""
     row = {algorithm.counter: algorithm.count, **metrics}
     for logger in list(trainer.loggers):

@@ -194,12 +194,6 @@ def tree_stack(trees: Sequence[Tree], dim: int = 0) -> Tree:
     return tree_map(lambda *leaves: torch.stack(leaves, dim) if isinstance(leaves[0], Tensor) else np.stack(leaves, dim), *trees)
 
 
-def tree_unstack(tree: Tree, dim: int = 0) -> list[Tree]:
-    """Split a tree along a dimension, which is removed: undo `tree_stack`."""
-    size = tree_leaves(tree)[0].shape[dim]
-    return [tree_map(lambda leaf, i=i: leaf[(slice(None),) * dim + (i,)], tree) for i in range(size)]
-
-
 def tree_to_torch(tree: Tree, device: torch.device | str = "cpu") -> Tree:
     """Return tensors that share memory with the arrays where the device allows."""
     if device == "cpu" or device == torch.device("cpu"):

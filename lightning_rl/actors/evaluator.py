@@ -101,10 +101,7 @@ class TorchPopulation(nn.Module):
         return self.network.policy(obs, memory, episode_start)
 
 
-Population = NumpyPopulation | TorchPopulation
-
-
-def make_population(network: PolicyNetwork, names: Sequence[str], num: int, obs: Tree) -> Population:
+def make_population(network: PolicyNetwork, names: Sequence[str], num: int, obs: Tree) -> NumpyPopulation | TorchPopulation:
     """Return the cheapest one that a network allows for observations like these."""
     plain = not tree_leaves(network.initial_memory(1)) and next(network.parameters()).device.type == "cpu" and fits_numpy(network, obs)
     return (NumpyPopulation if plain else TorchPopulation)(network, names, num)

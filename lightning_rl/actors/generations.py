@@ -89,7 +89,7 @@ class EvaluatorPool:
         random_collector: Callable[[], Collector],
     ) -> None:
         self.workers, self.actors, self.settings, self.space, self.sigma = workers, actors, settings, spaces.observation, sigma
-        self.random_collector = random_collector
+        self.random_collector, self.close = random_collector, workers.close
         self.seed, self.number = seed, 0
         self.env_steps = self.rows = 0
         self.mean_length = 0.0
@@ -214,7 +214,3 @@ class EvaluatorPool:
         notices = self.workers.notices[:]
         self.workers.notices.clear()
         return notices
-
-    def close(self) -> None:
-        """End all evaluators."""
-        self.workers.close()

@@ -46,6 +46,7 @@ class ActorPool:
         precision: Precision = nullcontext,
     ) -> None:
         self.workers, self.network, self.config, self.n_steps = workers, network, config, n_steps
+        self.close = workers.close
         self.num_envs = num_envs * config.batch
         """Of a batch."""
         self.precision = precision
@@ -72,7 +73,7 @@ class ActorPool:
         began = self._begin()
         answers = self._receive_in_order() if self.config.in_order else self._receive_as_they_come()
         self._record(answers, time.monotonic() - began)
-        unroll = join([answer.value.unroll for answer in answers])
+        unroll = join([answer.value.experience for answer in answers])
         ends = unroll.ends
         unroll = tree_to_torch(unroll._replace(ends=()))._replace(ends=ends)  # type: ignore[arg-type]
         self.last_rollout = unroll.rollout()
@@ -88,7 +89,7 @@ class ActorPool:
         self._request(0, "play", random_steps - self.n_steps)
         self._record([answer], time.monotonic() - began)
         self.last_rollout = tree_to_torch(answer.value.rollout)
-        yield from answer.value.steps
+        yield from answer.value.experience
 
     def _begin(self) -> float:
         """Begin an iteration by publishing the network's weights; return when."""
@@ -193,7 +194,7 @@ class ActorPool:
 
     def restart_episodes(self) -> None:
         """Abandon the current episodes."""
-        self._call_all("begin_anew")
+        self._call_all("restart_episodes")
 
     def get_state(self) -> State:
         """Return, between iterations, all that the next one depends on, including requested rollouts, which are awaited."""
@@ -233,7 +234,3 @@ class ActorPool:
         self.notices.clear()
         self.workers.notices.clear()
         return notices
-
-    def close(self) -> None:
-        """End all actors."""
-        self.workers.close()

@@ -1,6 +1,6 @@
 """Collect experience: step a vector environment with a policy, and keep what happened."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ import torch
 from torch import Generator
 
 from lightning_rl.data.episodes import EpisodeStatistics
-from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import Stepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
@@ -118,6 +117,7 @@ class Collector:
         next_obs: bool = False,
     ) -> None:
         self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
+        self.name, self.can_be_saved, self.set_lessons, self.close = stepper.name, stepper.can_be_saved, stepper.set_lessons, stepper.close
         self.num_envs = num_envs = stepper.num_envs
         self.precision = precision
         self.guard = Guard()
@@ -284,20 +284,6 @@ class Collector:
 
     # ---------------------------------------------------------------- the environments
 
-    @property
-    def name(self) -> str:
-        """Return the name of the environments, for messages."""
-        return self.stepper.name
-
-    @property
-    def can_be_saved(self) -> bool:
-        """Return whether the environments can be saved in the middle of their episodes."""
-        return self.stepper.can_be_saved
-
-    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Set what environments draw their parameters from at their next resets, see `envs/parameters.py`."""
-        self.stepper.set_lessons(lessons)
-
     def restart_episodes(self) -> None:
         """Abandon the current episodes, between iterations: the next step starts new ones in place of an action."""
         self._restarts = self._current is not None
@@ -331,23 +317,22 @@ class Collector:
             return "the checkpoint holds those of actors"
         self.generator.set_state(torch.from_numpy(state["generator"]))
         episodes = state["episodes"]
-        if episodes is not None and np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
+        if episodes is None:
+            self.statistics.forget()
+            return None
+        if np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
             new_episodes: str | None = "the checkpoint holds no action masks, or other ones"
-        elif episodes is not None and _shapes(episodes["memory"]) != _shapes(self.network.initial_memory(self.num_envs)):
+        elif _shapes(episodes["memory"]) != _shapes(self.network.initial_memory(self.num_envs)):
             new_episodes = "the checkpoint holds another memory"
         else:
-            new_episodes = None if episodes is None else self.stepper.load_state_dict(episodes["envs"])
-        if episodes is None or new_episodes is not None:
+            new_episodes = self.stepper.load_state_dict(episodes["envs"])
+        if new_episodes is not None:
             self.statistics.forget()
             return new_episodes
         self._current, self._start, self._mask = episodes["obs"], episodes["start"], episodes.get("mask", ())
         self._restarts = episodes.get("begin_anew", False)
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
-
-    def close(self) -> None:
-        """Close the environments."""
-        self.stepper.close()
 
 
 def _shapes(tree: Tree) -> list[tuple[int, ...]]:

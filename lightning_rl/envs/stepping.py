@@ -44,7 +44,9 @@ class Stepper:
         masked: bool = False,
     ) -> None:
         self.envs, self.mode, self.keeper, self.name, self.settings = envs, mode, keeper, name, settings
-        self.num_envs = envs.num_envs
+        self.num_envs, self.close = envs.num_envs, envs.close
+        self.can_be_saved = keeper is not None
+        """Whether the environments can be saved in the middle of an episode."""
         self.all_valid = np.ones(envs.num_envs, dtype=bool)
         self.resetting = np.zeros(envs.num_envs, dtype=bool)
         """Whose next row is a reset, in NEXT_STEP."""
@@ -130,11 +132,6 @@ class Stepper:
         """Return a line for each failure of an environment's process. Who prints them clears the list."""
         return [] if self.workers is None else self.workers.notices
 
-    @property
-    def can_be_saved(self) -> bool:
-        """Return whether the environments can be saved in the middle of an episode."""
-        return self.keeper is not None
-
     def state_dict(self) -> State:
         """Return all that the next steps depend on, as plain data, between two steps."""
         states = None if self.keeper is None else self.keeper.get_states()
@@ -153,10 +150,6 @@ class Stepper:
             return f"{self.name} did not come back as it was saved"
         self.resetting = state["resetting"].copy()
         return None
-
-    def close(self) -> None:
-        """Close the environments."""
-        self.envs.close()
 
 
 def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
