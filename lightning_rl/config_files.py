@@ -127,7 +127,6 @@ def find_config(name: str) -> Path:
 
 
 def parse_file(path: Path, name: str) -> Any:
-    """Parse a file of YAML."""
     try:
         return parse(path.read_text(encoding="utf-8"), name)
     except UnicodeDecodeError as error:
@@ -135,7 +134,6 @@ def parse_file(path: Path, name: str) -> Any:
 
 
 def parse(text: str, source: str) -> Any:
-    """Parse YAML to plain data."""
     try:
         parsed = yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:

@@ -81,10 +81,7 @@ class CsvTable:
     A file that this process did not leave like that (deleted, cut, replaced) is read and written again as a whole, and one without the
     counter's column is renamed. A link is replaced, never written through.
 
-    Args:
-        file: where the rows are.
-        counter: the column of the run's count.
-        say: prints a line for the user.
+    `counter`: the column of the run's count.  `say`: prints a line for the user.
     """
 
     def __init__(self, file: Path, counter: str, say: Callable[[str], None] = print) -> None:

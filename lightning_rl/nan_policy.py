@@ -192,11 +192,9 @@ class Guard:
         return {} if self.on_nan == "raise" else {name: float(value) for name, value in names.items()}
 
     def get_state(self) -> State:
-        """Return the counts, and what is bad in a row."""
         return {name: getattr(self, name) for name in STATE}
 
     def set_state(self, state: State) -> None:
-        """Restore what `get_state` returned."""
         for name in STATE:
             setattr(self, name, state[name])
 
@@ -222,7 +220,6 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy what is there now."""
         self.copies = [tensor.clone() for tensor in self.tensors]
         self.states = [[(each, _clone(state)) for each, state in optimizer.state.items()] for optimizer in self.optimizers]
 

@@ -42,7 +42,6 @@ class Linear:
         return x * self.scale + self.offset
 
     def inverse(self, x: Numbers) -> Numbers:
-        """Return (x − offset) / scale."""
         return (x - self.offset) / self.scale
 
 

@@ -84,7 +84,6 @@ class Actor:
         return self.collector.name, self.collector.can_be_saved
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state, as `Collector.set_state`."""
         self.lessons = {}
         return self.collector.set_state(state)
 
@@ -109,12 +108,8 @@ class BuildActor:
     """Builds an actor, in whatever process it is called.
 
     Args:
-        env: of the actor.
-        spaces: of the algorithm.
-        n_steps: of a rollout.
         seed: of all actors of this rank; each has its own draws, and others after a restart.
         first: the index of the first environment of this rank.
-        on_nan: what to do about non-finite values.
         next_obs: whether rollouts hold next observations.
     """
 

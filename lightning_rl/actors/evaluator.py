@@ -152,15 +152,9 @@ class JobEpisode(NamedTuple):
 
 
 class Evaluator:
-    """Plays up to K episodes at once, each with its own weights, in one batch.
+    """Plays up to K episodes at once in K environments, each with its own weights, in one batch.
 
-    Args:
-        envs: K of them.
-        network: whose weights are perturbed.
-        names: of the perturbed parameters.
-        spaces: of the algorithm.
-        stochastic: whether actions are drawn.
-        on_nan: what to do about non-finite values.
+    `names` are those of the perturbed parameters; actions are drawn if it is `stochastic`.
     """
 
     def __init__(
@@ -171,7 +165,6 @@ class Evaluator:
         self.longest = longest_episode(envs[0])
 
     def describe(self) -> str:
-        """Return the environment's name."""
         return self.seats[0].name
 
     @torch.no_grad()
@@ -215,7 +208,6 @@ class Evaluator:
             env.get_wrapper_attr("set_lessons")(lessons)
 
     def close(self) -> None:
-        """Close the environments."""
         for seat in self.seats:
             seat.env.close()
 
@@ -245,7 +237,6 @@ class _JobSeat(Seat):
         return over
 
     def episode(self) -> JobEpisode:
-        """Return the episode that ended."""
         lessons, drawn = (info_arrays(self.info, key) if key in self.info else {} for key in (LESSONS, PARAMETERS))
         finished = Finished(self.return_, self.success, lessons, self.length, drawn)
         return JobEpisode(self.job, self.sign, finished, self.signs, tree_stack(self.watched_obs) if self.watched_obs else ())
@@ -253,14 +244,7 @@ class _JobSeat(Seat):
 
 @dataclass(frozen=True)
 class BuildEvaluator:
-    """Builds an evaluator, in whatever process it is called.
-
-    Args:
-        env: of the evaluator.
-        num_envs: K, how many episodes it plays at once.
-        spaces: of the algorithm.
-        names, stochastic, on_nan: see `Evaluator`.
-    """
+    """Builds an evaluator of K = `num_envs` environments, in whatever process it is called; the rest as in `Evaluator`."""
 
     env: EnvConfig | Callable[[], gym.Env]
     num_envs: int

@@ -69,8 +69,7 @@ class EvaluatorPool:
     Args:
         workers: the evaluators, see `evaluator.py`.
         actors: the number of evaluators, and where they are.
-        settings: the size of generations.
-        spaces: of the algorithm.
+        settings, spaces: the size of generations, and the spaces of the algorithm.
         seed: of all jobs, the same on all ranks.
         sigma: returns σ of the next generation.
         random_collector: builds a collector that steps environments at random.
@@ -187,19 +186,16 @@ class EvaluatorPool:
         return obs
 
     def set_lessons(self, lessons: Lessons) -> None:
-        """Set the lessons of the next generation."""
         self.lessons = lessons
 
     def restart_episodes(self) -> None:
         """Do nothing: between generations there are no current episodes."""
 
     def get_state(self) -> State:
-        """Return, between iterations, all that the next one depends on."""
         state: State = {name: getattr(self, name) for name in STATE}
         return {**state, "statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
 
     def set_state(self, state: State) -> None:
-        """Restore a state before the first iteration."""
         for name in STATE:
             setattr(self, name, state[name])
         self.statistics.set_state(state["statistics"])

@@ -31,8 +31,7 @@ class ActorPool:
         workers: the actors, see `actor.py`.
         network: learns, and its weights are published to the actors.
         config: the number of actors, and how they keep in step with the learner.
-        n_steps: T, of each rollout.
-        num_envs: environments of each actor.
+        n_steps, num_envs: T, of each rollout, and the environments of each actor.
         precision: a context in which the network computes, the same as in its losses.
     """
 
@@ -189,7 +188,6 @@ class ActorPool:
         return tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *rows)
 
     def set_lessons(self, lessons: Lessons) -> None:
-        """Set the lessons of rollouts that are requested from now on."""
         self.lessons = lessons
 
     def restart_episodes(self) -> None:

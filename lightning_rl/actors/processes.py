@@ -8,7 +8,7 @@ import os
 import pickle
 import shutil
 import time
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -166,17 +166,14 @@ def pack(value: Any, block: str | None) -> Packed:
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
     sizes = [view.nbytes for view in views]
-    memory = None if block is None or not sizes else SharedMemory(block)
-    if memory is None or memory.size < room(sizes):
-        arrays: list[bytes] | None = list(map(bytes, views))
-    else:
-        arrays, offset = None, 0
+    with nullcontext() if block is None or not sizes else closing(SharedMemory(block)) as memory:
+        if memory is None or memory.size < room(sizes):
+            return Packed(pickled, sizes, list(map(bytes, views)))
+        offset = 0
         for view, size in zip(views, sizes, strict=True):
             memory_of(memory)[offset : offset + size] = view
             offset += room([size])
-    if memory is not None:
-        memory.close()
-    return Packed(pickled, sizes, arrays)
+    return Packed(pickled, sizes, None)
 
 
 class Slot:
@@ -187,7 +184,6 @@ class Slot:
 
     @property
     def name(self) -> str | None:
-        """Return the name by which the worker finds it; None if it is empty."""
         return None if self.block is None else self.block.name
 
     def resize(self, size: int) -> bool:
@@ -211,9 +207,11 @@ class Slot:
         return pickle.loads(packed.pickled, buffers=buffers)
 
     def close(self) -> None:
-        """Remove its memory."""
         if self.block is not None:
-            _close(self.block, unlink=True)
+            with suppress(FileNotFoundError):
+                self.block.unlink()
+            with suppress(BufferError):  # a view of it is still in use; the memory goes with it
+                self.block.close()
             self.block = None
 
 
@@ -231,11 +229,3 @@ def memory_of(block: SharedMemory) -> memoryview:
 def _has_room(size: int) -> bool:
     """Return whether so many bytes can be written: writing where there is no room would kill the process."""
     return not FOLDER.exists() or shutil.disk_usage(FOLDER).free >= 2 * size
-
-
-def _close(block: SharedMemory, unlink: bool = False) -> None:
-    if unlink:
-        with suppress(FileNotFoundError):
-            block.unlink()
-    with suppress(BufferError):  # a view of it is still in use; the memory goes with it
-        block.close()

@@ -276,10 +276,7 @@ class RemoteWorkers(Workers):
 class RemoteWorker:
     """The far side of a remote worker: builds it at its first call, and gives its network the newest weights before each.
 
-    Args:
-        index: of the worker.
-        restarts: how often it was restarted.
-        made_of: its `Build` and its network, pickled.
+    `made_of`: its `Build` and its network, pickled.
     """
 
     def __init__(self, index: int, restarts: int, made_of: bytes) -> None:

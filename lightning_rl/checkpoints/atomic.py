@@ -55,15 +55,12 @@ class Staged:
 
     @property
     def temporary(self) -> Path:
-        """Return its name before `commit`."""
         return temporary(self.path)
 
     def commit(self) -> None:
-        """Replace the file or the link that is there."""
         os.replace(self.temporary, self.path)
 
     def discard(self) -> None:
-        """Remove the temporary file."""
         self.temporary.unlink(missing_ok=True)
 
 

@@ -54,7 +54,6 @@ class AtomicCheckpointIO(CheckpointIO):
         return read_verified(path, map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint, its previous generation and their manifests."""
         for each in (Path(path), previous_path(Path(path))):
             manifest_path(each).unlink(missing_ok=True)
             each.unlink(missing_ok=True)

@@ -76,11 +76,7 @@ class Segment(NamedTuple):
 
 
 class SegmentStore:
-    """The segments of one buffer.
-
-    Args:
-        folder: of these segments only, `last.ckpt.d/rank0`; created by the first save.
-    """
+    """The segments of one buffer, in a folder of their own, `last.ckpt.d/rank0`, which the first save creates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)

@@ -218,7 +218,6 @@ def find_algorithm(class_path: object) -> type:
 
 
 def model_settings(algorithm: type) -> list[str]:
-    """Return the names of an algorithm's settings."""
     return [name for name in settings_of(algorithm) if name != "spaces"]
 
 

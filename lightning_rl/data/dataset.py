@@ -178,7 +178,6 @@ class ReplayDataset(ExperienceDataset):
         return tree_to_torch((steps, discount), self.device)
 
     def end_iteration(self) -> None:
-        """Show the signals what the environments paid."""
         rollout = self.collector.rollout()
         for signal in self.signals.values():
             signal.gather(tree_map(lambda leaf: leaf.to(self.device), rollout) if signal.sees else rollout)

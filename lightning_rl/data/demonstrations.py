@@ -242,7 +242,6 @@ class ShuffledOrder:
         self.order = torch.randperm(self.num, generator=self.generator).numpy()
 
     def take(self, count: int) -> np.ndarray:
-        """Return the next places."""
         parts = []
         while count > 0:
             if self.position == self.num:
@@ -284,7 +283,6 @@ class NoCollector:
         self.nothing = Rollout(tree_to_torch(allocate(space, 1, 0)), (), (), none, none, none, flag, flag, flag, flag)
 
     def rollout(self) -> Rollout:
-        """Return a rollout of no rows."""
         return self.nothing
 
     def get_state(self) -> State:

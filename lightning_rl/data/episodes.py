@@ -69,7 +69,6 @@ class EpisodeStatistics:
         self.running_length[step.ended] = 0
 
     def add(self, episode: Finished) -> None:
-        """Add an episode that ended."""
         self.returns.append(episode.return_)
         self.lengths.append(episode.length)
         self.successes.append(episode.success or 0.0)
@@ -84,14 +83,12 @@ class EpisodeStatistics:
         self.reports_success = any(of_all_ranks(self.reports_success))
 
     def get_state(self) -> State:
-        """Return everything."""
         windows: dict[str, Any] = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
         windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
         counts = {"episodes": self.episodes, "reports_success": self.reports_success}
         return {"running_return": self.running_return, "running_length": self.running_length, **counts, **windows}
 
     def set_state(self, state: State) -> None:
-        """Restore a state of as many environments."""
         self.running_return[:], self.running_length[:], self.episodes = state["running_return"], state["running_length"], state["episodes"]
         for name in ("returns", "lengths", "successes"):
             getattr(self, name).clear()
@@ -179,7 +176,6 @@ class EpisodePlayer:
             network.train(was_training)
 
     def close(self) -> None:
-        """Close the environments."""
         for env in self.envs:
             env.close()
 
@@ -216,12 +212,7 @@ class Seat:
 
     obs, mask: what to act on next.  seed, return_, length: of the episode so far.  info: what the environment said last.
 
-    Args:
-        index: which of the environments of its owner it is, for messages.
-        env: the environment.
-        masked: whether it must rule out actions, as in `Spaces`; if not, it may.
-        on_nan: what to do about NaN and infinity, see `nan_policy.py`.
-        where: when that is, for messages.
+    `index` and `where` are for messages: which of its owner's environments it is, and when. Others as in `EpisodePlayer`.
     """
 
     def __init__(self, index: int, env: gym.Env, masked: bool = False, on_nan: str = "raise", where: str = "in evaluation") -> None:

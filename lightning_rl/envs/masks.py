@@ -68,15 +68,9 @@ class NoMasks:
 
 
 class Masks:
-    """Reads the masks of environments.
+    """Reads the masks of N = `num` environments; raises `SettingError` for an action space without choices.
 
-    Args:
-        space: the action space of one environment.
-        who: a format that names one by its index, such as `environment {} of Taxi-v3`.
-        num: N, the number of environments.
-
-    Raises:
-        SettingError: an action space without choices.
+    `who`: a format that names one of them by its index, such as `environment {} of Taxi-v3`.
     """
 
     def __init__(self, space: Space, who: str, num: int = 1) -> None:

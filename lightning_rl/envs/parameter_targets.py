@@ -123,7 +123,6 @@ class Place(NamedTuple):
     key: str
 
     def get(self) -> Any:
-        """Return the value."""
         return self.holder[int(self.key)] if isinstance(self.holder, np.ndarray) else getattr(self.holder, self.key)
 
     def set(self, value: Number) -> None:

@@ -56,7 +56,6 @@ class Worker:
         self.env, self.way = record(env, way), way
 
     def reset(self, seed: int | None, options: Options) -> bytes:
-        """Start an episode."""
         obs, info = self.env.reset(seed=seed, options=options)
         self.ended = False
         return self._reply(obs, info)
@@ -78,12 +77,10 @@ class Worker:
         return self._reply(obs, info)
 
     def call(self, name: str, arguments: tuple[object, ...]) -> bytes:
-        """Return an attribute, or the result of a method."""
         value = self.env.get_wrapper_attr(name)
         return to_bytes(value(*arguments) if callable(value) else value)
 
     def record(self, way: str | None) -> bytes:
-        """Record what this way of saving needs."""
         self.env, self.way = record(self.env, way), way
         return DONE
 

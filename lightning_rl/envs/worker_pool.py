@@ -65,8 +65,7 @@ class WorkerVectorEnv(VectorEnv):
     """Environments in a worker process each.
 
     Args:
-        build: makes one environment.
-        num_envs: how many.
+        build: makes one environment; `num_envs` are made.
         autoreset_mode: who resets, and when.
         name: of the environment, for messages.
         step_timeout: seconds after which a worker that does not answer is replaced.
@@ -123,7 +122,6 @@ class WorkerVectorEnv(VectorEnv):
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """Return the processes of the workers."""
         return [self._workers[i].process for i in sorted(self._workers)]
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Tree, Info]:

@@ -38,13 +38,7 @@ class PolicyGraph(nn.Module):
 
     Inputs are the leaves of a raw observation in the environment's own dtypes, a mask `[N, M]` where the environment rules out actions, and
     the leaves of the memory, zeros in a row that begins an episode. Outputs are the leaves of the environment's action, and those of the
-    memory for the next step.
-
-    Args:
-        network: of an algorithm, which contains its normalizer.
-        spaces: of the environment it was trained on.
-
-    Attributes: inputs and outputs, the ports in order.
+    memory for the next step. `inputs` and `outputs` are the ports in order.
     """
 
     def __init__(self, network: PolicyNetwork, spaces: Spaces) -> None:

@@ -16,12 +16,7 @@ MAX_WIDTH = 120
 
 
 class Config:
-    """Settings by their dotted path, such as `model.env.id`, in the order in which they are set.
-
-    Args:
-        algorithm: to train.
-        command: that writes this config, for its first line.
-    """
+    """Settings by their dotted path, such as `model.env.id`, in the order in which they are set; `command` is for the first line."""
 
     def __init__(self, algorithm: str, command: str) -> None:
         self.algorithm, self.comments = algorithm, [" ".join(command.split())]
@@ -33,7 +28,6 @@ class Config:
         self.settings[path], self.remarks[path] = as_integer(value), remark
 
     def note(self, text: str) -> None:
-        """Add a comment above all settings."""
         self.comments += text.splitlines()
 
     def drop(self, settings: Plain, reasons: Mapping[str, str]) -> None:
@@ -78,9 +72,7 @@ def lines(tree: Plain, indent: str = "") -> Iterator[str]:
 class Settings:
     """Settings of a file. Those that are read are removed, so that the rest was not needed.
 
-    Args:
-        values: by their names.
-        places: the path of each name in the file; default: the name.
+    `places`: the path of each name in the file; default: the name.
     """
 
     def __init__(self, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> None:
@@ -90,7 +82,6 @@ class Settings:
         return self.values.get(name) is not None
 
     def place(self, name: str) -> str:
-        """Return the path of a name in the file."""
         return self.places.get(name, name)
 
     def take(self, name: str, default: object = None) -> Any:

@@ -154,7 +154,7 @@ class TorchActor:
 
 
 class NumpyActor:
-    """Acts with a network that is a perceptron over a vector, with or without memory, on the CPU. Arguments as `TorchActor`."""
+    """Acts with a network that is a perceptron over a vector, with or without memory, on the CPU. Arguments and methods as `TorchActor`."""
 
     def __init__(self, network: PolicyNetwork, obs: np.ndarray, generator: Generator) -> None:
         self.network, self.generator = network, generator
@@ -178,7 +178,6 @@ class NumpyActor:
         self.noise = self.distribution.noise(x, self.generator).detach().numpy()
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
-        """Return the environments' actions for the observations of row t and masks `[N, M]`, and the new memory."""
         x = self.obs[t] if self.normalize is None else self.normalize(self.obs[t])
         if self.cells:
             memory = self.remember(t, memory, episode_start)
@@ -193,7 +192,6 @@ class NumpyActor:
         return self.distribution.to_env(action), memory
 
     def remember(self, t: int, memory: Tree, episode_start: np.ndarray) -> Tree:
-        """Return the new memory alone."""
         if not self.cells:
             return memory
         x = self.obs[t] if self.normalize is None else self.normalize(self.obs[t])
@@ -203,7 +201,6 @@ class NumpyActor:
         return after[0] if len(after) == 1 else after
 
     def actions(self) -> Tensor:
-        """Return all actions as sampled, `[T, N, ...]`."""
         return torch.from_numpy(np.stack(self.taken))
 
 

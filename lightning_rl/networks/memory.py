@@ -112,7 +112,6 @@ class NoMemory(nn.Module):
         return memory
 
     def initial(self, num: int) -> Tree:
-        """Return the memory of `num` environments at the start of an episode."""
         return ()
 
 

@@ -28,7 +28,6 @@ def orthogonal(layer: nn.Linear, gain: float = math.sqrt(2)) -> nn.Linear:
 
 
 def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
-    """Build a linear layer with orthogonal weights of gain √2."""
     return orthogonal(nn.Linear(num_inputs, num_outputs))
 
 

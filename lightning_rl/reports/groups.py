@@ -30,7 +30,6 @@ class Group:
 
     @property
     def algorithm(self) -> str:
-        """Return the name of the algorithm of the runs."""
         return self.runs[0].algorithm
 
     @property
@@ -40,7 +39,6 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        """Return the number of seeds, in words."""
         return "1 seed" if len(self.runs) == 1 else f"{len(self.runs)} seeds"
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:

@@ -80,7 +80,6 @@ def line_styles(sections: list[Section]) -> dict[str, tuple[str, str]]:
 
 
 def draw(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> bytes:
-    """Return the learning curves as a PNG file."""
     return png(make_figure(sections, lines, threshold))
 
 

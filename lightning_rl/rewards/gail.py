@@ -148,7 +148,6 @@ class Bottleneck(nn.Module):
         return self.mean(x)
 
     def draw(self, code: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a noisy code."""
         return code + self.sigma * torch.randn(code.shape, generator=generator).to(code)
 
     def price(self, information: Tensor) -> tuple[Tensor, Tensor]:

@@ -113,11 +113,9 @@ class ReturnScale(nn.Module):
         self.statistics.update(returns[rollout.valid])
 
     def get_state(self) -> State:
-        """Return the discounted returns of the current episodes."""
         return {"running": self.running}
 
     def set_state(self, state: State) -> None:
-        """Restore what `get_state` returned."""
         self.running = torch.from_numpy(state["running"]).to(self.running.device)
 
 

@@ -85,7 +85,6 @@ class Prioritized:
         self.largest = max(self.largest, float(priority.max()))
 
     def priorities(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return those of rows that may be drawn."""
         return self.tree[rows]
 
     def restore(self, rows: np.ndarray, priorities: np.ndarray) -> None:
@@ -115,7 +114,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Return the sum of all numbers."""
         return float(self.tree[1])
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:

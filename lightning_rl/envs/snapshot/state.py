@@ -74,7 +74,6 @@ class Recorder(gym.Wrapper):
         return self.obs, *rest
 
     def get_state(self) -> State:
-        """Return the episode so far."""
         encode = Encoder().encode
         return {"episode": self.episode, "actions": [encode(action) for action in self.actions], "obs": encode(self.obs)}
 
