@@ -35,7 +35,9 @@ class CompiledLoss:
 
         def compute(*batch: Any, **named: Any) -> Any:
             returned = loss(*batch, **named)
-            return (returned[0], *tree_map(detached, returned[1:])) if isinstance(returned, tuple) else returned
+            if not isinstance(returned, tuple):
+                return returned
+            return returned[0], *tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, returned[1:])
 
         self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False)
 
@@ -59,11 +61,6 @@ def as_input(leaf: Any) -> Tree:
     if isinstance(leaf, np.ndarray):
         return ()
     return torch.tensor(leaf) if isinstance(leaf, float) else leaf
-
-
-def detached(leaf: Any) -> Any:
-    """Return a leaf without its graph."""
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:

@@ -98,6 +98,13 @@ Loader.add_constructor(FLOAT, Loader.construct_number)
 Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_unique)
 
 
+def as_mapping(key: str, value: object, where: str = "") -> Plain:
+    """Return a part of a file that must be a mapping; {} where it is null."""
+    if value is not None and not isinstance(value, dict):
+        raise SettingError(f"{key}{where} must be a mapping of settings, got {value!r}")
+    return value or {}
+
+
 def as_number(text: str) -> int | float:
     """Convert a number with an exponent: to an integer where it is whole."""
     value = float(text)

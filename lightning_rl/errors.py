@@ -83,6 +83,14 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
         raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{closest(str(value), choices)}")
 
 
+def check_names(prefix: str, given: Iterable[object], known: Iterable[str], owner: str = "") -> None:
+    """Raise `SettingError` for the first key that is not among the known names; `owner` says whose these are, such as ` of PPO`."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise SettingError(f"{prefix}{key} is not a setting{owner}{nearest(str(key), known)}")
+
+
 def check_path(name: str, path: str | os.PathLike[str]) -> None:
     """Raise `SettingError` for a path that no file can have: too long, or with a NUL or an invalid character."""
     try:
@@ -103,9 +111,7 @@ def as_settings(name: str, kind: type[Settings], setting: object) -> Settings:
         return setting
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a {kind.__name__} or a mapping of its settings, got {setting!r}")
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    for key in setting.keys() - names:
-        raise SettingError(f"{name}.{key} is not a setting{nearest(str(key), names)}")
+    check_names(f"{name}.", setting, [field.name for field in fields(kind)])  # type: ignore[arg-type]
     return kind(**setting)
 
 

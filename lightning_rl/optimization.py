@@ -122,7 +122,10 @@ def gradient_step(
     loss = loss.detach()
     if world_size > 1:
         loss = loss.clone()  # the caller's stays its own
-        average_over_ranks([*gradients, loss])
+        tensors = [*gradients, loss]  # in one collective
+        means = mean_over_ranks(torch.cat([tensor.flatten() for tensor in tensors]))
+        for tensor, mean in zip(tensors, means.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
     scaler.unscale_(optimizer)
     hooks("on_before_optimizer_step", optimizer)
     norm = clip(gradients, max_norm)
@@ -131,13 +134,6 @@ def gradient_step(
         scaler.step(optimizer)
         scaler.update()
     return norm, finite
-
-
-def average_over_ranks(tensors: list[Tensor]) -> None:
-    """Replace tensors by their mean over ranks, in one collective."""
-    flat = mean_over_ranks(torch.cat([tensor.flatten() for tensor in tensors]))
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
 
 
 def clip(gradients: list[Tensor], max_norm: float) -> Tensor:

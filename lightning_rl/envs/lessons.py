@@ -1,12 +1,12 @@
 """Values of environment parameters as in ML-Agents: samplers, and curricula of lessons."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypedDict
 
 import numpy as np
 
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_range, nearest
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_names, check_range, nearest
 
 MAX_NUMBER = 1e300
 """Differences of such numbers are finite, too."""
@@ -115,7 +115,7 @@ def as_sampler(name: str, setting: object) -> Sampler:
     """Read a sampler from a number or from `{sampler_type, sampler_parameters}`; errors begin with the setting's full name."""
     if not isinstance(setting, Mapping):
         return Constant(check_number(name, setting))
-    check_keys(name, setting, SAMPLER_KEYS, " of a sampler")
+    check_names(f"{name}.", setting, SAMPLER_KEYS, " of a sampler")
     for key in SAMPLER_KEYS:
         if key not in setting:
             raise SettingError(f"{name} needs a {key}; a sampler is {{sampler_type, sampler_parameters}}")
@@ -124,7 +124,7 @@ def as_sampler(name: str, setting: object) -> Sampler:
         raise SettingError(f"{name}.sampler_type {kind!r} is not known{nearest(str(kind), SAMPLERS)}")
     if not isinstance(parameters, Mapping):
         raise SettingError(f"{name}.sampler_parameters must be a mapping, got {parameters!r}")
-    check_keys(f"{name}.sampler_parameters", parameters, [each.name for each in fields(SAMPLERS[kind])], f" of {kind}")
+    check_names(f"{name}.sampler_parameters.", parameters, [each.name for each in fields(SAMPLERS[kind])], f" of {kind}")
     try:
         return SAMPLERS[kind](**parameters)
     except SettingError as error:
@@ -153,13 +153,6 @@ def check_numbers(sampler: Sampler, *names: str) -> None:
     for name in names:
         check_number(name, getattr(sampler, name))
     check_range("seed", sampler.seed, -1, whole=True)
-
-
-def check_keys(name: str, setting: Mapping[Any, object], known: Iterable[str], owner: str = "") -> None:
-    """Raise `SettingError` for an unknown key."""
-    for key in setting:
-        if key not in known:
-            raise SettingError(f"{name}.{key} is not a setting{owner}{nearest(str(key), known)}")
 
 
 @dataclass(frozen=True)
@@ -257,7 +250,7 @@ def as_parameter(name: str, setting: object) -> Parameter:
     if not setting.keys() & {"curriculum", "replay_old_lessons"}:
         got = "".join(f"the key {key!r}{nearest(str(key), (*SAMPLER_KEYS, 'curriculum'))}" for key in list(setting)[:1]) or "nothing"
         raise SettingError(f"{name} must be a number, a sampler or {{curriculum: [lessons]}}, got {got}")
-    check_keys(name, setting, ("curriculum", "replay_old_lessons"))
+    check_names(f"{name}.", setting, ("curriculum", "replay_old_lessons"))
     lessons, replay = setting.get("curriculum"), setting.get("replay_old_lessons", 0.0)
     if not isinstance(lessons, list | tuple) or not lessons:
         raise SettingError(f"{name}.curriculum must be a list of lessons, got {lessons!r}")
@@ -270,7 +263,7 @@ def as_lesson(name: str, setting: object, number: int, last: bool) -> Lesson:
     """Read one lesson; all but the last need criteria."""
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a lesson {{name, value, completion_criteria}}, got {setting!r}")
-    check_keys(name, setting, ("name", "value", "completion_criteria"))
+    check_names(f"{name}.", setting, ("name", "value", "completion_criteria"))
     if "value" not in setting:
         raise SettingError(f"{name}.value is missing; a lesson needs a number or a sampler")
     criteria = setting.get("completion_criteria")
@@ -286,7 +279,7 @@ def as_criteria(name: str, setting: object) -> CompletionCriteria:
         raise SettingError(f"{name} must be a mapping, got {setting!r}")
     if "behavior" in setting:
         raise SettingError(f"{name}.behavior selects one of several behaviors in ML-Agents; a run trains one here, remove it")
-    check_keys(name, setting, [field.name for field in fields(CompletionCriteria)])
+    check_names(f"{name}.", setting, [field.name for field in fields(CompletionCriteria)])
     length = setting.get("min_lesson_length", 0)
     if isinstance(length, float) and length.is_integer():  # 1e2
         setting = {**setting, "min_lesson_length": int(length)}

@@ -56,8 +56,8 @@ def make_target(env: gym.Env, names: Iterable[str]) -> Target:
     for each in names:
         if known is not None and each not in known:
             raise SettingError(f"env.parameters.{each} is not a parameter of {name}{nearest(each, known)}")
-    # the environment keeps the values itself, and uses them as it likes
-    return partial(_call_set_parameters, env) if has_method else _add_to_options, lambda values: None, lambda values: None
+    receive = partial(_call_set_parameters, env) if has_method else lambda values, options: {**(options or {}), "parameters": dict(values)}
+    return receive, lambda values: None, lambda values: None  # the environment keeps the values itself, and uses them as it likes
 
 
 def _call_set_parameters(env: gym.Env, values: Values, options: Options) -> Options:
@@ -66,10 +66,6 @@ def _call_set_parameters(env: gym.Env, values: Values, options: Options) -> Opti
     except Exception as error:  # user code may raise anything
         raise SettingError(f"set_parameters raised {type(error).__name__}: {error}; env.parameters are {dict(values)}") from error
     return options
-
-
-def _add_to_options(values: Values, options: Options) -> Options:
-    return {**(options or {}), "parameters": dict(values)}
 
 
 class Attributes:

@@ -56,8 +56,8 @@ class Contract:
 class CheckedEnv(gym.Wrapper):
     """An environment that is checked, for vector environments that do not check."""
 
-    def __init__(self, env: gym.Env, index: int) -> None:
-        super().__init__(env)
+    def __init__(self, build: Callable[[], gym.Env], index: int) -> None:
+        super().__init__(env := build())
         self.contract = Contract(env, index)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -1,14 +1,14 @@
 """A config under construction, and the settings of another library's file, read one by one."""
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
-from lightning_rl.config_files import Plain, parse_file
-from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.config_files import Plain, as_mapping, parse_file
+from lightning_rl.errors import SettingError, check_range
 from lightning_rl.training.settings import as_integer
 
 MAX_WIDTH = 120
@@ -103,27 +103,12 @@ class Settings:
 
     def mapping(self, name: str) -> Plain:
         """Take a mapping, {} where it is missing or null; `SettingError` for anything else."""
-        return as_mapping(self.take(name), self.place(name))
+        return dict(as_mapping(self.place(name), self.take(name)))
 
     def section(self, name: str) -> Self:
         """Take a mapping as settings with their places."""
         values = self.mapping(name)
         return type(self)(values, {each: f"{self.place(name)}.{each}" for each in values})
-
-
-def as_mapping(value: object, where: str) -> Plain:
-    """Copy a mapping, {} for null; raise `SettingError` for anything else."""
-    if value is not None and not isinstance(value, Mapping):
-        raise SettingError(f"{where} must be a mapping of settings, got {value!r}")
-    return dict(value or {})
-
-
-def check_known(names: Iterable[object], known: Iterable[str], what: str, prefix: str = "") -> None:
-    """Raise `SettingError` for the first unknown name, with the nearest known one."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise SettingError(f"{prefix}{name} is not a setting of {what}{nearest(str(name), known)}")
 
 
 def read_file(path: str) -> Plain:

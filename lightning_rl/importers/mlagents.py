@@ -5,10 +5,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from lightning_rl.config_files import Plain
+from lightning_rl.config_files import Plain, as_mapping
 from lightning_rl.envs.lessons import as_parameter
-from lightning_rl.errors import SettingError, check_choice, nearest
-from lightning_rl.importers.config import Config, Settings, as_mapping, check_known, merge, read_file
+from lightning_rl.errors import SettingError, check_choice, check_names, nearest
+from lightning_rl.importers.config import Config, Settings, merge, read_file
 from lightning_rl.importers.mlagents_settings import (
     BEHAVIOR,
     COMMAND_LINE,
@@ -98,15 +98,15 @@ def read_behavior(path: str, name: str | None) -> Behavior:
     """Read the behavior of that name, or the only one."""
     file = read_file(path)
     if "behaviors" in file or "default_settings" in file:
-        check_known(file, SECTIONS, "an ML-Agents file")
-        behaviors, default = (as_mapping(file.pop(key, None), key) for key in ("behaviors", "default_settings"))
+        check_names("", file, SECTIONS, " of an ML-Agents file")
+        behaviors, default = (as_mapping(key, file.pop(key, None)) for key in ("behaviors", "default_settings"))
         sections, prefix = file, "behaviors."
     else:
-        default = as_mapping(file.pop("default", None), "default")
+        default = as_mapping("default", file.pop("default", None))
         sections = {key: file.pop(key) for key in ("parameter_randomization",) if key in file}
         behaviors, prefix = file, ""
     for section, known in ENTRIES.items():
-        check_known(as_mapping(sections.get(section), section), known, "ML-Agents", f"{section}.")
+        check_names(f"{section}.", as_mapping(section, sections.get(section)), known, " of ML-Agents")
     if not behaviors and not default:
         raise SettingError(f"{path} has no behaviors; each has a name and settings")
     if name is None and len(behaviors) > 1:
@@ -115,7 +115,7 @@ def read_behavior(path: str, name: str | None) -> Behavior:
     name = next(iter(behaviors), "default") if name is None else name
     if name not in behaviors and not (name == "default" and default):
         raise SettingError(f"--behavior {name}: there is none of that name{nearest(name, map(str, behaviors))}")
-    settings, old = flatten(merge(default, as_mapping(behaviors.get(name), f"{prefix}{name}")), f"{prefix}{name}.")
+    settings, old = flatten(merge(default, as_mapping(f"{prefix}{name}", behaviors.get(name))), f"{prefix}{name}.")
     return Behavior(name, settings, old, Settings(sections))
 
 
@@ -123,14 +123,14 @@ def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
     """Take the sections out of a behavior's settings; also return whether there were none, as in an old file."""
     new = "trainer_type" in settings or any(section in settings for section in NESTED)
     old = not new and bool(settings.keys() & FLAT)
-    check_known(settings, BEHAVIOR | (set() if new else FLAT), "ML-Agents", prefix)
-    check_known(as_mapping(settings.get("self_play"), f"{prefix}self_play"), SELF_PLAY, "ML-Agents", f"{prefix}self_play.")
+    check_names(prefix, settings, BEHAVIOR | (set() if new else FLAT), " of ML-Agents")
+    check_names(f"{prefix}self_play.", as_mapping(f"{prefix}self_play", settings.get("self_play")), SELF_PLAY, " of ML-Agents")
     flat = {name: value for name, value in settings.items() if name not in NESTED}
     places = {name: f"{prefix}{name}" for name in flat}
 
     def inline(values: object, path: str, known: set[str]) -> None:
-        section = as_mapping(values, f"{prefix}{path}")
-        check_known(section, known, "ML-Agents", f"{prefix}{path}.")
+        section = as_mapping(f"{prefix}{path}", values)
+        check_names(f"{prefix}{path}.", section, known, " of ML-Agents")
         flat.update(section)
         places.update({name: f"{prefix}{path}.{name}" for name in section})
 

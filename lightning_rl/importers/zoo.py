@@ -9,8 +9,8 @@ import gymnasium as gym
 
 from lightning_rl.config_files import Plain
 from lightning_rl.envs.make import prepare_package
-from lightning_rl.errors import SettingError, check_choice, check_range, nearest
-from lightning_rl.importers.config import Config, Settings, check_known, read_expression, read_file
+from lightning_rl.errors import SettingError, check_choice, check_names, check_range, nearest
+from lightning_rl.importers.config import Config, Settings, read_expression, read_file
 from lightning_rl.importers.zoo_settings import (
     ALGORITHMS,
     DEFAULTS,
@@ -48,7 +48,7 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     algorithm = find_algorithm(path, algorithm)
     section, settings = find_section(file, Path(path).name, env_id)
     known = {*ZOO, *SAME[algorithm], *SCHEDULED[algorithm], *OTHERS[algorithm], *DROPPED}
-    check_known(settings.values, known, f"the zoo's {algorithm}", f"{section}.")
+    check_names(f"{section}.", settings.values, known, f" of the zoo's {algorithm}")
     settings.values = DEFAULTS.get(algorithm, {}) | {name: value for name, value in settings.values.items() if value is not None}
     config = Config(ALGORITHMS[algorithm], f"lightning-rl import-zoo {Path(path).name} {env_id}")
     current = current_id(env_id)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_rl.distributions import Distribution
-from lightning_rl.errors import SettingError, nearest
+from lightning_rl.errors import SettingError, check_names, nearest
 from lightning_rl.rewards.gail import GAIL
 from lightning_rl.rewards.intrinsic import RND, Curiosity
 from lightning_rl.rewards.signal import Extrinsic, RewardSignal
@@ -54,9 +54,7 @@ def make_signals(
 def _make(name: str, settings: Mapping[str, object], context: Mapping[str, object]) -> RewardSignal:
     parameters = inspect.signature(SIGNALS[name]).parameters
     known = parameters.keys() - context.keys()
-    for key in settings:
-        if key not in known:
-            raise SettingError(f"reward_signals.{name}.{key} is not a setting{nearest(str(key), known)}")
+    check_names(f"reward_signals.{name}.", settings, known)
     for key in known - settings.keys():
         if parameters[key].default is inspect.Parameter.empty:
             raise SettingError(f"reward_signals.{name}.{key} is missing")
