@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
+from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory

@@ -13,10 +13,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
 from lightning_rl import DQN
-from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import Categorical
 from lightning_rl.envs.stepping import Stepper

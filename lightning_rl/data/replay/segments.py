@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.checkpoints.atomic import SaveError, Writer, remove_leftovers, stage, sync_folder
+from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.errors import SettingError
 
 FORMAT_VERSION = 1
@@ -25,25 +26,6 @@ SMALL_BYTES = 8 << 20
 """Bytes up to which a segment is written again together with the rows after it."""
 NAME = re.compile(r"(\d{8,12})\.(rows|priorities)")
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
-class Buffer(Protocol):
-    """A replay buffer as it is saved: one ring for each environment; arrays are `[N]`."""
-
-    layout: Any
-    priorities: Any
-    envs: np.ndarray
-    first: np.ndarray
-    slots: int
-    written: np.ndarray
-    length: int
-    n_steps: int
-
-    @property
-    def ready(self) -> int: ...
-    def locate(self, numbers: np.ndarray) -> np.ndarray: ...
-    def position(self) -> dict[str, Any]: ...
-    def continue_from(self, position: dict[str, Any]) -> None: ...
 
 
 class File(NamedTuple):
@@ -66,7 +48,7 @@ class Segment(NamedTuple):
         """Return how many there are."""
         return int((self.stop - self.start).sum())
 
-    def places(self, buffer: Buffer) -> tuple[np.ndarray, np.ndarray]:
+    def places(self, buffer: ReplayBuffer) -> tuple[np.ndarray, np.ndarray]:
         """Return the places in the buffer of all its rows, and of what comes after the last one in each ring."""
         lengths = self.stop - self.start
         ring = np.repeat(buffer.envs, lengths)
@@ -82,7 +64,7 @@ class SegmentStore:
         self.folder = Path(folder)
         self.segments: list[Segment] = []
 
-    def save(self, buffer: Buffer) -> dict[str, Any]:
+    def save(self, buffer: ReplayBuffer) -> dict[str, Any]:
         """Write what is new in the buffer since the last save, or all of it; return the manifest as plain data. Raises `SaveError`."""
         try:
             _check_folder(self.folder)
@@ -115,7 +97,7 @@ class SegmentStore:
             }
         )
 
-    def _kept(self, buffer: Buffer) -> tuple[list[Segment], np.ndarray]:
+    def _kept(self, buffer: ReplayBuffer) -> tuple[list[Segment], np.ndarray]:
         """Return the segments that stay valid, and the first row of each ring to write: small last segments are written again."""
         oldest = _oldest(buffer)
         segments = [each for each in self.segments if (each.stop > oldest).any()]
@@ -137,7 +119,7 @@ class SegmentStore:
         self.serial += 1
         return self.folder / f"{self.serial:08d}.{kind}"
 
-    def load(self, manifest: Mapping[str, Any], buffer: Buffer) -> None:
+    def load(self, manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
         """Restore a buffer that was made with the same arguments, to continue as the saved one would have: its episodes are not cut.
 
         Raises `SettingError`: a segment is missing, damaged, or of another buffer; the buffer must not be used then.
@@ -156,7 +138,7 @@ class SegmentStore:
                 bound = sum(each.itemsize for each in types) * (2 * len(rows) + len(after)) + (len(types) + 1) * MAX_HEADER_BYTES
                 buffer.layout.restore(rows, after, _read_arrays(self.folder, segment.file, types, bound))
             rows = buffer.locate(np.arange(buffer.ready))
-            if manifest["priorities"] is not None:
+            if buffer.priorities is not None:
                 bound = 8 * len(rows) + MAX_HEADER_BYTES
                 (priorities,) = _read_arrays(self.folder, _file(manifest["priorities"]), [np.dtype(float)], bound)
                 if priorities.shape != rows.shape:
@@ -177,13 +159,13 @@ class SegmentStore:
                     (self.folder / name).unlink(missing_ok=True)
 
 
-def size_of(buffer: Buffer, rows: int) -> int:
+def size_of(buffer: ReplayBuffer, rows: int) -> int:
     """Estimate the bytes of a save of so many rows."""
     priorities = 0 if buffer.priorities is None else 8
     return rows * (_row_bytes(buffer) + priorities)
 
 
-def _settings_of(buffer: Buffer) -> dict[str, object]:
+def _settings_of(buffer: ReplayBuffer) -> dict[str, object]:
     """Return what must be the same where a buffer is restored, by the names that users know."""
     return {
         "buffer_size": buffer.length * len(buffer.envs),
@@ -196,7 +178,7 @@ def _settings_of(buffer: Buffer) -> dict[str, object]:
     }
 
 
-def _check_settings(manifest: Mapping[str, Any], buffer: Buffer) -> None:
+def _check_settings(manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
     """Raise `SettingError` where a manifest is of another format or of another kind of buffer."""
     version = manifest["format_version"]
     if version != FORMAT_VERSION:
@@ -215,7 +197,7 @@ def _check_folder(folder: Path) -> None:
             raise SettingError(f"{str(each)!r} is a link; replay buffers are kept in the folder of their checkpoint")
 
 
-def _segment(entry: Mapping[str, Any], buffer: Buffer) -> Segment:
+def _segment(entry: Mapping[str, Any], buffer: ReplayBuffer) -> Segment:
     start, stop = (np.asarray(entry[name]) for name in ("start", "stop"))
     if any(bound.shape != buffer.envs.shape or bound.dtype != np.int64 for bound in (start, stop)):
         raise ValueError("a segment without bounds")
@@ -231,7 +213,7 @@ def _file(entry: Mapping[str, Any]) -> File:
     return File(name, size, sha256)
 
 
-def _check_cover(segments: Sequence[Segment], buffer: Buffer) -> None:
+def _check_cover(segments: Sequence[Segment], buffer: ReplayBuffer) -> None:
     """Raise `ValueError` unless segments follow each other and hold all rows of the buffer."""
     covered, before = _oldest(buffer), np.zeros_like(buffer.written)
     for each in segments:
@@ -242,12 +224,12 @@ def _check_cover(segments: Sequence[Segment], buffer: Buffer) -> None:
         raise ValueError("rows that are in no segment")
 
 
-def _oldest(buffer: Buffer) -> np.ndarray:
+def _oldest(buffer: ReplayBuffer) -> np.ndarray:
     """Return the number of the oldest row of each ring, including those that only complete stacks of frames."""
     return np.maximum(0, buffer.written - (buffer.slots - buffer.layout.ahead))
 
 
-def _row_bytes(buffer: Buffer) -> int:
+def _row_bytes(buffer: ReplayBuffer) -> int:
     return sum(each.itemsize for each in buffer.layout.part_types()[:3])
 
 
