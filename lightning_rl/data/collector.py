@@ -15,19 +15,7 @@ from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import ActingNetwork, Precision, RandomActor, StepActor, make_actor, reset_memory
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import (
-    EnvStep,
-    Rollout,
-    State,
-    Tree,
-    is_finite,
-    tree_index,
-    tree_leaves,
-    tree_map,
-    tree_stack,
-    tree_to_numpy,
-    tree_to_torch,
-)
+from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 copy_to = partial(np.copyto, casting="unsafe")
 """Copy an array into storage, with its dtype."""
@@ -322,7 +310,7 @@ class Collector:
             return None
         if np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
             new_episodes: str | None = "the checkpoint holds no action masks, or other ones"
-        elif _shapes(episodes["memory"]) != _shapes(self.network.initial_memory(self.num_envs)):
+        elif tree_map(np.shape, episodes["memory"]) != tree_map(np.shape, self.network.initial_memory(self.num_envs)):
             new_episodes = "the checkpoint holds another memory"
         else:
             new_episodes = self.stepper.load_state_dict(episodes["envs"])
@@ -333,10 +321,6 @@ class Collector:
         self._restarts = episodes.get("begin_anew", False)
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
-
-
-def _shapes(tree: Tree) -> list[tuple[int, ...]]:
-    return [tuple(np.shape(leaf)) for leaf in tree_leaves(tree)]
 
 
 def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:
@@ -369,7 +353,7 @@ def gather_ends(found: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_ob
     steps, envs, finals, after = zip(*found, strict=True)
     env = np.concatenate(envs)
     obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
-    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after) if len(tree_leaves(after[0])) else after[0]
+    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after)
     return Ends(np.repeat(steps, [len(each) for each in envs]), env, obs, memory)
 
 

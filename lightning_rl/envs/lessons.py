@@ -1,7 +1,7 @@
 """Values of environment parameters as in ML-Agents: samplers, and curricula of lessons."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypedDict
 
 import numpy as np
@@ -13,14 +13,31 @@ MAX_NUMBER = 1e300
 
 
 @dataclass(frozen=True)
-class Constant:
+class Sampler:
+    """What numbers are drawn from; with a `seed` of its own in all runs alike, -1 takes the run's."""
+
+    seed: int = field(default=-1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if each.type is float:
+                check_number(each.name, getattr(self, each.name))
+        check_range("seed", self.seed, -1, whole=True)
+        self.check()
+
+    def check(self) -> None:
+        """Raise `SettingError` for numbers that do not go together."""
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """Draw a number."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Constant(Sampler):
     """Always the same number; a bare number means this."""
 
     value: float = 0.0
-    seed: int = -1
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "value")
 
     def __str__(self) -> str:
         return f"{self.value:g}"
@@ -30,15 +47,13 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Sampler):
     """The uniform distribution from `min_value` to `max_value`."""
 
     min_value: float = 0.0
     max_value: float = 1.0
-    seed: int = -1
 
-    def __post_init__(self) -> None:
-        check_numbers(self, "min_value", "max_value")
+    def check(self) -> None:
         if self.min_value > self.max_value:
             raise SettingError(f"min_value must be <= max_value, got {self.min_value!r} and {self.max_value!r}")
 
@@ -50,15 +65,13 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Sampler):
     """The normal distribution with this mean and standard deviation."""
 
     mean: float = 1.0
     st_dev: float = 1.0
-    seed: int = -1
 
-    def __post_init__(self) -> None:
-        check_numbers(self, "mean", "st_dev")
+    def check(self) -> None:
         check_range("st_dev", self.st_dev, 0)
 
     def __str__(self) -> str:
@@ -69,14 +82,12 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class MultiRangeUniform:
+class MultiRangeUniform(Sampler):
     """The uniform distribution over several intervals `[low, high]`: choose one in proportion to its length, then draw from it."""
 
     intervals: Sequence[Sequence[float]] = ((0.0, 1.0),)
-    seed: int = -1
 
-    def __post_init__(self) -> None:
-        check_numbers(self)
+    def check(self) -> None:
         if not isinstance(self.intervals, list | tuple) or not self.intervals:
             raise SettingError(f"intervals must be a list of [low, high], got {self.intervals!r}")
         for interval in self.intervals:
@@ -98,7 +109,6 @@ class MultiRangeUniform:
         return float(generator.uniform(low, high))
 
 
-Sampler = Constant | Uniform | Gaussian | MultiRangeUniform
 SAMPLERS: dict[str, type[Sampler]] = {
     "constant": Constant,
     "uniform": Uniform,
@@ -146,13 +156,6 @@ def check_number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise SettingError(f"{name} must be a finite number, got {value!r}")
     return value
-
-
-def check_numbers(sampler: Sampler, *names: str) -> None:
-    """Raise `SettingError` unless these fields are finite numbers and the seed is one, or -1 for the run's."""
-    for name in names:
-        check_number(name, getattr(sampler, name))
-    check_range("seed", sampler.seed, -1, whole=True)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ MAX_LABEL_LENGTH = 40
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same settings.
+    """Runs with the same settings, its seeds.
 
     Args:
         name: its label, or the algorithm and a number where labels are long.
-        label: the algorithm and the settings that distinguish this group from others of it.
-        runs: its seeds.
-        settings: those that distinguish it.
+        label: the algorithm and the settings that distinguish this group from others of it, which are its `settings`.
     """
 
     name: str
