@@ -25,7 +25,6 @@ class CompiledLoss:
     compile again; arrays, such as the places of rows in a buffer, do not go in.
 
     Args:
-        name: what errors call it.
         loss: the method, which returns a scalar or a tuple that begins with it.
         say: prints that the loss is computed without compiling where it cannot be compiled; None: that is an error.
     """

@@ -29,10 +29,7 @@ class MetricsLogger(Logger):
     """Writes `metrics.csv`: the run's count first, each row flushed as it is written. A new metric adds a column to the whole file.
 
     Args:
-        folder: of the run.
         count: returns how far the run is; Lightning's own rows, which have the number of iterations, get this instead.
-        counter: the name of the count.
-        say: prints a line for the user.
     """
 
     def __init__(

@@ -29,14 +29,9 @@ def flat_parameters(network: nn.Module, names: Sequence[str]) -> Tensor:
 
 
 class NumpyPopulation:
-    """Members of a network that is a perceptron over a vector without memory, on the CPU.
+    """K = `num` members of a network that is a perceptron over a vector without memory, on the CPU.
 
-    Args:
-        network: whose current weights and statistics count.
-        names: of the parameters that differ between members.
-        num: K.
-
-    Attributes: size, P; device of the members.
+    They differ in the parameters `names`, P = `size` numbers, from the network's current ones.
     """
 
     device = torch.device("cpu")

@@ -83,8 +83,6 @@ class Collector:
     The rollout's tensors on the CPU share memory with the collector's arrays: use one before collecting the next.
 
     Args:
-        stepper: the environments.
-        spaces: of one of them.
         network: the policy, with its newest weights at every iteration.
         n_steps: T.
         seed: of the environments and of the policy's draws.
@@ -324,13 +322,9 @@ class Collector:
 
 
 def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:
-    """Compute the values of all rows at once, and on request their log-probabilities, with the current weights of a network.
+    """Compute the values of all rows at once, and on request their log-probabilities, with the current weights of an actor-critic.
 
-    Args:
-        unroll: of tensors; ends of arrays.
-        network: an actor-critic.
-        device: of the network.
-        log_probs: whether to compute them.
+    `unroll` is of tensors, its ends of arrays.
     """
     ends = unroll.ends
     unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]

@@ -69,11 +69,7 @@ class ReplayDataset(ExperienceDataset):
 
     Args:
         collector: of this rank, with the steps of one iteration.
-        buffer: where its experience is kept.
         signals: the S reward signals, by name.
-        settings: when to act and when to learn.
-        device: where batches go.
-        iterations: the planned number.
         ranks: how many ranks share the environment steps.
         resumed: whether the run continues another: its policy acts from the first step, without a random warm-up.
     """

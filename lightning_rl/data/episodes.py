@@ -148,8 +148,6 @@ class EpisodePlayer:
     An environment whose episodes are short plays no more of them than the others: "the first to finish" would favour short ones.
 
     Args:
-        make: builds one environment.
-        num_envs: how many of them act together.
         max_episode_steps: an episode of this length ends here, counted as truncated; see `longest_episode` unless given.
         masked: whether the environments must rule out actions, as in `Spaces`; if not, they may.
     """

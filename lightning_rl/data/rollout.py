@@ -23,10 +23,6 @@ class ExperienceDataset(IterableDataset[Any]):
 
     It has a length, the planned number of iterations, because Lightning reads a loader without one a batch ahead: that experience would be
     collected with old weights.
-
-    Args:
-        collector: steps the environments.
-        iterations: the planned number.
     """
 
     restart_notice = "environments start new episodes"
@@ -139,7 +135,6 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
     """Compute advantages and returns of a rollout, and flatten it to `B = T * N` rows.
 
     Args:
-        rollout: with its reward streams filled.
         discount: γ · bootstrap, `[T, N, S]`.
         gae_lambda: λ of the generalised advantage estimate; 1 gives n-step returns.
         sequence_length: L, rows of a sequence, T if that is less. A last one that is shorter is filled with rows that do not count.

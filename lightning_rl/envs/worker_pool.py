@@ -67,7 +67,6 @@ class WorkerVectorEnv(VectorEnv):
     Args:
         build: makes one environment; `num_envs` are made.
         autoreset_mode: who resets, and when.
-        name: of the environment, for messages.
         step_timeout: seconds after which a worker that does not answer is replaced.
         max_restarts: how often each worker may be replaced in an hour.
         first: the index of the first environment, if `build` takes an index.

@@ -26,7 +26,6 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     """Convert a behavior to the text of a config.
 
     Args:
-        path: of the file.
         behavior_name: required where there are several.
         env_id: the environment, which such files do not name.
 

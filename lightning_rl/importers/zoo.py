@@ -24,7 +24,6 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     """Convert the section of an environment to the text of a config.
 
     Args:
-        path: of the file.
         env_id: which of its environments.
         algorithm: default: what the file is named for.
 

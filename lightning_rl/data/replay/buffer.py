@@ -28,14 +28,11 @@ class ReplayBuffer:
     For a network with a memory it is the start of a sequence, which may hold the end of an episode and go on with the next one.
 
     Args:
-        space: observation space.
         action: an action of one environment as sampled, a tree of arrays.
         capacity: transitions of all environments, rounded down to a multiple of N.
-        num_envs: N.
         n_steps: n, the longest window.
         config: how to keep rows and draw them.
         frames: how many frames the environment stacks along the first dimension of its observations, so that each can be stored once.
-        seed: of the draws.
         sequences: how to draw sequences instead of rows.
         action_mask: a mask of one environment, `[M]`; () if it rules out nothing.
         shown: a second buffer with the same rows, full of demonstrations, which is only read: rows of both come in each batch, its own

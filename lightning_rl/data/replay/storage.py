@@ -148,7 +148,6 @@ class StoredNext:
     """A layout in which each row holds its next observation: one gather reads all of it.
 
     Args:
-        template: one row.
         lanes: N rings of rows.
         length: transitions in each.
         directory: where to keep them instead of in memory.
