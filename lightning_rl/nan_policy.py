@@ -74,7 +74,6 @@ class Guard:
     """What a run does about NaN and infinity: `raise` ends it, `skip_update` and `restore_last` go on.
 
     Args:
-        on_nan: the setting.
         folder: where the first bad batch is saved as `bad_batch.pt`; None saves none.
         ranks: how many processes must decide alike.
     """
@@ -140,8 +139,6 @@ class Guard:
         """Do what `on_nan` says after a gradient step that was not made.
 
         Args:
-            name: of the loss.
-            loss: the loss.
             norm: of the gradient.
             counts: where the run is, in words.
             parts: what was recorded; a part of the loss that is not finite is named instead of the whole.

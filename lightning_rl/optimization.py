@@ -98,7 +98,6 @@ def gradient_step(
     """Go backward, average over ranks, clip, and let the optimizer step, unless a loss or gradient of any rank is NaN or infinite.
 
     Args:
-        loss: a scalar.
         optimizer: over parameters, or over the `FlatParameters` of one network.
         scaler: of 16-bit precision, which looks for infinite gradients itself; a disabled one does nothing.
         max_norm: cut the gradient to this Euclidean norm.

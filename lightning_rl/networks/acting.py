@@ -112,7 +112,6 @@ class TorchActor:
     """Acts with any network.
 
     Args:
-        network: the policy.
         obs: arrays `[T, ...]` of the first iteration, see `begin`.
         generator: of the draws, on the network's device.
         precision: a context in which the network computes.

@@ -61,7 +61,6 @@ class ObservationNormalizer(nn.Module):
     """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation; images, one-hot leaves and `entities` pass.
 
     Args:
-        space: the observation space.
         frozen: keep the statistics of random steps before learning; rollouts do not change them.
         entities: names of leaves that are sets of entities.
     """

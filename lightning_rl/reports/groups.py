@@ -76,9 +76,6 @@ class Section:
     """Groups of one environment whose runs count the same, which can be compared.
 
     Args:
-        environment: its id.
-        counter: what the runs count.
-        groups: to compare.
         unevaluated: runs without evaluations; where there are any, returns of training are compared.
         left_out: runs that have no such returns.
     """

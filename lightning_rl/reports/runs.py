@@ -28,8 +28,6 @@ class Run:
     """What one run wrote.
 
     Args:
-        folder: of the run.
-        algorithm: the name of its class.
         environment: the id, without its module.
         settings: those of the algorithm and its environment by their dotted names, as text; without null values.
         seed: `seed_everything`; None if none was set.

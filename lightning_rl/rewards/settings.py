@@ -27,9 +27,7 @@ def make_signals(
     """Make the signals of `settings`, merged over the environment's reward; null removes a signal, `{}` takes its defaults.
 
     Args:
-        settings: name → settings.
         extrinsic: settings of the environment's reward that an algorithm has under other names.
-        spaces: of the environment.
         actions: returns the policy's distribution, once there is one.
 
     Raises:

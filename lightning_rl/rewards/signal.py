@@ -56,15 +56,7 @@ class RewardSignal(nn.Module):
 
 
 class LearnedSignal(RewardSignal):
-    """A signal that is paid by networks which learn during the run.
-
-    Args:
-        spaces: of the environment.
-        gamma, strength, ignore_done: see `RewardSignal`.
-        learning_rate: of Adam.
-        encoding_size: width of the networks.
-        normalize: running statistics of observations.
-    """
+    """A signal of networks which learn during the run, by Adam; `normalize`: by running statistics of observations."""
 
     def __init__(
         self, spaces: Spaces, gamma: float, strength: float, ignore_done: bool, learning_rate: float, encoding_size: int, normalize: bool
