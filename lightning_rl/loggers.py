@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -23,6 +23,13 @@ from lightning_rl.checkpoints.atomic import write_text
 from lightning_rl.distributed import Counted
 
 Row = Mapping[str, object]
+
+
+class Speaker(Protocol):
+    """What prints lines for the user."""
+
+    @property
+    def say(self) -> Callable[[str], None]: ...
 
 
 class MetricsLogger(Logger):
@@ -197,7 +204,7 @@ def _number(text: str) -> float:
 
 
 @contextmanager
-def going_on(algorithm: Counted, what: str) -> Iterator[None]:
+def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
     """Print a line and go on where the system refuses to write."""
     try:
         yield
