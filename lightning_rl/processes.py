@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import DefaultContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from textwrap import shorten
-from typing import Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from gymnasium.vector.utils import clear_mpi_env_vars
@@ -95,15 +95,11 @@ def close_children(children: Iterable[Child], farewell: object) -> None:
         child.kill()
 
 
-class _Pool(Protocol):
-    def close(self) -> None: ...
-
-
-_pools: WeakKeyDictionary[_Pool, int] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """Open pools, and the process that opened them: a forked copy must not close them."""
 
 
-def close_at_exit(pool: _Pool) -> None:
+def close_at_exit(pool: Any) -> None:
     """Close a pool when this process ends, before multiprocessing waits for children that ignore its SIGTERM."""
     _pools[pool] = os.getpid()
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
-from lightning_rl.types import Experience, Rollout, State, Transition, tree_map, tree_to_torch
+from lightning_rl.types import Experience, State, Transition, tree_map, tree_to_torch
 
 BEGUN = ("learning_starts", "random_until", "phases")
 """What a run remembers of how it began."""
@@ -48,18 +48,6 @@ class ReplaySettings:
             raise SettingError(f"batch_size {self.batch_size} is no multiple of memory.sequence_length {length}; use {sizes}")
 
 
-class RewardStream(Protocol):
-    """What a replay dataset asks of a reward signal, see `rewards/signal.py`."""
-
-    gamma: float
-    ignore_done: bool
-    sees: bool
-
-    def __call__(self, experience: Experience) -> Tensor: ...
-
-    def gather(self, rollout: Rollout) -> None: ...
-
-
 class ReplayDataset(ExperienceDataset):
     """Endless iterations; each is an iterator over batches that also steps the environments.
 
@@ -69,7 +57,7 @@ class ReplayDataset(ExperienceDataset):
 
     Args:
         collector: of this rank, with the steps of one iteration.
-        signals: the S reward signals, by name.
+        signals: the S reward signals, by name, see `rewards/signal.py`.
         ranks: how many ranks share the environment steps.
         resumed: whether the run continues another: its policy acts from the first step, without a random warm-up.
     """
@@ -78,7 +66,7 @@ class ReplayDataset(ExperienceDataset):
         self,
         collector: Collector,
         buffer: ReplayBuffer,
-        signals: Mapping[str, RewardStream],
+        signals: Mapping[str, Any],
         settings: ReplaySettings,
         device: torch.device,
         iterations: int,

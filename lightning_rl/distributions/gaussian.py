@@ -245,8 +245,11 @@ class Bounds:
     def scale(self, unit: Array) -> Array:
         """Stretch actions `[N, D]` in [-1, 1] to the environment's `[N, *shape]`."""
         share = (unit.reshape(-1, *self.shape) + 1) / 2
-        low, high = like(share, self.low), like(share, self.high)
-        return cast((low + share * (high - low)).clip(low, high), self.low.dtype)  # bounds round
+        if isinstance(share, np.ndarray):
+            scaled: np.ndarray = (self.low + share * (self.high - self.low)).clip(self.low, self.high)  # bounds round
+            return scaled.astype(self.low.dtype, copy=False)
+        low, high = (torch.as_tensor(bound, device=share.device) for bound in (self.low, self.high))
+        return (low + share * (high - low)).clip(low, high).to(low.dtype)
 
     def unscale(self, action: np.ndarray) -> np.ndarray:
         """Invert `scale`."""
