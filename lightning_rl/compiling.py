@@ -1,7 +1,5 @@
 """Compile losses with torch's own compiler, for `compile: true`, and `auto` where a run is long enough."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
@@ -27,7 +25,6 @@ class CompiledLoss:
     compile again; arrays, such as the places of rows in a buffer, do not go in.
 
     Args:
-        name: what errors call it.
         loss: the method, which returns a scalar or a tuple that begins with it.
         say: prints that the loss is computed without compiling where it cannot be compiled; None: that is an error.
     """
@@ -37,16 +34,14 @@ class CompiledLoss:
 
         def compute(*batch: Any, **named: Any) -> Any:
             returned = loss(*batch, **named)
-            return (returned[0], *tree_map(detached, returned[1:])) if isinstance(returned, tuple) else returned
+            if not isinstance(returned, tuple):
+                return returned
+            return returned[0], *tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, returned[1:])
 
         self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False)
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
-        """Compute the loss.
-
-        Raises:
-            SettingError: it cannot be compiled.
-        """
+        """Compute the loss. Raises `SettingError`: it cannot be compiled."""
         if self.compute is None:
             return self.loss(*batch, **named)
         try:
@@ -67,16 +62,10 @@ def as_input(leaf: Any) -> Tree:
     return torch.tensor(leaf) if isinstance(leaf, float) else leaf
 
 
-def detached(leaf: Any) -> Any:
-    """Return a leaf without its graph."""
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
-
-
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
     """Return the compiled losses of an algorithm by the names of their methods; none where `auto` would not repay the seconds it takes.
 
-    Raises:
-        SettingError: there is no such method.
+    Raises `SettingError`: there is no such method.
     """
     if algorithm.compile is False or (algorithm.compile == "auto" and not repays(algorithm)):
         return {}

@@ -1,7 +1,5 @@
 """Config files: YAML in which `1e6` is a number, by path or by the name of a packaged config."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Hashable, Iterator
@@ -100,6 +98,13 @@ Loader.add_constructor(FLOAT, Loader.construct_number)
 Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_unique)
 
 
+def as_mapping(key: str, value: object, where: str = "") -> Plain:
+    """Return a part of a file that must be a mapping; {} where it is null."""
+    if value is not None and not isinstance(value, dict):
+        raise SettingError(f"{key}{where} must be a mapping of settings, got {value!r}")
+    return value or {}
+
+
 def as_number(text: str) -> int | float:
     """Convert a number with an exponent: to an integer where it is whole."""
     value = float(text)
@@ -109,8 +114,7 @@ def as_number(text: str) -> int | float:
 def read_config(name: str) -> Plain:
     """Read a config file, or a packaged one by its name such as `ppo/cartpole`.
 
-    Raises:
-        SettingError: no such file, not UTF-8, not YAML, or not a mapping.
+    Raises `SettingError`: no such file, not UTF-8, not YAML, or not a mapping.
     """
     config = parse_file(find_config(name), name)
     if not isinstance(config, dict):
@@ -130,7 +134,6 @@ def find_config(name: str) -> Path:
 
 
 def parse_file(path: Path, name: str) -> Any:
-    """Parse a file of YAML."""
     try:
         return parse(path.read_text(encoding="utf-8"), name)
     except UnicodeDecodeError as error:
@@ -138,7 +141,6 @@ def parse_file(path: Path, name: str) -> Any:
 
 
 def parse(text: str, source: str) -> Any:
-    """Parse YAML to plain data."""
     try:
         parsed = yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -23,8 +23,12 @@ T = TypeVar("T")
 
 
 class Counted(Protocol):
-    """An algorithm that counts what it did."""
+    """An algorithm that counts what it did, and prints lines for the user."""
 
+    counter: str
+
+    @property
+    def say(self) -> Callable[[str], None]: ...
     @property
     def count(self) -> int: ...
     @property
@@ -72,9 +76,7 @@ def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
 def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
     """End this process with one line where another process of the run ends.
 
-    Raises:
-        LostRankError: another process was killed or failed.
-        SettingError: a process that was started here raised it.
+    Raises `LostRankError`: another process was killed or failed. Raises `SettingError`: a process that was started here raised it.
     """
     try:
         yield

@@ -1,7 +1,5 @@
 """Errors of users in one sentence: the key, its value, the reason, and the way out."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import math
@@ -85,6 +83,14 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
         raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{closest(str(value), choices)}")
 
 
+def check_names(prefix: str, given: Iterable[object], known: Iterable[str], owner: str = "") -> None:
+    """Raise `SettingError` for the first key that is not among the known names; `owner` says whose these are, such as ` of PPO`."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise SettingError(f"{prefix}{key} is not a setting{owner}{nearest(str(key), known)}")
+
+
 def check_path(name: str, path: str | os.PathLike[str]) -> None:
     """Raise `SettingError` for a path that no file can have: too long, or with a NUL or an invalid character."""
     try:
@@ -99,16 +105,13 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
 def as_settings(name: str, kind: type[Settings], setting: object) -> Settings:
     """Return settings as a dataclass; from Python they may be a mapping.
 
-    Raises:
-        SettingError: they are something else, or have an unknown name.
+    Raises `SettingError`: they are something else, or have an unknown name.
     """
     if isinstance(setting, kind):
         return setting
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a {kind.__name__} or a mapping of its settings, got {setting!r}")
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    for key in setting.keys() - names:
-        raise SettingError(f"{name}.{key} is not a setting{nearest(str(key), names)}")
+    check_names(f"{name}.", setting, [field.name for field in fields(kind)])  # type: ignore[arg-type]
     return kind(**setting)
 
 

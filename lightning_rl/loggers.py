@@ -1,7 +1,5 @@
 """Write `metrics.csv` and `evaluations.csv`, and pass rows to other loggers; a full disk does not end a run."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import logging
@@ -22,6 +20,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import write_text
+from lightning_rl.distributed import Counted
 
 Row = Mapping[str, object]
 
@@ -33,23 +32,11 @@ class Speaker(Protocol):
     def say(self) -> Callable[[str], None]: ...
 
 
-class Counter(Speaker, Protocol):
-    """An algorithm, as far as a logger needs it."""
-
-    counter: str
-
-    @property
-    def count(self) -> int: ...
-
-
 class MetricsLogger(Logger):
     """Writes `metrics.csv`: the run's count first, each row flushed as it is written. A new metric adds a column to the whole file.
 
     Args:
-        folder: of the run.
         count: returns how far the run is; Lightning's own rows, which have the number of iterations, get this instead.
-        counter: the name of the count.
-        say: prints a line for the user.
     """
 
     def __init__(
@@ -98,10 +85,7 @@ class CsvTable:
     A file that this process did not leave like that (deleted, cut, replaced) is read and written again as a whole, and one without the
     counter's column is renamed. A link is replaced, never written through.
 
-    Args:
-        file: where the rows are.
-        counter: the column of the run's count.
-        say: prints a line for the user.
+    `counter`: the column of the run's count.  `say`: prints a line for the user.
     """
 
     def __init__(self, file: Path, counter: str, say: Callable[[str], None] = print) -> None:
@@ -228,7 +212,7 @@ def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
         algorithm.say(f"{what} could not be written, the run goes on: {error.strerror or error}")
 
 
-def log_row(trainer: pl.Trainer, algorithm: Counter, metrics: Mapping[str, float]) -> None:
+def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float]) -> None:
     """Pass a row of metrics and the run's count to all loggers, and to callbacks that monitor a metric."""
     row = {algorithm.counter: algorithm.count, **metrics}
     for logger in list(trainer.loggers):

@@ -1,7 +1,5 @@
 """NaN policy: where non-finite values are detected, and what the run does about them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +18,7 @@ from lightning_rl.types import MAX_FLOAT32, EnvStep, State, Tree, is_finite, tre
 def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: str = "raise") -> tuple[Tree, float]:
     """Return what one environment returned in a step outside of training, with values that are not finite replaced where `on_nan` goes on.
 
-    Raises:
-        NotFiniteError: something is not finite, and `on_nan` is raise.
+    Raises `NotFiniteError`: something is not finite, and `on_nan` is raise.
     """
     if abs(reward) <= MAX_FLOAT32 and is_finite(obs):
         return obs, reward
@@ -77,7 +74,6 @@ class Guard:
     """What a run does about NaN and infinity: `raise` ends it, `skip_update` and `restore_last` go on.
 
     Args:
-        on_nan: the setting.
         folder: where the first bad batch is saved as `bad_batch.pt`; None saves none.
         ranks: how many processes must decide alike.
     """
@@ -143,8 +139,6 @@ class Guard:
         """Do what `on_nan` says after a gradient step that was not made.
 
         Args:
-            name: of the loss.
-            loss: the loss.
             norm: of the gradient.
             counts: where the run is, in words.
             parts: what was recorded; a part of the loss that is not finite is named instead of the whole.
@@ -195,11 +189,9 @@ class Guard:
         return {} if self.on_nan == "raise" else {name: float(value) for name, value in names.items()}
 
     def get_state(self) -> State:
-        """Return the counts, and what is bad in a row."""
         return {name: getattr(self, name) for name in STATE}
 
     def set_state(self, state: State) -> None:
-        """Restore what `get_state` returned."""
         for name in STATE:
             setattr(self, name, state[name])
 
@@ -225,7 +217,6 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy what is there now."""
         self.copies = [tensor.clone() for tensor in self.tensors]
         self.states = [[(each, _clone(state)) for each, state in optimizer.state.items()] for optimizer in self.optimizers]
 

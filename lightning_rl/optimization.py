@@ -1,10 +1,9 @@
 """From a loss to new weights: flat parameters, torch's optimizers for them, one gradient step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ class FlatParameters(nn.Parameter):
 
     parts: tuple[nn.Parameter, ...]
 
-    def __new__(cls, module: nn.Module) -> FlatParameters:
+    def __new__(cls, module: nn.Module) -> Self:
         parts = [parameter for parameter in module.parameters() if parameter.requires_grad]
         vector = super().__new__(cls, torch.cat([part.detach().flatten() for part in parts]))
         for part, view in zip(parts, vector.detach().split([part.numel() for part in parts]), strict=True):
@@ -59,11 +58,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.param_groups[0]["params"][0].clear()
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Restore a state.
-
-        Raises:
-            SettingError: the state is not one of an optimizer of this vector.
-        """
+        """Restore a state. Raises `SettingError`: the state is not one of an optimizer of this vector."""
         check_optimizer(state_dict, self)
         super().load_state_dict(state_dict)
 
@@ -103,7 +98,6 @@ def gradient_step(
     """Go backward, average over ranks, clip, and let the optimizer step, unless a loss or gradient of any rank is NaN or infinite.
 
     Args:
-        loss: a scalar.
         optimizer: over parameters, or over the `FlatParameters` of one network.
         scaler: of 16-bit precision, which looks for infinite gradients itself; a disabled one does nothing.
         max_norm: cut the gradient to this Euclidean norm.
@@ -127,7 +121,10 @@ def gradient_step(
     loss = loss.detach()
     if world_size > 1:
         loss = loss.clone()  # the caller's stays its own
-        average_over_ranks([*gradients, loss])
+        tensors = [*gradients, loss]  # in one collective
+        means = mean_over_ranks(torch.cat([tensor.flatten() for tensor in tensors]))
+        for tensor, mean in zip(tensors, means.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
     scaler.unscale_(optimizer)
     hooks("on_before_optimizer_step", optimizer)
     norm = clip(gradients, max_norm)
@@ -136,13 +133,6 @@ def gradient_step(
         scaler.step(optimizer)
         scaler.update()
     return norm, finite
-
-
-def average_over_ranks(tensors: list[Tensor]) -> None:
-    """Replace tensors by their mean over ranks, in one collective."""
-    flat = mean_over_ranks(torch.cat([tensor.flatten() for tensor in tensors]))
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
 
 
 def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
@@ -168,8 +158,7 @@ def check_optimizers(
 ) -> str | None:
     """Check the optimizers and schedulers of `configure_optimizers`. Return a line if the setting `learning_rate` is not used.
 
-    Raises:
-        SettingError: there are fewer optimizers than needed, or a scheduler asks for a metric.
+    Raises `SettingError`: there are fewer optimizers than needed, or a scheduler asks for a metric.
     """
     if len(optimizers) < needed:
         found = f"{name} needs {needed} optimizers, got {len(optimizers)}"

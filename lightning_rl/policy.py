@@ -1,7 +1,5 @@
 """Use a trained policy: `lrl.load_policy`, `lrl.evaluate`."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -84,8 +82,7 @@ class Policy:
 def load_policy(path: str | Path, map_location: str | torch.device = "cpu") -> Policy:
     """Load the policy of a checkpoint, or of a run's folder (its `checkpoints/best.ckpt`).
 
-    Raises:
-        SettingError: see `Algorithm.load_from_checkpoint`.
+    Raises `SettingError`: see `Algorithm.load_from_checkpoint`.
     """
     algorithm = Algorithm.load_from_checkpoint(path, map_location)
     return Policy(algorithm.network.to(map_location), algorithm.spaces)

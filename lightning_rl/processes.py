@@ -1,7 +1,5 @@
 """Child processes that answer over pipes: how they start and end, and how often a worker may fail."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import time
@@ -11,7 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import DefaultContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from textwrap import shorten
-from typing import Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from gymnasium.vector.utils import clear_mpi_env_vars
@@ -37,23 +35,19 @@ def error_line(error: Exception) -> str:
 
 
 class FailureLimit:
-    """When each worker, `<name> <index>`, failed, and how often it is `allowed` to in an hour."""
+    """When each worker failed, and how often it is `allowed` to in an hour; `who` is a format that names one by its index."""
 
-    def __init__(self, name: str, num: int, allowed: int) -> None:
-        self.name, self.allowed = name, allowed
+    def __init__(self, who: str, num: int, allowed: int) -> None:
+        self.who, self.allowed = who, allowed
         self.times: list[list[float]] = [[] for _ in range(num)]
 
     def add(self, worker: int, reason: str) -> str:
-        """Count a failure; return the line that reports the restart.
-
-        Raises:
-            WorkerError: the worker failed too often.
-        """
-        now, times = time.monotonic(), self.times[worker]
+        """Count a failure; return the line that reports the restart. Raises `WorkerError`: the worker failed too often."""
+        now, times, who = time.monotonic(), self.times[worker], self.who.format(worker)
         times.append(now)
         if sum(now - each <= HOUR for each in times) > self.allowed:
-            raise WorkerError(f"{self.name} {worker} failed more than {self.allowed} times in an hour; last: {reason}")
-        return shorten(f"{self.name} {worker} was restarted: {reason}", 200, placeholder=" …")
+            raise WorkerError(shorten(f"{who} failed more than {self.allowed} times in an hour; last: {reason}", 200, placeholder=" …"))
+        return shorten(f"{who} was restarted: {reason}", 200, placeholder=" …")
 
 
 class Child:
@@ -101,15 +95,11 @@ def close_children(children: Iterable[Child], farewell: object) -> None:
         child.kill()
 
 
-class _Pool(Protocol):
-    def close(self) -> None: ...
-
-
-_pools: WeakKeyDictionary[_Pool, int] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """Open pools, and the process that opened them: a forked copy must not close them."""
 
 
-def close_at_exit(pool: _Pool) -> None:
+def close_at_exit(pool: Any) -> None:
     """Close a pool when this process ends, before multiprocessing waits for children that ignore its SIGTERM."""
     _pools[pool] = os.getpid()
 

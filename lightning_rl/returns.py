@@ -3,8 +3,6 @@
 `discount` is γ · (not terminated), `carry` is 0 where an episode ended, `next_value` is the value of the true successor.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import numpy as np

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from lightning_rl.errors import SettingError, check_choice, check_range, nearest
+from lightning_rl.errors import SettingError, check_choice, check_names, check_range
 
 Schedule = Callable[[float], float]
 KEYS = {"constant": {"value"}, "linear": {"start", "end"}, "piecewise": {"points"}}
@@ -50,8 +50,7 @@ def make_schedule(name: str, setting: object, low: float = 0.0, high: float = fl
     arguments = dict(setting)
     kind = arguments.pop("schedule", None)
     check_choice(f"{name}.schedule", kind, KEYS)
-    for key in arguments.keys() - KEYS[kind]:
-        raise SettingError(f"{name}.{key} is not a setting of the {kind} schedule{nearest(key, KEYS[kind])}")
+    check_names(f"{name}.", arguments, KEYS[kind], f" of the {kind} schedule")
     for key in KEYS[kind] - {"end"} - arguments.keys():
         raise SettingError(f"{name}.{key} is missing; the {kind} schedule needs it")
     if kind == "piecewise":

@@ -3,8 +3,6 @@
 Only this file and `distributions/` ask what class a space has.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -50,10 +48,8 @@ class Leaf(NamedTuple):
 def observation_leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Yield the leaves of an observation space, in the order of `types.tree_leaves`.
 
-    A Box with three dimensions (or four: stacked frames) is an image; bytes are scaled to [0, 1].
-
-    Raises:
-        SettingError: a space, or a part of it, that no encoder can read.
+    A Box with three dimensions (or four: stacked frames) is an image; bytes are scaled to [0, 1]. Raises `SettingError`: a space, or a part
+    of it, that no encoder can read.
     """
     name = ".".join(path) or "obs"
     if isinstance(space, Dict):
@@ -99,8 +95,7 @@ def check_observation_space(space: Space, entities: Sequence[str] = (), goals: S
 def with_vector(space: Space, key: str, size: int) -> Space:
     """Return the space of observations with a vector appended: longer vectors, or a Dict with one key more.
 
-    Raises:
-        SettingError: observations that a vector cannot be appended to.
+    Raises `SettingError`: observations that a vector cannot be appended to.
     """
     vector = Box(-np.inf, np.inf, (size,), np.float32)
     if isinstance(space, Dict):
@@ -244,11 +239,7 @@ def to_plain(space: Space) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Space:
-    """Build a space from its plain form.
-
-    Raises:
-        SettingError: no such type of space.
-    """
+    """Build a space from its plain form. Raises `SettingError`: no such type of space."""
     kind = plain["type"]
     if kind == "Dict":
         return Dict([(key, from_plain(child)) for key, child in plain["spaces"].items()])  # pairs keep their order

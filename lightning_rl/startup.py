@@ -3,8 +3,6 @@
 Imports as little as possible.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """CPU threads that torch and numpy compute with."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ A mask is flat, `[..., M]` bools: which of the M choices of all discrete parts o
 the environment rules out nothing. See `envs/masks.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -157,8 +155,7 @@ def tree_leaves(tree: Tree) -> list[Any]:
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply a function to the leaves of one tree, or to the corresponding leaves of several.
 
-    Raises:
-        ValueError: the trees differ in their keys or lengths.
+    Raises `ValueError`: the trees differ in their keys or lengths.
     """
     if not isinstance(tree, tuple | dict):
         for other in others:
@@ -195,12 +192,6 @@ def tree_index(tree: Tree, index: Any) -> Tree:
 def tree_stack(trees: Sequence[Tree], dim: int = 0) -> Tree:
     """Stack equal trees along a new dimension; arrays stay arrays, tensors tensors, dtypes are kept."""
     return tree_map(lambda *leaves: torch.stack(leaves, dim) if isinstance(leaves[0], Tensor) else np.stack(leaves, dim), *trees)
-
-
-def tree_unstack(tree: Tree, dim: int = 0) -> list[Tree]:
-    """Split a tree along a dimension, which is removed: undo `tree_stack`."""
-    size = tree_leaves(tree)[0].shape[dim]
-    return [tree_map(lambda leaf, i=i: leaf[(slice(None),) * dim + (i,)], tree) for i in range(size)]
 
 
 def tree_to_torch(tree: Tree, device: torch.device | str = "cpu") -> Tree:

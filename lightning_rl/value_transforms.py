@@ -1,7 +1,5 @@
 """Transforms of returns, so that one network learns small and large ones, and histograms of numbers."""
 
-from __future__ import annotations
-
 import warnings
 from types import ModuleType
 from typing import Protocol, TypeVar
@@ -44,7 +42,6 @@ class Linear:
         return x * self.scale + self.offset
 
     def inverse(self, x: Numbers) -> Numbers:
-        """Return (x − offset) / scale."""
         return (x - self.offset) / self.scale
 
 
@@ -83,11 +80,7 @@ TRANSFORMS: dict[str, type[ValueTransform]] = {"identity": Identity, "symlog": S
 
 
 def make_value_transform(name: str) -> ValueTransform:
-    """Return the transform of this name.
-
-    Raises:
-        SettingError: no such name.
-    """
+    """Return the transform of this name. Raises `SettingError`: no such name."""
     check_choice("value_transform", name, TRANSFORMS)
     return TRANSFORMS[name]()
 

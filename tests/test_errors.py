@@ -59,7 +59,7 @@ def test_control_characters_in_an_error_of_a_worker_are_escaped(folder, capfd):
     options = f"--model.env.id {__name__}:Raises-v0 --model.env.vectorization async --evaluation null"
     status, out, err = run(f"fit {TINY} {options}", capfd)
     assert (status, err.count("\n")) == (2, 1), err  # it failed too often
-    assert out.count(r"was replaced: RuntimeError: lost \x1b]0;owned\x07\x1b[2J") > 1
+    assert out.count(r"was restarted: RuntimeError: lost \x1b]0;owned\x07\x1b[2J") > 1
     assert printable(out) == out and printable(err) == err
 
 

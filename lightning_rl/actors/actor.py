@@ -1,7 +1,5 @@
 """One actor: environments, and a policy that steps them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -27,27 +25,17 @@ Lessons = Mapping[str, LessonValues]
 """What environments draw their parameters from at their next resets, see `envs/parameters.py`."""
 
 
-class ActorRollout(NamedTuple):
+class Acted(NamedTuple):
     """What an actor did in one call, as arrays.
 
-    unroll: with log-probabilities.  env_steps: how many of its rows are experience.  finished: the episodes that ended.
+    experience: with log-probabilities; for a replay buffer single steps, and a `rollout` of all.
+    env_steps: how many of its rows are experience.  finished: the episodes that ended.
     notices: lines about the environments.  restarts: how often one of them was restarted in total.
     replaced: the number of its steps with non-finite values.
     """
 
-    unroll: Unroll
-    env_steps: int
-    finished: list[Finished]
-    notices: list[str]
-    restarts: int
-    replaced: int
-
-
-class ActorSteps(NamedTuple):
-    """What an actor did in one call for a replay buffer, as arrays: single steps and a rollout of all. The rest as `ActorRollout`."""
-
-    steps: list[Stepped]
-    rollout: Rollout
+    experience: Unroll | list[Stepped]
+    rollout: Rollout | None
     env_steps: int
     finished: list[Finished]
     notices: list[str]
@@ -65,7 +53,7 @@ class Actor:
         self.random_rows: Iterator[Tree] | None = None
 
     @torch.no_grad()
-    def act(self, lessons: Lessons) -> ActorRollout:
+    def act(self, lessons: Lessons) -> Acted:
         """Step `n_steps` times. The arrays belong to the caller."""
         collector, before = self.collector, self._begin(lessons)
         unroll = collector.unroll()
@@ -74,15 +62,15 @@ class Actor:
         start, memory = seen.episode_start[:-1], tree_index(seen.memory, 0)
         log_prob = collector.network.log_prob(tree_index(seen.obs, slice(-1)), seen.action, memory, start, seen.action_mask)
         arrays = tree_map(np.array, tree_to_numpy(seen._replace(log_prob=log_prob)))
-        return ActorRollout(arrays._replace(ends=unroll.ends), *self._end(before))
+        return Acted(arrays._replace(ends=unroll.ends), None, *self._end(before))
 
-    def play(self, lessons: Lessons, random_steps: int) -> ActorSteps:
+    def play(self, lessons: Lessons, random_steps: int) -> Acted:
         """Step `n_steps` times, first `random_steps` at random. The arrays belong to the caller."""
         collector, before, steps = self.collector, self._begin(lessons), []
         for stepped in collector.transitions(random_steps):
             step = stepped.step._replace(info={}, final_obs=stepped.step.final_obs if len(stepped.step.ended) else ())
             steps.append(tree_map(np.array, stepped._replace(step=step)))
-        return ActorSteps(steps, tree_map(np.array, collector.rollout()), *self._end(before))
+        return Acted(steps, tree_map(np.array, collector.rollout()), *self._end(before))
 
     def random_steps(self, lessons: Lessons) -> tuple[Tree, int]:
         """Step `n_steps` times at random, from where the last call stopped; return observations and the number of environment steps."""
@@ -96,7 +84,6 @@ class Actor:
         return self.collector.name, self.collector.can_be_saved
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state, as `Collector.set_state`."""
         self.lessons = {}
         return self.collector.set_state(state)
 
@@ -121,12 +108,8 @@ class BuildActor:
     """Builds an actor, in whatever process it is called.
 
     Args:
-        env: of the actor.
-        spaces: of the algorithm.
-        n_steps: of a rollout.
         seed: of all actors of this rank; each has its own draws, and others after a restart.
         first: the index of the first environment of this rank.
-        on_nan: what to do about non-finite values.
         next_obs: whether rollouts hold next observations.
     """
 
@@ -147,14 +130,12 @@ class BuildActor:
         return Actor(collector)
 
 
-def from_plain(saved: tuple[Any, ...]) -> ActorRollout | ActorSteps:
+def from_plain(saved: tuple[Any, ...]) -> Acted:
     """Restore what an actor did from a checkpoint's plain tuples."""
-    whole: ActorRollout | ActorSteps
-    if len(saved) == len(ActorSteps._fields):
-        whole = ActorSteps(*saved)
-        steps = [Stepped(*each)._replace(step=EnvStep(*each[2])) for each in whole.steps]
-        whole = whole._replace(steps=steps, rollout=Rollout(*whole.rollout))
-    else:
+    whole = Acted(*saved)
+    whole = whole._replace(finished=[Finished(*episode) for episode in whole.finished])
+    if whole.rollout is None:
         unroll = Unroll(*saved[0])
-        whole = ActorRollout(unroll._replace(ends=Ends(*unroll.ends)), *saved[1:])
-    return whole._replace(finished=[Finished(*episode) for episode in whole.finished])
+        return whole._replace(experience=unroll._replace(ends=Ends(*unroll.ends)))
+    steps = [Stepped(*each)._replace(step=EnvStep(*each[2])) for each in saved[0]]
+    return whole._replace(experience=steps, rollout=Rollout(*whole.rollout))

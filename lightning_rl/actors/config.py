@@ -1,7 +1,5 @@
 """Settings of actors, and the workers that they select."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """Evaluators of evolution strategies: play whole episodes with perturbed weights, many at once."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +29,9 @@ def flat_parameters(network: nn.Module, names: Sequence[str]) -> Tensor:
 
 
 class NumpyPopulation:
-    """Members of a network that is a perceptron over a vector without memory, on the CPU.
+    """K = `num` members of a network that is a perceptron over a vector without memory, on the CPU.
 
-    Args:
-        network: whose current weights and statistics count.
-        names: of the parameters that differ between members.
-        num: K.
-
-    Attributes: size, P; device of the members.
+    They differ in the parameters `names`, P = `size` numbers, from the network's current ones.
     """
 
     device = torch.device("cpu")
@@ -71,11 +64,11 @@ class NumpyPopulation:
 
 
 class TorchPopulation(nn.Module):
-    """Members of any network, on its device. Arguments and methods as `NumpyPopulation`."""
+    """Members of any network, on its device. Arguments and methods as `NumpyPopulation`; with a memory they are evaluated in turn."""
 
     def __init__(self, network: PolicyNetwork, names: Sequence[str], num: int) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.in_turn = network, bool(tree_leaves(network.initial_memory(1)))
         self.centre = flat_parameters(network, names)
         self.size, self.device, self.rows = len(self.centre), self.centre.device, self.centre.repeat(num, 1)
         shapes = [network.get_parameter(name).shape for name in names]
@@ -92,6 +85,8 @@ class TorchPopulation(nn.Module):
 
     def evaluate(self, rows: Tree) -> tuple[Tensor, Tree]:
         """Return what each member makes of its row, all `[K, 1, ...]`."""
+        if self.in_turn:
+            return tree_stack([self.evaluate_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
         return vmap(self.evaluate_one)(self.own, rows)
 
     def evaluate_one(self, own: dict[str, Tensor], row: Tree) -> tuple[Tensor, Tree]:
@@ -101,21 +96,9 @@ class TorchPopulation(nn.Module):
         return self.network.policy(obs, memory, episode_start)
 
 
-class SequentialPopulation(TorchPopulation):
-    """Members that are evaluated one after the other."""
-
-    def evaluate(self, rows: Tree) -> tuple[Tensor, Tree]:
-        return tree_stack([self.evaluate_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
-
-
-Population = NumpyPopulation | TorchPopulation
-
-
-def make_population(network: PolicyNetwork, names: Sequence[str], num: int, obs: Tree) -> Population:
+def make_population(network: PolicyNetwork, names: Sequence[str], num: int, obs: Tree) -> NumpyPopulation | TorchPopulation:
     """Return the cheapest one that a network allows for observations like these."""
-    if tree_leaves(network.initial_memory(1)):
-        return SequentialPopulation(network, names, num)
-    plain = next(network.parameters()).device.type == "cpu" and fits_numpy(network, obs)
+    plain = not tree_leaves(network.initial_memory(1)) and next(network.parameters()).device.type == "cpu" and fits_numpy(network, obs)
     return (NumpyPopulation if plain else TorchPopulation)(network, names, num)
 
 
@@ -164,15 +147,9 @@ class JobEpisode(NamedTuple):
 
 
 class Evaluator:
-    """Plays up to K episodes at once, each with its own weights, in one batch.
+    """Plays up to K episodes at once in K environments, each with its own weights, in one batch.
 
-    Args:
-        envs: K of them.
-        network: whose weights are perturbed.
-        names: of the perturbed parameters.
-        spaces: of the algorithm.
-        stochastic: whether actions are drawn.
-        on_nan: what to do about non-finite values.
+    `names` are those of the perturbed parameters; actions are drawn if it is `stochastic`.
     """
 
     def __init__(
@@ -183,7 +160,6 @@ class Evaluator:
         self.longest = longest_episode(envs[0])
 
     def describe(self) -> str:
-        """Return the environment's name."""
         return self.seats[0].name
 
     @torch.no_grad()
@@ -227,7 +203,6 @@ class Evaluator:
             env.get_wrapper_attr("set_lessons")(lessons)
 
     def close(self) -> None:
-        """Close the environments."""
         for seat in self.seats:
             seat.env.close()
 
@@ -257,7 +232,6 @@ class _JobSeat(Seat):
         return over
 
     def episode(self) -> JobEpisode:
-        """Return the episode that ended."""
         lessons, drawn = (info_arrays(self.info, key) if key in self.info else {} for key in (LESSONS, PARAMETERS))
         finished = Finished(self.return_, self.success, lessons, self.length, drawn)
         return JobEpisode(self.job, self.sign, finished, self.signs, tree_stack(self.watched_obs) if self.watched_obs else ())
@@ -265,14 +239,7 @@ class _JobSeat(Seat):
 
 @dataclass(frozen=True)
 class BuildEvaluator:
-    """Builds an evaluator, in whatever process it is called.
-
-    Args:
-        env: of the evaluator.
-        num_envs: K, how many episodes it plays at once.
-        spaces: of the algorithm.
-        names, stochastic, on_nan: see `Evaluator`.
-    """
+    """Builds an evaluator of K = `num_envs` environments, in whatever process it is called; the rest as in `Evaluator`."""
 
     env: EnvConfig | Callable[[], gym.Env]
     num_envs: int

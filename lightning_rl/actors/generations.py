@@ -1,7 +1,5 @@
 """A pool of evaluators in the place of a collector: generations of episodes, each job of which any evaluator may do."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque
@@ -71,8 +69,7 @@ class EvaluatorPool:
     Args:
         workers: the evaluators, see `evaluator.py`.
         actors: the number of evaluators, and where they are.
-        settings: the size of generations.
-        spaces: of the algorithm.
+        settings, spaces: the size of generations, and the spaces of the algorithm.
         seed: of all jobs, the same on all ranks.
         sigma: returns σ of the next generation.
         random_collector: builds a collector that steps environments at random.
@@ -91,7 +88,7 @@ class EvaluatorPool:
         random_collector: Callable[[], Collector],
     ) -> None:
         self.workers, self.actors, self.settings, self.space, self.sigma = workers, actors, settings, spaces.observation, sigma
-        self.random_collector = random_collector
+        self.random_collector, self.close = random_collector, workers.close
         self.seed, self.number = seed, 0
         self.env_steps = self.rows = 0
         self.mean_length = 0.0
@@ -189,19 +186,16 @@ class EvaluatorPool:
         return obs
 
     def set_lessons(self, lessons: Lessons) -> None:
-        """Set the lessons of the next generation."""
         self.lessons = lessons
 
     def restart_episodes(self) -> None:
         """Do nothing: between generations there are no current episodes."""
 
     def get_state(self) -> State:
-        """Return, between iterations, all that the next one depends on."""
         state: State = {name: getattr(self, name) for name in STATE}
         return {**state, "statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
 
     def set_state(self, state: State) -> None:
-        """Restore a state before the first iteration."""
         for name in STATE:
             setattr(self, name, state[name])
         self.statistics.set_state(state["statistics"])
@@ -216,7 +210,3 @@ class EvaluatorPool:
         notices = self.workers.notices[:]
         self.workers.notices.clear()
         return notices
-
-    def close(self) -> None:
-        """End all evaluators."""
-        self.workers.close()

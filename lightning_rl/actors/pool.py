@@ -1,7 +1,5 @@
 """A pool of actors in the place of a collector: rollouts of many, each with the weights that its actor had."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,8 +31,7 @@ class ActorPool:
         workers: the actors, see `actor.py`.
         network: learns, and its weights are published to the actors.
         config: the number of actors, and how they keep in step with the learner.
-        n_steps: T, of each rollout.
-        num_envs: environments of each actor.
+        n_steps, num_envs: T, of each rollout, and the environments of each actor.
         precision: a context in which the network computes, the same as in its losses.
     """
 
@@ -48,6 +45,7 @@ class ActorPool:
         precision: Precision = nullcontext,
     ) -> None:
         self.workers, self.network, self.config, self.n_steps = workers, network, config, n_steps
+        self.close = workers.close
         self.num_envs = num_envs * config.batch
         """Of a batch."""
         self.precision = precision
@@ -74,7 +72,7 @@ class ActorPool:
         began = self._begin()
         answers = self._receive_in_order() if self.config.in_order else self._receive_as_they_come()
         self._record(answers, time.monotonic() - began)
-        unroll = join([answer.value.unroll for answer in answers])
+        unroll = join([answer.value.experience for answer in answers])
         ends = unroll.ends
         unroll = tree_to_torch(unroll._replace(ends=()))._replace(ends=ends)  # type: ignore[arg-type]
         self.last_rollout = unroll.rollout()
@@ -90,7 +88,7 @@ class ActorPool:
         self._request(0, "play", random_steps - self.n_steps)
         self._record([answer], time.monotonic() - began)
         self.last_rollout = tree_to_torch(answer.value.rollout)
-        yield from answer.value.steps
+        yield from answer.value.experience
 
     def _begin(self) -> float:
         """Begin an iteration by publishing the network's weights; return when."""
@@ -190,12 +188,11 @@ class ActorPool:
         return tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *rows)
 
     def set_lessons(self, lessons: Lessons) -> None:
-        """Set the lessons of rollouts that are requested from now on."""
         self.lessons = lessons
 
     def restart_episodes(self) -> None:
         """Abandon the current episodes."""
-        self._call_all("begin_anew")
+        self._call_all("restart_episodes")
 
     def get_state(self) -> State:
         """Return, between iterations, all that the next one depends on, including requested rollouts, which are awaited."""
@@ -235,7 +232,3 @@ class ActorPool:
         self.notices.clear()
         self.workers.notices.clear()
         return notices
-
-    def close(self) -> None:
-        """End all actors."""
-        self.workers.close()

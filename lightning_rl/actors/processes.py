@@ -8,7 +8,7 @@ import os
 import pickle
 import shutil
 import time
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -53,11 +53,7 @@ def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe
 
 
 class ProcessWorkers(RemoteWorkers):
-    """Workers in a spawned process each.
-
-    Raises:
-        SettingError: from `receive`: the program trains as it is imported.
-    """
+    """Workers in a spawned process each. Raises `SettingError`: from `receive`: the program trains as it is imported."""
 
     def _open(self) -> None:
         leave_the_program()
@@ -124,10 +120,7 @@ class SharedWeights:
     """The weights of a network in shared memory; processes that are given it as an argument share it.
 
     There are two versions: one changes before the weights are written, the other after. A reader that finds them different, or changed
-    meanwhile, has read half-written weights, and reads again.
-
-    Raises:
-        SettingError: there is no memory for it.
+    meanwhile, has read half-written weights, and reads again. Raises `SettingError`: there is no memory for it.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -173,17 +166,14 @@ def pack(value: Any, block: str | None) -> Packed:
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
     sizes = [view.nbytes for view in views]
-    memory = None if block is None or not sizes else SharedMemory(block)
-    if memory is None or memory.size < room(sizes):
-        arrays: list[bytes] | None = list(map(bytes, views))
-    else:
-        arrays, offset = None, 0
+    with nullcontext() if block is None or not sizes else closing(SharedMemory(block)) as memory:
+        if memory is None or memory.size < room(sizes):
+            return Packed(pickled, sizes, list(map(bytes, views)))
+        offset = 0
         for view, size in zip(views, sizes, strict=True):
             memory_of(memory)[offset : offset + size] = view
             offset += room([size])
-    if memory is not None:
-        memory.close()
-    return Packed(pickled, sizes, arrays)
+    return Packed(pickled, sizes, None)
 
 
 class Slot:
@@ -194,7 +184,6 @@ class Slot:
 
     @property
     def name(self) -> str | None:
-        """Return the name by which the worker finds it; None if it is empty."""
         return None if self.block is None else self.block.name
 
     def resize(self, size: int) -> bool:
@@ -218,9 +207,11 @@ class Slot:
         return pickle.loads(packed.pickled, buffers=buffers)
 
     def close(self) -> None:
-        """Remove its memory."""
         if self.block is not None:
-            _close(self.block, unlink=True)
+            with suppress(FileNotFoundError):
+                self.block.unlink()
+            with suppress(BufferError):  # a view of it is still in use; the memory goes with it
+                self.block.close()
             self.block = None
 
 
@@ -238,11 +229,3 @@ def memory_of(block: SharedMemory) -> memoryview:
 def _has_room(size: int) -> bool:
     """Return whether so many bytes can be written: writing where there is no room would kill the process."""
     return not FOLDER.exists() or shutil.disk_usage(FOLDER).free >= 2 * size
-
-
-def _close(block: SharedMemory, unlink: bool = False) -> None:
-    if unlink:
-        with suppress(FileNotFoundError):
-            block.unlink()
-    with suppress(BufferError):  # a view of it is still in use; the memory goes with it
-        block.close()

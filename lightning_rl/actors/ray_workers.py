@@ -1,7 +1,5 @@
 """Workers that Ray places, on this machine or on many (https://docs.ray.io)."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os
@@ -48,8 +46,7 @@ class RayWorker:
 class RayWorkers(RemoteWorkers):
     """Workers that are Ray's actors. Arguments as `RemoteWorkers`, and the address of a cluster (default: a local one of their own).
 
-    Raises:
-        SettingError: Ray is not installed, or there is no cluster at the address.
+    Raises `SettingError`: Ray is not installed, or there is no cluster at the address.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """Calls of objects that work elsewhere: one interface, and workers in this process, its threads, or outside of it."""
 
-from __future__ import annotations
-
 import pickle
 import time
 import traceback
@@ -67,11 +65,7 @@ class Workers(ABC):
 
     @abstractmethod
     def receive(self) -> Answer:
-        """Wait for the next answer of any worker.
-
-        Raises:
-            WorkerError: a worker raised an exception, or failed too often.
-        """
+        """Wait for the next answer of any worker. Raises `WorkerError`: a worker raised an exception, or failed too often."""
 
     @abstractmethod
     def num_ready(self) -> int:
@@ -194,7 +188,7 @@ class RemoteWorkers(Workers):
     ) -> None:
         super().__init__(num, network)
         self.build, self.timeout = build, timeout
-        self.failures = FailureLimit("actor", num, max_restarts)
+        self.failures = FailureLimit("actor {}", num, max_restarts)
         self.calls: list[deque[Call]] = [deque() for _ in range(num)]
         self.deadlines = [0.0] * num
         self.ready: list[tuple[float, Answer]] = []
@@ -246,11 +240,7 @@ class RemoteWorkers(Workers):
         self.deadlines[i] = time.monotonic() + max(self.timeout, START_TIMEOUT)
 
     def _restart(self, i: int, reason: str) -> None:
-        """Replace a worker and repeat its calls.
-
-        Raises:
-            WorkerError: it failed too often.
-        """
+        """Replace a worker and repeat its calls. Raises `WorkerError`: it failed too often."""
         self.notices.append(self.failures.add(i, reason))
         self.restarts += 1
         self._end(i)
@@ -286,10 +276,7 @@ class RemoteWorkers(Workers):
 class RemoteWorker:
     """The far side of a remote worker: builds it at its first call, and gives its network the newest weights before each.
 
-    Args:
-        index: of the worker.
-        restarts: how often it was restarted.
-        made_of: its `Build` and its network, pickled.
+    `made_of`: its `Build` and its network, pickled.
     """
 
     def __init__(self, index: int, restarts: int, made_of: bytes) -> None:

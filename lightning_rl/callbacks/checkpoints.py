@@ -16,8 +16,8 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.checkpoints.segments import SegmentStore, size_of
 from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, check_choice, check_range, nearest
 from lightning_rl.types import State
 

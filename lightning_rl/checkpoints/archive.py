@@ -1,7 +1,5 @@
 """Check a checkpoint's archive before torch reads it, and turn state into plain data and back."""
 
-from __future__ import annotations
-
 import zipfile
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -29,9 +27,7 @@ class NotPlainError(ValueError):
 def read_archive(path: Path, map_location: Device = None) -> Checkpoint:
     """Read a file as plain data: no code in it runs, and it takes no more memory than the file is large.
 
-    Raises:
-        NotPlainError: it is not an archive of tensors and plain data.
-        Exception: whatever torch raises for a damaged file.
+    Raises `NotPlainError`: it is not an archive of tensors and plain data. Raises `Exception`: whatever torch raises for a damaged file.
     """
     check_archive(path)
     content = torch.load(path, map_location=map_location, weights_only=True)
@@ -74,8 +70,7 @@ def checksum_error(path: Path) -> str | None:
 def leaves(tree: object, max_values: int) -> Iterator[object]:
     """Yield all leaves of plain data; one that is shared comes again, as it does for whoever walks the data.
 
-    Raises:
-        NotPlainError: there are more values than that, or they are nested deeper than `MAX_DEPTH`, as in data that contains itself.
+    Raises `NotPlainError`: there are more values than that, or they are nested deeper than `MAX_DEPTH`, as in data that contains itself.
     """
     stack: list[Iterator[object]] = [iter([tree])]
     while stack:
@@ -108,10 +103,8 @@ def mappings(tree: object) -> Iterator[Mapping[str, object]]:
 def to_plain(tree: object, place: str = "state") -> Any:
     """Copy a tree of dicts, lists, tuples and deques to one of dicts, lists and tuples whose leaves torch can save.
 
-    Arrays become tensors, numpy scalars Python numbers, deques lists and named tuples tuples.
-
-    Raises:
-        TypeError: a leaf is not plain data; the message has its place in the tree.
+    Arrays become tensors, numpy scalars Python numbers, deques lists and named tuples tuples. Raises `TypeError`: a leaf is not plain data;
+    the message has its place in the tree.
     """
     if isinstance(tree, np.generic) and tree.dtype.kind in "biufcSU":
         return tree.item()

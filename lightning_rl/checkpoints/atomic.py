@@ -1,7 +1,5 @@
 """Write files whole or not at all, and lock a run's folder."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os
@@ -57,15 +55,12 @@ class Staged:
 
     @property
     def temporary(self) -> Path:
-        """Return its name before `commit`."""
         return temporary(self.path)
 
     def commit(self) -> None:
-        """Replace the file or the link that is there."""
         os.replace(self.temporary, self.path)
 
     def discard(self) -> None:
-        """Remove the temporary file."""
         self.temporary.unlink(missing_ok=True)
 
 
@@ -165,10 +160,8 @@ _held: set[int] = set()
 def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
     """Keep other processes out of a folder. The kernel releases the lock of a process that has ended, however it ended.
 
-    The locked file is next to the folder, as `--force` renames the folder.
-
-    Raises:
-        SettingError: another process has the lock, or there can be no lock file.
+    The locked file is next to the folder, as `--force` renames the folder. Raises `SettingError`: another process has the lock, or there
+    can be no lock file.
     """
     file = folder.with_name(f".{folder.name}.lock")
     try:

@@ -7,8 +7,6 @@ is read where the newer one is missing or damaged. At every moment one of the tw
 Links are followed for reading: a run's folder, or a checkpoint, may be one. Saving replaces a link, and never writes through it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
@@ -56,7 +54,6 @@ class AtomicCheckpointIO(CheckpointIO):
         return read_verified(path, map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint, its previous generation and their manifests."""
         for each in (Path(path), previous_path(Path(path))):
             manifest_path(each).unlink(missing_ok=True)
             each.unlink(missing_ok=True)

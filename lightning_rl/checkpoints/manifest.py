@@ -1,7 +1,5 @@
 """The manifest next to a checkpoint: its size and hash, and the versions and processor that wrote it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 `CONTENT` lists the places of every checkpoint and `RUN` those of a run that can be continued, with what is allowed there.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -14,7 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -40,8 +38,8 @@ class Kind(NamedTuple):
     name: str
     allows: Callable[[Any], bool]
 
-    def or_null(self) -> Kind:
-        return Kind(f"{self.name} or null", lambda value: value is None or self.allows(value))
+    def or_null(self) -> Self:
+        return type(self)(f"{self.name} or null", lambda value: value is None or self.allows(value))
 
 
 def _is_count(value: object, bound: int = MAX_COUNT) -> bool:

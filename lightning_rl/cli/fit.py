@@ -1,7 +1,5 @@
 """The subcommand `fit`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """`lightning-rl` and `python -m lightning_rl`: run a subcommand, and turn wrong input into one line and exit status 2."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

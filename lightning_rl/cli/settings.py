@@ -1,7 +1,5 @@
 """Read settings from the command line and configs, and explain wrong ones in one line."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re
@@ -20,7 +18,7 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.evaluation import EvaluationConfig
-from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_number, in_one_line, parse, read_config, spell_out
+from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse, read_config, spell_out
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, closest, closest_of, nearest
@@ -199,8 +197,7 @@ def merge_signals(settings: Mapping[str, object], others: Mapping[str, object]) 
 def find_algorithm(class_path: object) -> type:
     """Find the class of `PPO`, `lightning_rl.PPO` or `my_module.MyAlgorithm`.
 
-    Raises:
-        SettingError: there is no such class, or it is not an algorithm.
+    Raises `SettingError`: there is no such class, or it is not an algorithm.
     """
     if not isinstance(class_path, str):
         raise SettingError(f"model must be the name of an algorithm such as PPO, got {class_path!r}")
@@ -221,7 +218,6 @@ def find_algorithm(class_path: object) -> type:
 
 
 def model_settings(algorithm: type) -> list[str]:
-    """Return the names of an algorithm's settings."""
     return [name for name in settings_of(algorithm) if name != "spaces"]
 
 
@@ -281,13 +277,6 @@ def check_names(prefix: str, given: Iterable[object], names: Iterable[str], wher
             moved = MOVED.get(str(key))
             way_out = f"; here it is {moved}" if moved else nearest(str(key), names) or "; see lightning-rl fit --help"
             raise SettingError(f"{prefix}{key}{where} is not a setting{way_out}")
-
-
-def as_mapping(key: str, value: object, where: str = "") -> Plain:
-    """Return a part of a config that must be a mapping; {} where it is null."""
-    if value is not None and not isinstance(value, dict):
-        raise SettingError(f"{key}{where} must be a mapping of settings, got {value!r}")
-    return value or {}
 
 
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "dict": "a mapping", "list": "a list"}

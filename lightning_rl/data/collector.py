@@ -1,8 +1,6 @@
 """Collect experience: step a vector environment with a policy, and keep what happened."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,25 +10,12 @@ import torch
 from torch import Generator
 
 from lightning_rl.data.episodes import EpisodeStatistics
-from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import Stepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import ActingNetwork, Precision, RandomActor, StepActor, make_actor, reset_memory
 from lightning_rl.spaces import Spaces, allocate
-from lightning_rl.types import (
-    EnvStep,
-    Rollout,
-    State,
-    Tree,
-    is_finite,
-    tree_index,
-    tree_leaves,
-    tree_map,
-    tree_stack,
-    tree_to_numpy,
-    tree_to_torch,
-)
+from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 copy_to = partial(np.copyto, casting="unsafe")
 """Copy an array into storage, with its dtype."""
@@ -98,8 +83,6 @@ class Collector:
     The rollout's tensors on the CPU share memory with the collector's arrays: use one before collecting the next.
 
     Args:
-        stepper: the environments.
-        spaces: of one of them.
         network: the policy, with its newest weights at every iteration.
         n_steps: T.
         seed: of the environments and of the policy's draws.
@@ -120,6 +103,7 @@ class Collector:
         next_obs: bool = False,
     ) -> None:
         self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
+        self.name, self.can_be_saved, self.set_lessons, self.close = stepper.name, stepper.can_be_saved, stepper.set_lessons, stepper.close
         self.num_envs = num_envs = stepper.num_envs
         self.precision = precision
         self.guard = Guard()
@@ -260,8 +244,7 @@ class Collector:
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
         """Return observations `[>= count, ...]` of a random policy; the next rollout starts new episodes.
 
-        Raises:
-            RunStoppedError: `stop` returned True.
+        Raises `RunStoppedError`: `stop` returned True.
         """
         rows, source, end = [], self.random_rows(), self.env_steps + count
         while self.env_steps < end:
@@ -286,20 +269,6 @@ class Collector:
             yield tree_index(tree_to_torch(row), torch.from_numpy(step.valid))
 
     # ---------------------------------------------------------------- the environments
-
-    @property
-    def name(self) -> str:
-        """Return the name of the environments, for messages."""
-        return self.stepper.name
-
-    @property
-    def can_be_saved(self) -> bool:
-        """Return whether the environments can be saved in the middle of their episodes."""
-        return self.stepper.can_be_saved
-
-    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Set what environments draw their parameters from at their next resets, see `envs/parameters.py`."""
-        self.stepper.set_lessons(lessons)
 
     def restart_episodes(self) -> None:
         """Abandon the current episodes, between iterations: the next step starts new ones in place of an action."""
@@ -334,13 +303,16 @@ class Collector:
             return "the checkpoint holds those of actors"
         self.generator.set_state(torch.from_numpy(state["generator"]))
         episodes = state["episodes"]
-        if episodes is not None and np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
+        if episodes is None:
+            self.statistics.forget()
+            return None
+        if np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
             new_episodes: str | None = "the checkpoint holds no action masks, or other ones"
-        elif episodes is not None and _shapes(episodes["memory"]) != _shapes(self.network.initial_memory(self.num_envs)):
+        elif tree_map(np.shape, episodes["memory"]) != tree_map(np.shape, self.network.initial_memory(self.num_envs)):
             new_episodes = "the checkpoint holds another memory"
         else:
-            new_episodes = None if episodes is None else self.stepper.load_state_dict(episodes["envs"])
-        if episodes is None or new_episodes is not None:
+            new_episodes = self.stepper.load_state_dict(episodes["envs"])
+        if new_episodes is not None:
             self.statistics.forget()
             return new_episodes
         self._current, self._start, self._mask = episodes["obs"], episodes["start"], episodes.get("mask", ())
@@ -348,23 +320,11 @@ class Collector:
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
 
-    def close(self) -> None:
-        """Close the environments."""
-        self.stepper.close()
-
-
-def _shapes(tree: Tree) -> list[tuple[int, ...]]:
-    return [tuple(np.shape(leaf)) for leaf in tree_leaves(tree)]
-
 
 def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:
-    """Compute the values of all rows at once, and on request their log-probabilities, with the current weights of a network.
+    """Compute the values of all rows at once, and on request their log-probabilities, with the current weights of an actor-critic.
 
-    Args:
-        unroll: of tensors; ends of arrays.
-        network: an actor-critic.
-        device: of the network.
-        log_probs: whether to compute them.
+    `unroll` is of tensors, its ends of arrays.
     """
     ends = unroll.ends
     unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
@@ -387,7 +347,7 @@ def gather_ends(found: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_ob
     steps, envs, finals, after = zip(*found, strict=True)
     env = np.concatenate(envs)
     obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
-    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after) if len(tree_leaves(after[0])) else after[0]
+    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after)
     return Ends(np.repeat(steps, [len(each) for each in envs]), env, obs, memory)
 
 

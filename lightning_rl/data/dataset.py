@@ -1,25 +1,26 @@
 """Off-policy experience: the dataset whose items are iterations of acting and learning in turn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
+from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
-from lightning_rl.types import Experience, Rollout, State, Transition, tree_map, tree_to_torch
+from lightning_rl.types import Experience, State, Transition, tree_map, tree_to_torch
+
+BEGUN = ("learning_starts", "random_until", "phases")
+"""What a run remembers of how it began."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,6 @@ class ReplaySettings:
             raise SettingError(f"batch_size {self.batch_size} is no multiple of memory.sequence_length {length}; use {sizes}")
 
 
-class RewardStream(Protocol):
-    """What a replay dataset asks of a reward signal, see `rewards/signal.py`."""
-
-    gamma: float
-    ignore_done: bool
-    sees: bool
-
-    def __call__(self, experience: Experience) -> Tensor: ...
-
-    def gather(self, rollout: Rollout) -> None: ...
-
-
 class ReplayDataset(ExperienceDataset):
     """Endless iterations; each is an iterator over batches that also steps the environments.
 
@@ -68,11 +57,7 @@ class ReplayDataset(ExperienceDataset):
 
     Args:
         collector: of this rank, with the steps of one iteration.
-        buffer: where its experience is kept.
-        signals: the S reward signals, by name.
-        settings: when to act and when to learn.
-        device: where batches go.
-        iterations: the planned number.
+        signals: the S reward signals, by name, see `rewards/signal.py`.
         ranks: how many ranks share the environment steps.
         resumed: whether the run continues another: its policy acts from the first step, without a random warm-up.
     """
@@ -81,7 +66,7 @@ class ReplayDataset(ExperienceDataset):
         self,
         collector: Collector,
         buffer: ReplayBuffer,
-        signals: Mapping[str, RewardStream],
+        signals: Mapping[str, Any],
         settings: ReplaySettings,
         device: torch.device,
         iterations: int,
@@ -177,7 +162,6 @@ class ReplayDataset(ExperienceDataset):
         return tree_to_torch((steps, discount), self.device)
 
     def end_iteration(self) -> None:
-        """Show the signals what the environments paid."""
         rollout = self.collector.rollout()
         for signal in self.signals.values():
             signal.gather(tree_map(lambda leaf: leaf.to(self.device), rollout) if signal.sees else rollout)
@@ -204,15 +188,13 @@ class ReplayDataset(ExperienceDataset):
         store.load(manifest, self.buffer)
         self._manifests = [manifest]
 
-    def get_state(self) -> State:
-        begun = {name: getattr(self, name) for name in ("learning_starts", "random_until", "phases", "rows")}
-        return {**super().get_state(), **begun, "replay": self._saving}
+    def own_state(self) -> State:
+        return {**{name: getattr(self, name) for name in (*BEGUN, "rows")}, "replay": self._saving}
 
-    def set_state(self, state: State) -> str | None:
-        new_episodes = super().set_state(state)
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
         self.rows = state["rows"]
         if len(self.buffer):  # else it fills again before learning goes on
-            for name in ("learning_starts", "random_until", "phases"):
+            for name in BEGUN:
                 setattr(self, name, state[name])
         if new_episodes is not None:
             self.buffer.cut()

@@ -77,12 +77,9 @@ def read_rows(who: str, obs: Tree, action: Tree, action_mask: Tree | None, space
     """Return one demonstrated episode as it is learned from.
 
     Args:
-        who: its name in messages.
         obs: `[T + 1, ...]` tree, in the environment's own form.
         action: `[T, ...]` tree, the same.
         action_mask: of the choices at obs, `[T + 1, M]` or `[T, M]`, or another form of `envs/masks.py`; None where everything was legal.
-        spaces: of one environment.
-        distribution: of the policy.
 
     Raises:
         SettingError: it does not fit the spaces, an observation is NaN or infinite, or an action is not legal.
@@ -198,11 +195,10 @@ class DemonstrationDataset(ExperienceDataset):
         """Return how many times all demonstrations were learned from."""
         return {"train/epochs": self.draws.order.epochs}
 
-    def get_state(self) -> State:
-        return {**super().get_state(), "order": self.draws.order.get_state()}
+    def own_state(self) -> State:
+        return {"order": self.draws.order.get_state()}
 
-    def set_state(self, state: State) -> str | None:
-        super().set_state(state)
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
         return self.draws.order.set_state(state["order"])
 
 
@@ -210,11 +206,8 @@ class DemonstrationDraws:
     """Minibatches of demonstrations: all sequences come once, in random order, and then again in another.
 
     Args:
-        rows: what to draw from.
         batch_size: rows of a minibatch, in whole sequences; all where there are fewer.
-        seed: of the order, the same on all ranks: each takes its share of it.
-        device: where minibatches go.
-        rank, ranks: which of how many this is.
+        seed: of the order, the same on all ranks: each `rank` of `ranks` takes its share of it.
     """
 
     def __init__(self, rows: EpisodeRows, batch_size: int, seed: int, device: torch.device, rank: int = 0, ranks: int = 1) -> None:
@@ -243,7 +236,6 @@ class ShuffledOrder:
         self.order = torch.randperm(self.num, generator=self.generator).numpy()
 
     def take(self, count: int) -> np.ndarray:
-        """Return the next places."""
         parts = []
         while count > 0:
             if self.position == self.num:
@@ -285,7 +277,6 @@ class NoCollector:
         self.nothing = Rollout(tree_to_torch(allocate(space, 1, 0)), (), (), none, none, none, flag, flag, flag, flag)
 
     def rollout(self) -> Rollout:
-        """Return a rollout of no rows."""
         return self.nothing
 
     def get_state(self) -> State:

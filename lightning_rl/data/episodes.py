@@ -69,7 +69,6 @@ class EpisodeStatistics:
         self.running_length[step.ended] = 0
 
     def add(self, episode: Finished) -> None:
-        """Add an episode that ended."""
         self.returns.append(episode.return_)
         self.lengths.append(episode.length)
         self.successes.append(episode.success or 0.0)
@@ -84,14 +83,12 @@ class EpisodeStatistics:
         self.reports_success = any(of_all_ranks(self.reports_success))
 
     def get_state(self) -> State:
-        """Return everything."""
         windows: dict[str, Any] = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
         windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
         counts = {"episodes": self.episodes, "reports_success": self.reports_success}
         return {"running_return": self.running_return, "running_length": self.running_length, **counts, **windows}
 
     def set_state(self, state: State) -> None:
-        """Restore a state of as many environments."""
         self.running_return[:], self.running_length[:], self.episodes = state["running_return"], state["running_length"], state["episodes"]
         for name in ("returns", "lengths", "successes"):
             getattr(self, name).clear()
@@ -151,8 +148,6 @@ class EpisodePlayer:
     An environment whose episodes are short plays no more of them than the others: "the first to finish" would favour short ones.
 
     Args:
-        make: builds one environment.
-        num_envs: how many of them act together.
         max_episode_steps: an episode of this length ends here, counted as truncated; see `longest_episode` unless given.
         masked: whether the environments must rule out actions, as in `Spaces`; if not, they may.
     """
@@ -167,8 +162,7 @@ class EpisodePlayer:
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
         """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's mode as it was.
 
-        Raises:
-            RunStoppedError: `stop` says so.
+        Raises `RunStoppedError`: `stop` says so.
         """
         was_training = network.training
         network.eval()
@@ -180,7 +174,6 @@ class EpisodePlayer:
             network.train(was_training)
 
     def close(self) -> None:
-        """Close the environments."""
         for env in self.envs:
             env.close()
 
@@ -217,12 +210,7 @@ class Seat:
 
     obs, mask: what to act on next.  seed, return_, length: of the episode so far.  info: what the environment said last.
 
-    Args:
-        index: which of the environments of its owner it is, for messages.
-        env: the environment.
-        masked: whether it must rule out actions, as in `Spaces`; if not, it may.
-        on_nan: what to do about NaN and infinity, see `nan_policy.py`.
-        where: when that is, for messages.
+    `index` and `where` are for messages: which of its owner's environments it is, and when. Others as in `EpisodePlayer`.
     """
 
     def __init__(self, index: int, env: gym.Env, masked: bool = False, on_nan: str = "raise", where: str = "in evaluation") -> None:

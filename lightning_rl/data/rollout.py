@@ -1,7 +1,5 @@
 """On-policy experience: the dataset whose items are rollouts, advantages for them, and minibatches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -25,10 +23,6 @@ class ExperienceDataset(IterableDataset[Any]):
 
     It has a length, the planned number of iterations, because Lightning reads a loader without one a batch ahead: that experience would be
     collected with old weights.
-
-    Args:
-        collector: steps the environments.
-        iterations: the planned number.
     """
 
     restart_notice = "environments start new episodes"
@@ -65,11 +59,19 @@ class ExperienceDataset(IterableDataset[Any]):
 
     def get_state(self) -> State:
         """Return all that the next iteration depends on, with arrays, between iterations."""
-        return {"collector": self.collector.get_state()}
+        return {"collector": self.collector.get_state(), **self.own_state()}
 
     def set_state(self, state: State) -> str | None:
         """Restore a state, before the first iteration. Return why that is not possible exactly, if it is not."""
-        return self.collector.set_state(state["collector"])
+        return self.set_own_state(state, self.collector.set_state(state["collector"]))
+
+    def own_state(self) -> State:
+        """Return what there is to save besides the collector."""
+        return {}
+
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
+        """Restore it. `new_episodes`: why environments start new episodes, if they do. Return what `set_state` does."""
+        return new_episodes
 
     def state_dict(self) -> State:
         """Return nothing: Lightning asks, to know that a run can continue in the middle of an epoch."""
@@ -133,7 +135,6 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
     """Compute advantages and returns of a rollout, and flatten it to `B = T * N` rows.
 
     Args:
-        rollout: with its reward streams filled.
         discount: γ · bootstrap, `[T, N, S]`.
         gae_lambda: λ of the generalised advantage estimate; 1 gives n-step returns.
         sequence_length: L, rows of a sequence, T if that is less. A last one that is shorter is filled with rows that do not count.

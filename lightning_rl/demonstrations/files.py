@@ -155,11 +155,9 @@ class ArrayFile:
         self.bytes_left = path.stat().st_size
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
     def group(self, parent: Group, name: str) -> Group:
-        """Return a group in a group."""
         return self._child(parent, name, self.h5py.Group, "group")
 
     def array(self, parent: Group, name: str, rows: int) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Record episodes and save them as Minari datasets."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
@@ -115,11 +113,7 @@ class RecordEpisodes(gym.Wrapper):
     them (a list becomes an array, float64 float32), so that what it gets is what is recorded; observations are kept in the types of their
     space.
 
-    Args:
-        env: one environment; a method `action_masks` is used (see `envs/masks.py`).
-
-    Raises:
-        SettingError: its spaces cannot be recorded.
+    A method `action_masks` is used (see `envs/masks.py`). Raises `SettingError` for spaces that cannot be recorded.
     """
 
     def __init__(self, env: gym.Env) -> None:

@@ -1,7 +1,5 @@
 """Distributions over actions: what all offer, and those over finitely many (Discrete, MultiDiscrete, MultiBinary)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -51,6 +49,8 @@ class Distribution(nn.Module):
 
     num_inputs: int
     num_parts: int
+    num_features: int
+    """The width of `features`."""
     mask_width = 0
     sizes: Sequence[int] = ()
     """How many choices each branch of an elementary distribution has; empty where actions are continuous."""
@@ -77,11 +77,6 @@ class Distribution(nn.Module):
         """Undo `to_env`, for demonstrations; numpy in, numpy out."""
         raise NotImplementedError
 
-    @property
-    def num_features(self) -> int:
-        """Return the width of `features`."""
-        return self.num_inputs
-
     def features(self, action: Tree) -> Tensor:
         """Return sampled actions as vectors `[..., num_features]` for other networks.
 
@@ -91,11 +86,11 @@ class Distribution(nn.Module):
 
     def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
         """Return how far `x [..., num_features]` is from actions, `[...]`: cross-entropy of choices and bits, squared error of numbers."""
-        return -self.evaluate(x, action)[0].sum(-1)
+        raise NotImplementedError
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
         """Draw an action for each row whatever x is: uniform where the space has bounds."""
-        return self.sample(torch.zeros_like(x), mask, generator)
+        raise NotImplementedError
 
     def flat(self, tree: Tree) -> list[Tree]:
         """Return the actions of the elementary distributions, in the order of `leaves`."""
@@ -110,13 +105,32 @@ class Distribution(nn.Module):
         return torch.stack([part.sum(-1) for part in x.split([leaf.num_parts for leaf in self.leaves()], -1)], -1)
 
 
-class Categorical(Distribution):
+class Finite(Distribution):
+    """A distribution over finitely many actions, `sizes` choices in each part."""
+
+    def __init__(self, sizes: list[int], num_inputs: int) -> None:
+        super().__init__()
+        self.sizes, self.mask_width, self.num_parts = sizes, sum(sizes), len(sizes)
+        self.num_inputs = self.num_features = num_inputs
+
+    def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        """Return the log-probability of all choices (of a bit: off and on), branch after branch, `[..., sum(sizes)]`."""
+        raise NotImplementedError
+
+    def choices(self, action: Tensor) -> Tensor:
+        """Return the choice of each branch, `[..., len(sizes)]`."""
+        raise NotImplementedError
+
+    def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
+        return -self.evaluate(x, action)[0].sum(-1)
+
+
+class Categorical(Finite):
     """Discrete(n): a softmax over n logits. Actions are counted from 0, whatever the space's `start`."""
 
     def __init__(self, space: Discrete) -> None:
-        super().__init__()
-        self.num_inputs, self.num_parts, self.start = int(space.n), 1, int(space.start)
-        self.sizes, self.mask_width = [self.num_inputs], self.num_inputs
+        super().__init__([int(space.n)], int(space.n))
+        self.start = int(space.start)
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return self.draw(masked(x, mask), self.noise(x, generator))
@@ -129,6 +143,9 @@ class Categorical(Distribution):
         """Return the action for logits and noise, arrays or tensors."""
         return (x + noise).argmax(-1)
 
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.draw(masked(torch.zeros_like(x), mask), gumbel(x, generator))
+
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return masked(x, mask).argmax(-1)
 
@@ -137,11 +154,9 @@ class Categorical(Distribution):
         return log_p.gather(-1, action.unsqueeze(-1)), -(log_p.exp() * log_p).sum(-1, keepdim=True)
 
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        """Return the log-probability of all choices, branch after branch, `[..., sum(sizes)]`."""
         return masked(x, mask).log_softmax(-1)
 
     def choices(self, action: Tensor) -> Tensor:
-        """Return the choice of each branch, `[..., len(sizes)]`."""
         return action.unsqueeze(-1)
 
     def features(self, action: Tensor) -> Tensor:
@@ -164,11 +179,8 @@ class EpsilonGreedy(Categorical):
         explores = torch.rand(x.shape[:-1], generator=generator, device=x.device).unsqueeze(-1) < self.epsilon
         return torch.empty_like(x).uniform_(1e20, 2e20, generator=generator) * explores
 
-    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return self.draw(masked(torch.zeros_like(x), mask), gumbel(x, generator))
 
-
-class MultiCategorical(Distribution):
+class MultiCategorical(Finite):
     """MultiDiscrete(nvec): a softmax over each of the K = len(nvec) branches, D = K."""
 
     branch: Tensor
@@ -176,14 +188,11 @@ class MultiCategorical(Distribution):
     places: Tensor
 
     def __init__(self, space: MultiDiscrete) -> None:
-        super().__init__()
         sizes = torch.as_tensor(space.nvec).flatten()
-        self.num_inputs, self.num_parts = int(sizes.sum()), len(sizes)
-        self.mask_width = self.num_inputs
+        super().__init__(sizes.tolist(), int(sizes.sum()))
         self.shape, self.start, self.dtype = space.shape, space.start, space.dtype
         position = torch.arange(int(sizes.max()))
         inside = position < sizes.unsqueeze(1)
-        self.sizes = sizes.tolist()
         first = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]])
         self.register_buffer("branch", (first.unsqueeze(1) + position) * inside, persistent=False)
         self.register_buffer("inside", inside, persistent=False)
@@ -197,6 +206,9 @@ class MultiCategorical(Distribution):
         logits = self._logits(x, mask)
         return (logits + gumbel(logits, generator)).argmax(-1)
 
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.sample(torch.zeros_like(x), mask, generator)
+
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return self._logits(x, mask).argmax(-1)
 
@@ -205,11 +217,9 @@ class MultiCategorical(Distribution):
         return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        """Return the log-probability of all choices, branch after branch, `[..., sum(sizes)]`."""
         return self._logits(x, mask).log_softmax(-1).flatten(-2)[..., self.places]
 
     def choices(self, action: Tensor) -> Tensor:
-        """Return the choice of each branch, `[..., len(sizes)]`."""
         return action
 
     def features(self, action: Tensor) -> Tensor:
@@ -223,14 +233,13 @@ class MultiCategorical(Distribution):
         return (action - self.start).reshape(len(action), -1).astype(np.int64)
 
 
-class Bernoulli(Distribution):
+class Bernoulli(Finite):
     """MultiBinary(k): independent bits, each with a logit, D = k."""
 
     def __init__(self, space: MultiBinary) -> None:
-        super().__init__()
+        bits = math.prod(space.shape)
+        super().__init__([2] * bits, bits)
         self.shape = space.shape
-        self.num_inputs = self.num_parts = math.prod(space.shape)
-        self.sizes, self.mask_width = [2] * self.num_inputs, 2 * self.num_inputs
 
     def _logits(self, x: Tensor, mask: Tree) -> Tensor:
         """Return `[..., k]`; a bit with one legal value is as far on its side as numbers go."""
@@ -244,6 +253,9 @@ class Bernoulli(Distribution):
         on = self._logits(x, mask).sigmoid()
         return (torch.rand(x.shape, generator=generator, device=x.device) < on).to(x.dtype)
 
+    def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
+        return self.sample(torch.zeros_like(x), mask, generator)
+
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return (self._logits(x, mask) > 0).to(x.dtype)
 
@@ -253,12 +265,10 @@ class Bernoulli(Distribution):
         return torch.where(action > 0.5, log_on, log_off), -(x.sigmoid() * log_on + (-x).sigmoid() * log_off)
 
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        """Return the log-probability of off and on, bit after bit, `[..., sum(sizes)]`."""
         x = self._logits(x, mask)
         return torch.stack([functional.logsigmoid(-x), functional.logsigmoid(x)], -1).flatten(-2)
 
     def choices(self, action: Tensor) -> Tensor:
-        """Return 0 or 1 for each bit, `[..., len(sizes)]`."""
         return action.long()
 
     def features(self, action: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Gaussians over Box actions, clipped or squashed to the bounds."""
 
-from __future__ import annotations
-
 import math
 from typing import TypeVar
 
@@ -26,9 +24,9 @@ LOG_PROB_CONSTANT = 0.5 * math.log(2 * math.pi) + 2 * math.log(2)
 class Continuous(Distribution):
     """A distribution over a Box."""
 
-    @property
-    def num_features(self) -> int:
-        return self.num_parts
+    def __init__(self, space: Box) -> None:
+        super().__init__()
+        self.num_inputs = self.num_parts = self.num_features = math.prod(space.shape)
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
         """Draw the noise `[..., D]` of an action."""
@@ -57,8 +55,7 @@ class Gaussian(Continuous):
     """One Gaussian per dimension, with its mean from x and a free log σ."""
 
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
-        super().__init__()
-        self.num_inputs = self.num_parts = math.prod(space.shape)
+        super().__init__(space)
         self.log_std = nn.Parameter(torch.full((self.num_inputs,), float(log_std_init)))
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
@@ -91,7 +88,7 @@ class DiagonalGaussian(Gaussian):
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         if not self.bounded:
-            return super().random(x, mask, generator)
+            return self.sample(torch.zeros_like(x), mask, generator)
         low, high = self._bounds(x)
         return low + (high - low) * torch.empty_like(x).uniform_(generator=generator)
 
@@ -159,9 +156,8 @@ class UnitActions(Continuous):
     """A distribution whose actions are kept in [-1, 1], as critics see them, and stretched to the bounds for the environment."""
 
     def __init__(self, space: Box, needed_by: str) -> None:
-        super().__init__()
+        super().__init__(space)
         self.bounds = Bounds(space, needed_by)
-        self.num_inputs = self.num_parts = math.prod(space.shape)
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return x.new_empty(*x.shape[:-1], self.num_parts).uniform_(-1, 1, generator=generator)
@@ -235,8 +231,8 @@ class NoisyAction(UnitActions):
 class Bounds:
     """The bounds of a Box, to and from [-1, 1].
 
-    Raises:
-        SettingError: a Box without bounds, or with a dimension that cannot move; the message names who needs them and what to use instead.
+    Raises `SettingError`: a Box without bounds, or with a dimension that cannot move; the message names who needs them and what to use
+    instead.
     """
 
     def __init__(self, space: Box, needed_by: str, instead: str = "PPO") -> None:

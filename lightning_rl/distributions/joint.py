@@ -1,7 +1,5 @@
 """The distribution of an action space, whatever its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -27,6 +25,7 @@ class Joint(Distribution):
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.num_inputs = sum(part.num_inputs for part in parts)
         self.num_parts = sum(part.num_parts for part in parts)
+        self.num_features = sum(part.num_features for part in parts)
         self.mask_width = sum(part.mask_width for part in parts)
         self.names = [
             f"{key}.{name}" if name else str(key)
@@ -65,10 +64,6 @@ class Joint(Distribution):
 
     def from_env(self, action: Tree) -> Tree:
         return self._join(part.from_env(child) for part, child in self._children(action))
-
-    @property
-    def num_features(self) -> int:
-        return sum(part.num_features for part in self.parts)
 
     def features(self, action: Tree) -> Tensor:
         return torch.cat([part.features(child) for part, child in self._children(action)], -1)
@@ -119,11 +114,7 @@ def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std
 
 
 def make_epsilon_greedy(space: Space) -> EpsilonGreedy:
-    """Return the ε-greedy choice of DQN.
-
-    Raises:
-        SettingError: a space that is not Discrete.
-    """
+    """Return the ε-greedy choice of DQN. Raises `SettingError`: a space that is not Discrete."""
     if not isinstance(space, Discrete):
         instead = "SAC, TD3 or PPO" if isinstance(space, Box) else "SAC or PPO"
         raise SettingError(f"DQN needs a Discrete action space, got {short(space)}; use {instead}")

@@ -1,9 +1,7 @@
 """What soft actor-critic asks of a policy, for any action space."""
 
-from __future__ import annotations
-
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -30,9 +28,9 @@ class SoftSample(NamedTuple):
     entropy: Tensor
     log_prob: Tensor | None
 
-    def detach(self) -> SoftSample:
+    def detach(self) -> Self:
         """Return the sample without its graph."""
-        return SoftSample._make(part if part is None else part.detach() for part in self)
+        return type(self)._make(part if part is None else part.detach() for part in self)
 
 
 class SoftActions(nn.Module):

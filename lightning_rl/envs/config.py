@@ -1,7 +1,5 @@
 """Settings of environments: which one to build, how many, and how to step them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,6 @@
 """Small environments: two with a known best return, modelled on ML-Agents' test environments, and Connect Four."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
 
 import gymnasium as gym
@@ -15,7 +14,6 @@ from lightning_rl.types import Tree
 
 ENTITIES_SHAPE = (10, 5)
 """Entities in a set, and numbers of an entity."""
-LAST_SHOWN_STEP = 2
 
 
 class Simple1D(gym.Env):
@@ -44,6 +42,9 @@ class Simple1D(gym.Env):
     Raises:
         SettingError: nothing to observe, nothing to do, or an invalid size.
     """
+
+    last_shown_step = math.inf
+    """Of an episode; later observations are filled with 0."""
 
     def __init__(
         self,
@@ -92,20 +93,15 @@ class Simple1D(gym.Env):
 
     def observe(self) -> Tree:
         """Return all observations, each filled with one number."""
-        obs = {name: np.full(shape, self.shown_number(), np.float32) for name, shape in self.shapes.items()}
+        shown = self.goal if self.steps <= self.last_shown_step else 0.0
+        obs = {name: np.full(shape, shown, np.float32) for name, shape in self.shapes.items()}
         return obs if len(obs) > 1 else obs.popitem()[1]
-
-    def shown_number(self) -> float:
-        """Return the number that fills the observations: the goal."""
-        return self.goal
 
 
 class Memory1D(Simple1D):
     """`Simple1D` that shows the goal in the first three observations of an episode, and zeros afterwards. Arguments are the same."""
 
-    def shown_number(self) -> float:
-        """Return the goal in the first steps, and 0 afterwards."""
-        return self.goal if self.steps <= LAST_SHOWN_STEP else 0.0
+    last_shown_step = 2
 
 
 def make_action_space(continuous: int, branches: int) -> gym.Space:

@@ -1,28 +1,43 @@
 """Values of environment parameters as in ML-Agents: samplers, and curricula of lessons."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypedDict
 
 import numpy as np
 
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_range, nearest
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_names, check_range, nearest
 
 MAX_NUMBER = 1e300
 """Differences of such numbers are finite, too."""
 
 
 @dataclass(frozen=True)
-class Constant:
+class Sampler:
+    """What numbers are drawn from; with a `seed` of its own in all runs alike, -1 takes the run's."""
+
+    seed: int = field(default=-1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if each.type is float:
+                check_number(each.name, getattr(self, each.name))
+        check_range("seed", self.seed, -1, whole=True)
+        self.check()
+
+    def check(self) -> None:
+        """Raise `SettingError` for numbers that do not go together."""
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """Draw a number."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Constant(Sampler):
     """Always the same number; a bare number means this."""
 
     value: float = 0.0
-    seed: int = -1
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "value")
 
     def __str__(self) -> str:
         return f"{self.value:g}"
@@ -32,15 +47,13 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Sampler):
     """The uniform distribution from `min_value` to `max_value`."""
 
     min_value: float = 0.0
     max_value: float = 1.0
-    seed: int = -1
 
-    def __post_init__(self) -> None:
-        check_numbers(self, "min_value", "max_value")
+    def check(self) -> None:
         if self.min_value > self.max_value:
             raise SettingError(f"min_value must be <= max_value, got {self.min_value!r} and {self.max_value!r}")
 
@@ -52,15 +65,13 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Sampler):
     """The normal distribution with this mean and standard deviation."""
 
     mean: float = 1.0
     st_dev: float = 1.0
-    seed: int = -1
 
-    def __post_init__(self) -> None:
-        check_numbers(self, "mean", "st_dev")
+    def check(self) -> None:
         check_range("st_dev", self.st_dev, 0)
 
     def __str__(self) -> str:
@@ -71,14 +82,12 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class MultiRangeUniform:
+class MultiRangeUniform(Sampler):
     """The uniform distribution over several intervals `[low, high]`: choose one in proportion to its length, then draw from it."""
 
     intervals: Sequence[Sequence[float]] = ((0.0, 1.0),)
-    seed: int = -1
 
-    def __post_init__(self) -> None:
-        check_numbers(self)
+    def check(self) -> None:
         if not isinstance(self.intervals, list | tuple) or not self.intervals:
             raise SettingError(f"intervals must be a list of [low, high], got {self.intervals!r}")
         for interval in self.intervals:
@@ -100,7 +109,6 @@ class MultiRangeUniform:
         return float(generator.uniform(low, high))
 
 
-Sampler = Constant | Uniform | Gaussian | MultiRangeUniform
 SAMPLERS: dict[str, type[Sampler]] = {
     "constant": Constant,
     "uniform": Uniform,
@@ -117,7 +125,7 @@ def as_sampler(name: str, setting: object) -> Sampler:
     """Read a sampler from a number or from `{sampler_type, sampler_parameters}`; errors begin with the setting's full name."""
     if not isinstance(setting, Mapping):
         return Constant(check_number(name, setting))
-    check_keys(name, setting, SAMPLER_KEYS, " of a sampler")
+    check_names(f"{name}.", setting, SAMPLER_KEYS, " of a sampler")
     for key in SAMPLER_KEYS:
         if key not in setting:
             raise SettingError(f"{name} needs a {key}; a sampler is {{sampler_type, sampler_parameters}}")
@@ -126,7 +134,7 @@ def as_sampler(name: str, setting: object) -> Sampler:
         raise SettingError(f"{name}.sampler_type {kind!r} is not known{nearest(str(kind), SAMPLERS)}")
     if not isinstance(parameters, Mapping):
         raise SettingError(f"{name}.sampler_parameters must be a mapping, got {parameters!r}")
-    check_keys(f"{name}.sampler_parameters", parameters, [each.name for each in fields(SAMPLERS[kind])], f" of {kind}")
+    check_names(f"{name}.sampler_parameters.", parameters, [each.name for each in fields(SAMPLERS[kind])], f" of {kind}")
     try:
         return SAMPLERS[kind](**parameters)
     except SettingError as error:
@@ -148,20 +156,6 @@ def check_number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise SettingError(f"{name} must be a finite number, got {value!r}")
     return value
-
-
-def check_numbers(sampler: Sampler, *names: str) -> None:
-    """Raise `SettingError` unless these fields are finite numbers and the seed is one, or -1 for the run's."""
-    for name in names:
-        check_number(name, getattr(sampler, name))
-    check_range("seed", sampler.seed, -1, whole=True)
-
-
-def check_keys(name: str, setting: Mapping[Any, object], known: Iterable[str], owner: str = "") -> None:
-    """Raise `SettingError` for an unknown key."""
-    for key in setting:
-        if key not in known:
-            raise SettingError(f"{name}.{key} is not a setting{owner}{nearest(str(key), known)}")
 
 
 @dataclass(frozen=True)
@@ -259,7 +253,7 @@ def as_parameter(name: str, setting: object) -> Parameter:
     if not setting.keys() & {"curriculum", "replay_old_lessons"}:
         got = "".join(f"the key {key!r}{nearest(str(key), (*SAMPLER_KEYS, 'curriculum'))}" for key in list(setting)[:1]) or "nothing"
         raise SettingError(f"{name} must be a number, a sampler or {{curriculum: [lessons]}}, got {got}")
-    check_keys(name, setting, ("curriculum", "replay_old_lessons"))
+    check_names(f"{name}.", setting, ("curriculum", "replay_old_lessons"))
     lessons, replay = setting.get("curriculum"), setting.get("replay_old_lessons", 0.0)
     if not isinstance(lessons, list | tuple) or not lessons:
         raise SettingError(f"{name}.curriculum must be a list of lessons, got {lessons!r}")
@@ -272,7 +266,7 @@ def as_lesson(name: str, setting: object, number: int, last: bool) -> Lesson:
     """Read one lesson; all but the last need criteria."""
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a lesson {{name, value, completion_criteria}}, got {setting!r}")
-    check_keys(name, setting, ("name", "value", "completion_criteria"))
+    check_names(f"{name}.", setting, ("name", "value", "completion_criteria"))
     if "value" not in setting:
         raise SettingError(f"{name}.value is missing; a lesson needs a number or a sampler")
     criteria = setting.get("completion_criteria")
@@ -288,7 +282,7 @@ def as_criteria(name: str, setting: object) -> CompletionCriteria:
         raise SettingError(f"{name} must be a mapping, got {setting!r}")
     if "behavior" in setting:
         raise SettingError(f"{name}.behavior selects one of several behaviors in ML-Agents; a run trains one here, remove it")
-    check_keys(name, setting, [field.name for field in fields(CompletionCriteria)])
+    check_names(f"{name}.", setting, [field.name for field in fields(CompletionCriteria)])
     length = setting.get("min_lesson_length", 0)
     if isinstance(length, float) and length.is_integer():  # 1e2
         setting = {**setting, "min_lesson_length": int(length)}

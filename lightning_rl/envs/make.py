@@ -1,7 +1,5 @@
 """Build environments from settings, and load the optional packages behind them."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import warnings
@@ -60,11 +58,7 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
     builders = [partial(build, first + i) for i in range(env.num_envs)]
     if mode is AutoresetMode.SAME_STEP:
         return TurnVectorEnv(builders)
-    return SyncVectorEnv([partial(_make_checked, each, i) for i, each in enumerate(builders)], autoreset_mode=mode, copy=False)
-
-
-def _make_checked(build: Callable[[], gym.Env], index: int) -> gym.Env:
-    return CheckedEnv(build(), index)
+    return SyncVectorEnv([partial(CheckedEnv, each, i) for i, each in enumerate(builders)], autoreset_mode=mode, copy=False)
 
 
 def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.Env:

@@ -13,8 +13,6 @@ as a flat array, for MultiDiscrete and MultiBinary also as a tuple of arrays, an
 parts without choices are missing or None. Of stacked frames the newest mask counts. After a termination it may be missing or all false.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -70,15 +68,9 @@ class NoMasks:
 
 
 class Masks:
-    """Reads the masks of environments.
+    """Reads the masks of N = `num` environments; raises `SettingError` for an action space without choices.
 
-    Args:
-        space: the action space of one environment.
-        who: a format that names one by its index, such as `environment {} of Taxi-v3`.
-        num: N, the number of environments.
-
-    Raises:
-        SettingError: an action space without choices.
+    `who`: a format that names one of them by its index, such as `environment {} of Taxi-v3`.
     """
 
     def __init__(self, space: Space, who: str, num: int = 1) -> None:

@@ -1,13 +1,11 @@
 """Ways to set parameters on an environment: its method `set_parameters`, options of its reset, or its attributes by dotted names."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -41,37 +39,25 @@ Number = float | np.ndarray
 Values = Mapping[str, float]
 
 
-class MujocoModel(Protocol):
-    """A `mujoco.MjModel`."""
-
-    body_mass: np.ndarray
-    body_inertia: np.ndarray
-
-
-class Target(NamedTuple):
-    """How an environment takes values.
-
-    receive: before a reset: take the values, and return the options for the reset.
-    restore: set the values of the current episode again, after a state was loaded.
-    check: after a reset: raise `SettingError` for a value that had no effect.
-    """
-
-    receive: Callable[[Values, Options], Options]
-    restore: Callable[[Values], None]
-    check: Callable[[Values], None]
+Target = tuple[Callable[[Values, Options], Options], Callable[[Values], None], Callable[[Values], None]]
 
 
 def make_target(env: gym.Env, names: Iterable[str]) -> Target:
-    """Choose how this environment takes parameters of these names; raise `SettingError` if it has no such parameter."""
+    """Choose how this environment takes parameters of these names; raise `SettingError` if it has no such parameter.
+
+    Returns what takes values before a reset and returns its options; what sets the values of the current episode again, after a state was
+    loaded; and what raises `SettingError` after a reset for a value that had no effect.
+    """
     known, name = (env.metadata or {}).get("parameters"), type(env.unwrapped).__name__
     has_method = env.has_wrapper_attr("set_parameters")
     if not has_method and known is None:
         attributes = Attributes(env.unwrapped, names)
-        return Target(attributes.receive, attributes.write, attributes.check)
+        return attributes.receive, attributes.write, attributes.check
     for each in names:
         if known is not None and each not in known:
             raise SettingError(f"env.parameters.{each} is not a parameter of {name}{nearest(each, known)}")
-    return Target(partial(_call_set_parameters, env) if has_method else _add_to_options, _do_nothing, _do_nothing)
+    receive = partial(_call_set_parameters, env) if has_method else lambda values, options: {**(options or {}), "parameters": dict(values)}
+    return receive, lambda values: None, lambda values: None  # the environment keeps the values itself, and uses them as it likes
 
 
 def _call_set_parameters(env: gym.Env, values: Values, options: Options) -> Options:
@@ -80,14 +66,6 @@ def _call_set_parameters(env: gym.Env, values: Values, options: Options) -> Opti
     except Exception as error:  # user code may raise anything
         raise SettingError(f"set_parameters raised {type(error).__name__}: {error}; env.parameters are {dict(values)}") from error
     return options
-
-
-def _add_to_options(values: Values, options: Options) -> Options:
-    return {**(options or {}), "parameters": dict(values)}
-
-
-def _do_nothing(values: Values) -> None:
-    """Do nothing: the environment keeps the values itself, and uses them as it likes."""
 
 
 class Attributes:
@@ -141,7 +119,6 @@ class Place(NamedTuple):
     key: str
 
     def get(self) -> Any:
-        """Return the value."""
         return self.holder[int(self.key)] if isinstance(self.holder, np.ndarray) else getattr(self.holder, self.key)
 
     def set(self, value: Number) -> None:
@@ -219,7 +196,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-def mujoco_model(env: gym.Env) -> MujocoModel | None:
+def mujoco_model(env: gym.Env) -> Any:
     """Return the model of a MuJoCo environment; None for others."""
     model = getattr(env, "model", None)
     return model if type(model).__name__ == "MjModel" else None

@@ -1,7 +1,5 @@
 """An environment whose parameters are drawn again for each episode, from samplers or from the lessons of a curriculum."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from zlib import crc32
 

@@ -7,14 +7,13 @@
 | DISABLED | the final observation, and we reset | an ordinary row |
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from lightning_rl.envs import Info
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_vector_env
@@ -30,18 +29,27 @@ Observed = tuple[Tree, Tree]
 
 
 class Stepper:
-    """Steps a vector environment that resets in the same step (SAME_STEP), and holds what all modes share.
+    """Steps a vector environment in the mode in which it resets.
 
     Its environments rule out actions if `masked` is true or their spaces hold masks.
     """
 
     def __init__(
-        self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment", settings: str = "", masked: bool = False
+        self,
+        envs: VectorEnv,
+        mode: AutoresetMode,
+        keeper: Keeper | None = None,
+        name: str = "the environment",
+        settings: str = "",
+        masked: bool = False,
     ) -> None:
-        self.envs = envs
-        self.num_envs = envs.num_envs
+        self.envs, self.mode, self.keeper, self.name, self.settings = envs, mode, keeper, name, settings
+        self.num_envs, self.close = envs.num_envs, envs.close
+        self.can_be_saved = keeper is not None
+        """Whether the environments can be saved in the middle of an episode."""
         self.all_valid = np.ones(envs.num_envs, dtype=bool)
-        self.keeper, self.name, self.settings = keeper, name, settings
+        self.resetting = np.zeros(envs.num_envs, dtype=bool)
+        """Whose next row is a reset, in NEXT_STEP."""
         self.workers = envs if isinstance(envs, WorkerVectorEnv) else None
         spaces = single_spaces(envs)
         self.masks = make_masks(spaces._replace(masked=spaces.masked or masked), f"environment {{}} of {name}", envs.num_envs)
@@ -49,14 +57,11 @@ class Stepper:
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks."""
+        self.resetting = np.zeros(self.num_envs, dtype=bool)
         return self.masks.split(*self.envs.reset(seed=seed))
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Set what environments with `EnvParameters` draw from at their next resets.
-
-        Raises:
-            SettingError: they have no parameters.
-        """
+        """Set what environments with `EnvParameters` draw from at their next resets. Raises `SettingError`: they have no parameters."""
         try:
             if self.workers is None:
                 self.envs.call("set_lessons", lessons)  # type: ignore[attr-defined]
@@ -75,20 +80,28 @@ class Stepper:
     def step(self, action: Tree) -> EnvStep:
         """Step all environments with actions in their own form."""
         obs, reward, terminated, truncated, info = self.envs.step(action)
+        if self.mode is AutoresetMode.NEXT_STEP:
+            start = self.resetting if self.workers is None else self.resetting | self.workers.lost
+            valid = ~start
+            terminated, truncated = terminated & valid, truncated & ~terminated & valid
+            self.resetting = terminated | truncated
+            ended = np.flatnonzero(self.resetting)
+            obs, mask = self.masks.split(obs, info, over=terminated)
+            final_obs, final_mask = tree_index((obs, mask), ended) if len(ended) else (None, ())
+            return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
         truncated = truncated & ~terminated
         start, final_obs, mask, final_mask, valid = terminated | truncated, None, (), (), self.all_valid
         ended = np.flatnonzero(start)
         if len(ended):
-            (obs, mask), (final_obs, final_mask), info = self.restart(obs, info, terminated, ended)
+            restart = self._reset_ended if self.mode is AutoresetMode.DISABLED else self._split_ended
+            (obs, mask), (final_obs, final_mask), info = restart(obs, info, terminated, ended)
         elif self.masked or MASK in info:
             obs, mask = self.masks.split(obs, info)
         if self.workers is not None and self.workers.lost.any():
             start, valid = start | self.workers.lost, ~self.workers.lost
         return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
 
-    def restart(
-        self, obs: Tree, info: dict[str, Any], terminated: np.ndarray, ended: np.ndarray
-    ) -> tuple[Observed, Observed, dict[str, Any]]:
+    def _split_ended(self, obs: Tree, info: Info, terminated: np.ndarray, ended: np.ndarray) -> tuple[Observed, Observed, Info]:
         """Return the first observations of the next episodes, the last ones `[K, ...]` of those that ended, and the info at their end."""
         final, final_info = info["final_obs"], info.get("final_info", {})
         are_objects = isinstance(final, np.ndarray) and final.dtype == object
@@ -97,6 +110,17 @@ class Stepper:
             return (obs, ()), (final_obs, ()), final_info or info
         last = self.masks.split(final_obs, final_info, ended, terminated[ended])
         return self.masks.split(obs, info), last, final_info or info
+
+    def _reset_ended(self, obs: Tree, info: Info, terminated: np.ndarray, ended: np.ndarray) -> tuple[Observed, Observed, Info]:
+        """Reset the environments whose episode ended. Return the same as `_split_ended`."""
+        obs, mask = self.masks.split(obs, info, over=terminated)
+        last = tree_index((obs, mask), ended)  # indexing by an array copies
+        start = np.zeros(self.num_envs, dtype=bool)
+        start[ended] = True
+        obs, first_info = self.envs.reset(options={"reset_mask": start})
+        first = self.masks.split(tree_index(obs, ended), first_info, ended)[1]
+        tree_map(lambda all_masks, masks: all_masks.__setitem__(ended, masks), mask, first)
+        return (self.masks.strip(obs), mask), last, info
 
     @property
     def restarts(self) -> int:
@@ -108,91 +132,30 @@ class Stepper:
         """Return a line for each failure of an environment's process. Who prints them clears the list."""
         return [] if self.workers is None else self.workers.notices
 
-    @property
-    def can_be_saved(self) -> bool:
-        """Return whether the environments can be saved in the middle of an episode."""
-        return self.keeper is not None
-
     def state_dict(self) -> State:
         """Return all that the next steps depend on, as plain data, between two steps."""
         states = None if self.keeper is None else self.keeper.get_states()
-        return {"mode": type(self).__name__, "num_envs": self.num_envs, "settings": self.settings, "states": states}
+        own = {"mode": self.mode.name, "num_envs": self.num_envs, "settings": self.settings, "resetting": self.resetting.copy()}
+        return {**own, "states": states}
 
     def load_state_dict(self, state: State) -> str | None:
         """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
         if state["states"] is None or self.keeper is None:
             return f"{self.name} cannot be saved in the middle of one"
-        if (state["mode"], state["num_envs"]) != (type(self).__name__, self.num_envs):
+        if (state["mode"], state["num_envs"]) != (self.mode.name, self.num_envs):
             return f"the checkpoint has {state['num_envs']} environments that reset in another mode or are not as many"
         if state.get("settings") != self.settings:
             return "its settings changed since it was saved"
         if not self.keeper.set_states(state["states"]):
             return f"{self.name} did not come back as it was saved"
+        self.resetting = state["resetting"].copy()
         return None
-
-    def close(self) -> None:
-        """Close the environments."""
-        self.envs.close()
-
-
-class NextStepStepper(Stepper):
-    """NEXT_STEP: the row after the end of an episode is the reset, and is not valid."""
-
-    def __init__(
-        self, envs: VectorEnv, keeper: Keeper | None = None, name: str = "the environment", settings: str = "", masked: bool = False
-    ) -> None:
-        super().__init__(envs, keeper, name, settings, masked)
-        self.resetting = np.zeros(envs.num_envs, dtype=bool)
-
-    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        self.resetting = np.zeros(self.num_envs, dtype=bool)
-        return super().reset(seed)
-
-    def step(self, action: Tree) -> EnvStep:
-        obs, reward, terminated, truncated, info = self.envs.step(action)
-        start = self.resetting if self.workers is None else self.resetting | self.workers.lost
-        valid = ~start
-        terminated, truncated = terminated & valid, truncated & ~terminated & valid
-        self.resetting = terminated | truncated
-        ended = np.flatnonzero(self.resetting)
-        obs, mask = self.masks.split(obs, info, over=terminated)
-        final_obs, final_mask = tree_index((obs, mask), ended) if len(ended) else (None, ())
-        return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
-
-    def state_dict(self) -> State:
-        return super().state_dict() | {"resetting": self.resetting.copy()}
-
-    def load_state_dict(self, state: State) -> str | None:
-        refused = super().load_state_dict(state)
-        if refused is None:
-            self.resetting = state["resetting"].copy()
-        return refused
-
-
-class DisabledStepper(Stepper):
-    """DISABLED: we reset the environments whose episode ended."""
-
-    def restart(
-        self, obs: Tree, info: dict[str, Any], terminated: np.ndarray, ended: np.ndarray
-    ) -> tuple[Observed, Observed, dict[str, Any]]:
-        obs, mask = self.masks.split(obs, info, over=terminated)
-        last = tree_index((obs, mask), ended)  # indexing by an array copies
-        start = np.zeros(self.num_envs, dtype=bool)
-        start[ended] = True
-        obs, first_info = self.envs.reset(options={"reset_mask": start})
-        first = self.masks.split(tree_index(obs, ended), first_info, ended)[1]
-        tree_map(lambda all_masks, masks: all_masks.__setitem__(ended, masks), mask, first)
-        return (self.masks.strip(obs), mask), last, info
-
-
-STEPPERS = {AutoresetMode.SAME_STEP: Stepper, AutoresetMode.NEXT_STEP: NextStepStepper, AutoresetMode.DISABLED: DisabledStepper}
 
 
 def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
     """Make the stepper of environments for a network that knows its spaces; `env` and `first` as in `make_vector_env`.
 
-    Raises:
-        SettingError: the environments have other spaces.
+    Raises `SettingError`: the environments have other spaces.
     """
     stepper = make_stepper(make_vector_env(env, first=first), env if isinstance(env, EnvConfig) else None, spaces.masked)
     found = single_spaces(stepper.envs)
@@ -205,8 +168,7 @@ def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:
     """Make the stepper for the mode that a vector environment names in its metadata, or else in its settings; `masked` as in `Spaces`.
 
-    Raises:
-        SettingError: neither names a mode.
+    Raises `SettingError`: neither names a mode.
     """
     mode = (envs.metadata or {}).get("autoreset_mode")
     if mode is None and config is not None and config.autoreset is not None:
@@ -219,4 +181,4 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool 
         )
     one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
     name, settings = type(one.unwrapped).__name__ if config is None else config.id, fingerprint(envs, config)
-    return STEPPERS[mode](envs, make_keeper(envs, config), name, settings, masked)
+    return Stepper(envs, mode, make_keeper(envs, config), name, settings, masked)

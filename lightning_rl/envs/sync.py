@@ -1,7 +1,5 @@
 """Synchronous vector environment, and the check that an environment keeps to gymnasium's contract."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import shorten
@@ -20,12 +18,7 @@ NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 
 
 class Contract:
-    """Checks what an environment returns.
-
-    Args:
-        env: the environment.
-        index: which of several it is, for messages.
-    """
+    """Checks what an environment returns; `index` says which of several it is, for messages."""
 
     def __init__(self, env: gym.Env, index: int) -> None:
         self.space, self.shape = env.observation_space, env.observation_space.shape
@@ -63,8 +56,8 @@ class Contract:
 class CheckedEnv(gym.Wrapper):
     """An environment that is checked, for vector environments that do not check."""
 
-    def __init__(self, env: gym.Env, index: int) -> None:
-        super().__init__(env)
+    def __init__(self, build: Callable[[], gym.Env], index: int) -> None:
+        super().__init__(env := build())
         self.contract = Contract(env, index)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -91,9 +84,6 @@ class TurnVectorEnv(SyncVectorEnv):
 
     Of `info` it gathers what is told where episodes end, as `final_info`, and masks: nobody asks for the rest. Observations are overwritten
     by the next step.
-
-    Args:
-        env_fns: build one environment each.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
@@ -106,7 +96,6 @@ class TurnVectorEnv(SyncVectorEnv):
         """All of them, in arrays that are used again."""
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments."""
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
         infos: dict[str, Any] = {}
         for i, (env, each, contract) in enumerate(zip(self.envs, seeds, self.contracts, strict=True)):

@@ -1,7 +1,5 @@
 """Videos of episodes: record an environment, write mp4 files, and check that an environment renders."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -51,7 +49,6 @@ class RecordVideo(gym.Wrapper):
         return obs, info
 
     def step(self, action: Tree) -> StepResult:
-        """Step and write the frame."""
         if self.video is None:
             raise gym.error.ResetNeeded("call reset before the first step of an episode")
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -78,13 +75,8 @@ class RecordVideo(gym.Wrapper):
 class VideoFile:
     """An mp4 file (H.264, yuv420p, which browsers play) that is written completely or not at all.
 
-    Args:
-        path: the file.
-        first: the first frame, uint8 [height, width, 3]; yuv420p needs even sides, so an odd one gets a row or column more.
-        fps: frames per second.
-
-    Raises:
-        SaveError: the folder cannot be written to.
+    `first` is the first frame, uint8 [height, width, 3]; yuv420p needs even sides, so an odd one gets a row or column more. Raises
+    `SaveError` where the folder cannot be written to.
     """
 
     def __init__(self, path: Path, first: np.ndarray, fps: float) -> None:
@@ -133,7 +125,6 @@ class VideoFile:
         os.replace(temporary(self.path), self.path)
 
     def discard(self) -> None:
-        """Remove the unfinished file."""
         self.writer.close()
         temporary(self.path).unlink(missing_ok=True)
 

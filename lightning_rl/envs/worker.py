@@ -1,10 +1,7 @@
 """The worker process of one environment: it answers the requests of `WorkerVectorEnv`."""
 
-from __future__ import annotations
-
 import pickle
 from multiprocessing.connection import Connection
-from textwrap import shorten
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +11,7 @@ from lightning_rl.envs import Info, Options
 from lightning_rl.envs.snapshot.state import get_state, record, set_state
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError
-from lightning_rl.startup import follow_parent
+from lightning_rl.processes import error_line
 from lightning_rl.types import State, Tree
 
 DONE = b""
@@ -24,12 +21,8 @@ UNUSABLE = b"?"
 """Begins the reply of a worker whose environment cannot be used, however often it is restarted. No pickle begins like this."""
 
 
-def work(
-    index: int, build: CloudpickleWrapper, pipe: Connection, parent_end: Connection, obs: Tree, outcome: Tree, mode: str, way: str | None
-) -> None:
+def work(index: int, build: CloudpickleWrapper, obs: Tree, outcome: Tree, mode: str, way: str | None, pipe: Connection) -> None:
     """Build an environment and answer requests, until one of them is to close or the parent has ended."""
-    parent_end.close()  # so that reading ends when the parent does
-    follow_parent()
     worker = None
     try:
         worker = Worker(build(), index, obs, outcome, mode, way)
@@ -44,8 +37,7 @@ def work(
     except SettingError as error:
         pipe.send_bytes(UNUSABLE + str(error).encode(errors="replace"))
     except Exception as error:  # user code may raise anything
-        line = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
-        pipe.send_bytes(FAILED + line.encode(errors="replace"))
+        pipe.send_bytes(FAILED + error_line(error).encode(errors="replace"))
     finally:
         if worker is not None:
             worker.env.close()
@@ -64,7 +56,6 @@ class Worker:
         self.env, self.way = record(env, way), way
 
     def reset(self, seed: int | None, options: Options) -> bytes:
-        """Start an episode."""
         obs, info = self.env.reset(seed=seed, options=options)
         self.ended = False
         return self._reply(obs, info)
@@ -86,12 +77,10 @@ class Worker:
         return self._reply(obs, info)
 
     def call(self, name: str, arguments: tuple[object, ...]) -> bytes:
-        """Return an attribute, or the result of a method."""
         value = self.env.get_wrapper_attr(name)
         return to_bytes(value(*arguments) if callable(value) else value)
 
     def record(self, way: str | None) -> bytes:
-        """Record what this way of saving needs."""
         self.env, self.way = record(self.env, way), way
         return DONE
 

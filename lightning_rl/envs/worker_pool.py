@@ -4,74 +4,41 @@ Observations, rewards and flags are in shared memory; requests and all other rep
 is replaced: the row that it was asked for is lost, and a new episode begins there.
 """
 
-from __future__ import annotations
-
-import atexit
 import multiprocessing
-import multiprocessing.util  # before `_close_all` is registered, which must run before multiprocessing waits for its children
 import os
 import pickle
 import select
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
+from multiprocessing.context import DefaultContext
 from multiprocessing.process import BaseProcess
-from textwrap import shorten
 from typing import Any
-from weakref import WeakSet
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import (
-    CloudpickleWrapper,
-    batch_space,
-    clear_mpi_env_vars,
-    create_shared_memory,
-    iterate,
-    read_from_shared_memory,
-)
+from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_shared_memory, iterate, read_from_shared_memory
 
 from lightning_rl.envs import Info, Options
 from lightning_rl.envs.worker import FAILED, UNUSABLE, to_bytes, work
 from lightning_rl.errors import SettingError
+from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, Child, FailureLimit, close_at_exit, close_children
 from lightning_rl.spaces import MASK
 from lightning_rl.types import Tree, tree_index, tree_leaves
-
-STEP_TIMEOUT = 60.0
-MAX_RESTARTS = 10
-HOUR = 3600.0
-BUILD_TIMEOUT = 300.0
-"""Seconds for a process to start and to build its environment, at the same time as many others."""
-CLOSE_TIMEOUT = 5.0
-
-_open: WeakSet[WorkerVectorEnv] = WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for envs in list(_open):
-        envs.close()
 
 
 class WorkerFailedError(Exception):
     """A worker died, froze or raised; the message is one line."""
 
 
-class WorkerProcess:
-    """A worker as its parent sees it; `arguments` are those of `work` besides the pipes."""
+class WorkerProcess(Child):
+    """A worker as its parent sees it; `arguments` are those of `work` besides the pipe."""
 
-    def __init__(self, context: BaseContext, index: int, build: Callable[[], gym.Env], *arguments: Any) -> None:
-        self.pipe, theirs = context.Pipe()
-        args = (index, CloudpickleWrapper(build), theirs, self.pipe, *arguments)
-        self.process: BaseProcess = context.Process(target=work, args=args, name=f"environment-{index}", daemon=True)  # type: ignore[attr-defined]
-        with clear_mpi_env_vars():
-            self.process.start()
-        theirs.close()
+    def __init__(self, context: DefaultContext, index: int, build: Callable[[], gym.Env], *arguments: Any) -> None:
+        super().__init__(context, work, (index, CloudpickleWrapper(build), *arguments), f"environment-{index}", daemon=True)
         self.wait = make_wait(self.pipe)
 
     def send(self, request: bytes) -> None:
@@ -86,30 +53,20 @@ class WorkerProcess:
                 raise WorkerFailedError(f"TimeoutError: no answer in {timeout:g} s")
             reply = self.pipe.recv_bytes()
         except (EOFError, OSError):
-            self.process.join(1.0)
-            raise WorkerFailedError(f"it died with exit code {self.process.exitcode}") from None
+            raise WorkerFailedError(self.exit_reason()) from None
         if reply.startswith(UNUSABLE):
             raise SettingError(reply[1:].decode())
         if reply.startswith(FAILED):
             raise WorkerFailedError(reply[1:].decode())
         return reply
 
-    def end(self) -> None:
-        """Kill the process: a frozen one reacts to nothing else."""
-        self.pipe.close()
-        self.process.kill()
-        self.process.join()
-        self.process.close()
-
 
 class WorkerVectorEnv(VectorEnv):
     """Environments in a worker process each.
 
     Args:
-        build: makes one environment.
-        num_envs: how many.
+        build: makes one environment; `num_envs` are made.
         autoreset_mode: who resets, and when.
-        name: of the environment, for messages.
         step_timeout: seconds after which a worker that does not answer is replaced.
         max_restarts: how often each worker may be replaced in an hour.
         first: the index of the first environment, if `build` takes an index.
@@ -126,9 +83,9 @@ class WorkerVectorEnv(VectorEnv):
         first: int | None = None,
     ) -> None:
         self.build, self.num_envs, self.autoreset_mode, self.name, self.first = build, num_envs, autoreset_mode, name, first
-        self.step_timeout = STEP_TIMEOUT if step_timeout is None else step_timeout
-        self.build_timeout = max(self.step_timeout, BUILD_TIMEOUT)
-        self.max_restarts = MAX_RESTARTS if max_restarts is None else max_restarts
+        self.step_timeout = ANSWER_TIMEOUT if step_timeout is None else step_timeout
+        self.build_timeout = max(self.step_timeout, START_TIMEOUT)
+        self.failures = FailureLimit(f"worker {{}} of {name}", num_envs, MAX_RESTARTS if max_restarts is None else max_restarts)
         self.lessons: Mapping[str, Any] = {}
         single = self._builder(0)()  # a mistake raises here, not in a worker
         self.metadata = {**single.metadata, "autoreset_mode": autoreset_mode}
@@ -153,10 +110,9 @@ class WorkerVectorEnv(VectorEnv):
         self._replaced = np.zeros(num_envs, bool)
         self._first: list[bytes | None] = [None] * num_envs
         """The info of each replaced worker's first reset."""
-        self._failures: list[deque[float]] = [deque() for _ in range(num_envs)]
         self._owner = os.getpid()
         self._workers: dict[int, WorkerProcess] = {}
-        _open.add(self)
+        close_at_exit(self)
         try:
             self._start_all()
         except BaseException:
@@ -165,7 +121,6 @@ class WorkerVectorEnv(VectorEnv):
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """Return the processes of the workers."""
         return [self._workers[i].process for i in sorted(self._workers)]
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Tree, Info]:
@@ -220,7 +175,7 @@ class WorkerVectorEnv(VectorEnv):
 
     def set_states(self, states: dict[str, Any]) -> bool:
         """Restore the states of `get_states`; return whether that succeeded. If not, all workers are new."""
-        replies = self._ask([_request("set_state", state) for state in states["envs"]], BUILD_TIMEOUT)
+        replies = self._ask([_request("set_state", state) for state in states["envs"]], START_TIMEOUT)
         if not all(reply and pickle.loads(reply) for reply in replies):
             self._start_all()
             return False
@@ -235,16 +190,9 @@ class WorkerVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: object) -> None:
         """End all processes, whatever state they are in."""
-        _open.discard(self)
-        if os.getpid() != self._owner:  # a copy in a forked process
-            return
-        for worker in self._workers.values():
-            worker.send(_request("close"))
-        deadline = time.monotonic() + CLOSE_TIMEOUT
-        for worker in self._workers.values():
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-        for i in range(self.num_envs):
-            self._end(i)
+        if os.getpid() == self._owner:  # and not a copy in a forked process
+            close_children(self._workers.values(), ("close", ()))
+            self._workers.clear()
 
     def _builder(self, i: int) -> Callable[[], gym.Env]:
         return self.build if self.first is None else partial(self.build, self.first + i)
@@ -258,7 +206,7 @@ class WorkerVectorEnv(VectorEnv):
 
     def _end(self, i: int) -> None:
         if i in self._workers:
-            self._workers.pop(i).end()
+            self._workers.pop(i).kill()
 
     def _start_all(self) -> None:
         for i in range(self.num_envs):
@@ -289,16 +237,9 @@ class WorkerVectorEnv(VectorEnv):
     def _replace(self, i: int, failure: str | None) -> None:
         """Replace a worker by a new one in a new episode; raise `SettingError` if that was necessary too often."""
         while failure is not None:
-            now, past = time.monotonic(), self._failures[i]
-            past.append(now)
-            while now - past[0] > HOUR:
-                past.popleft()
-            if len(past) > self.max_restarts:
-                self._end(i)
-                times = f"more than {self.max_restarts} times in an hour"
-                raise SettingError(shorten(f"{self.name} failed {times} in worker {i}; last: {failure}", 200, placeholder=" …"))
+            self._end(i)
+            self.notices.append(self.failures.add(i, failure))
             self.restarts[i] += 1
-            self.notices.append(shorten(f"worker {i} of {self.name} was replaced: {failure}", 200, placeholder=" …"))
             try:
                 self._begin_episode(self._start(i), i)
                 failure = None

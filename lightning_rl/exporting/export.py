@@ -1,7 +1,5 @@
 """Export a checkpoint's policy, and compare it with the original before the file gets its name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -128,11 +126,7 @@ class Parity(NamedTuple):
 
 
 def check(run: Run, policy: Policy, seed: int = 0) -> Parity:
-    """Compare what an exported policy does with what the policy does.
-
-    Raises:
-        SettingError: they differ.
-    """
+    """Compare what an exported policy does with what the policy does. Raises `SettingError`: they differ."""
     check = Check(policy, seed)
     for rows in BATCH_SIZES:
         check.play(run, rows)

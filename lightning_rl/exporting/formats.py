@@ -1,7 +1,5 @@
 """A policy as one traceable graph, and the files it can be written to."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import io
@@ -9,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,13 +38,7 @@ class PolicyGraph(nn.Module):
 
     Inputs are the leaves of a raw observation in the environment's own dtypes, a mask `[N, M]` where the environment rules out actions, and
     the leaves of the memory, zeros in a row that begins an episode. Outputs are the leaves of the environment's action, and those of the
-    memory for the next step.
-
-    Args:
-        network: of an algorithm, which contains its normalizer.
-        spaces: of the environment it was trained on.
-
-    Attributes: inputs and outputs, the ports in order.
+    memory for the next step. `inputs` and `outputs` are the ports in order.
     """
 
     def __init__(self, network: PolicyNetwork, spaces: Spaces) -> None:
@@ -113,19 +105,6 @@ Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 """From the inputs of a graph to its outputs."""
 
 
-class Format(Protocol):
-    """A kind of file: its suffix, and the packages it needs."""
-
-    suffix: str
-    packages: tuple[str, ...]
-
-    def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
-        """Return the content of a file."""
-
-    def read(self, data: bytes, graph: PolicyGraph) -> Run:
-        """Load the content of a file of that graph."""
-
-
 class Onnx:
     """A model of ONNX with a free number of rows, for onnxruntime and others."""
 
@@ -133,6 +112,7 @@ class Onnx:
     packages: tuple[str, ...] = ("onnx", "onnxscript", "onnxruntime")
 
     def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
+        """Return the content of a file."""
         inputs, outputs = graph.names()
         program = graph.trace(spaces)
         with quiet():
@@ -151,6 +131,7 @@ class Onnx:
         return exported.model_proto.SerializeToString()
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
+        """Load the content of a file of that graph."""
         import onnxruntime
 
         inputs, outputs = graph.names()
@@ -199,7 +180,7 @@ class Safetensors:
         return on_arrays(other)
 
 
-FORMATS: dict[str, Format] = {"onnx": Onnx(), "torch": Torch(), "safetensors": Safetensors()}
+FORMATS: dict[str, Onnx | Torch | Safetensors] = {"onnx": Onnx(), "torch": Torch(), "safetensors": Safetensors()}
 
 
 def check_packages(name: str) -> None:

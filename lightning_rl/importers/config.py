@@ -1,16 +1,14 @@
 """A config under construction, and the settings of another library's file, read one by one."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
-from lightning_rl.config_files import Plain, parse_file
-from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.config_files import Plain, as_mapping, parse_file
+from lightning_rl.errors import SettingError, check_range
 from lightning_rl.training.settings import as_integer
 
 MAX_WIDTH = 120
@@ -18,12 +16,7 @@ MAX_WIDTH = 120
 
 
 class Config:
-    """Settings by their dotted path, such as `model.env.id`, in the order in which they are set.
-
-    Args:
-        algorithm: to train.
-        command: that writes this config, for its first line.
-    """
+    """Settings by their dotted path, such as `model.env.id`, in the order in which they are set; `command` is for the first line."""
 
     def __init__(self, algorithm: str, command: str) -> None:
         self.algorithm, self.comments = algorithm, [" ".join(command.split())]
@@ -35,7 +28,6 @@ class Config:
         self.settings[path], self.remarks[path] = as_integer(value), remark
 
     def note(self, text: str) -> None:
-        """Add a comment above all settings."""
         self.comments += text.splitlines()
 
     def drop(self, settings: Plain, reasons: Mapping[str, str]) -> None:
@@ -80,9 +72,7 @@ def lines(tree: Plain, indent: str = "") -> Iterator[str]:
 class Settings:
     """Settings of a file. Those that are read are removed, so that the rest was not needed.
 
-    Args:
-        values: by their names.
-        places: the path of each name in the file; default: the name.
+    `places`: the path of each name in the file; default: the name.
     """
 
     def __init__(self, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> None:
@@ -92,7 +82,6 @@ class Settings:
         return self.values.get(name) is not None
 
     def place(self, name: str) -> str:
-        """Return the path of a name in the file."""
         return self.places.get(name, name)
 
     def take(self, name: str, default: object = None) -> Any:
@@ -114,27 +103,12 @@ class Settings:
 
     def mapping(self, name: str) -> Plain:
         """Take a mapping, {} where it is missing or null; `SettingError` for anything else."""
-        return as_mapping(self.take(name), self.place(name))
+        return dict(as_mapping(self.place(name), self.take(name)))
 
-    def section(self, name: str) -> Settings:
+    def section(self, name: str) -> Self:
         """Take a mapping as settings with their places."""
         values = self.mapping(name)
-        return Settings(values, {each: f"{self.place(name)}.{each}" for each in values})
-
-
-def as_mapping(value: object, where: str) -> Plain:
-    """Copy a mapping, {} for null; raise `SettingError` for anything else."""
-    if value is not None and not isinstance(value, Mapping):
-        raise SettingError(f"{where} must be a mapping of settings, got {value!r}")
-    return dict(value or {})
-
-
-def check_known(names: Iterable[object], known: Iterable[str], what: str, prefix: str = "") -> None:
-    """Raise `SettingError` for the first unknown name, with the nearest known one."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise SettingError(f"{prefix}{name} is not a setting of {what}{nearest(str(name), known)}")
+        return type(self)(values, {each: f"{self.place(name)}.{each}" for each in values})
 
 
 def read_file(path: str) -> Plain:

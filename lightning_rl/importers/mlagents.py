@@ -1,37 +1,15 @@
 """`lightning-rl import-mlagents`: a behavior of an ML-Agents trainer file as a config that runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from lightning_rl.config_files import Plain
+from lightning_rl.config_files import Plain, as_mapping
 from lightning_rl.envs.lessons import as_parameter
-from lightning_rl.errors import SettingError, check_choice, nearest
-from lightning_rl.importers.config import Config, Settings, as_mapping, check_known, merge, read_file
-from lightning_rl.importers.mlagents_settings import (
-    BEHAVIOR,
-    COMMAND_LINE,
-    COMMON,
-    DROPPED,
-    ENTRIES,
-    FIXED,
-    HYPERPARAMETERS,
-    INTEGERS,
-    MEMORY,
-    NETWORK,
-    NUMBERS,
-    OLD,
-    RENAMED,
-    SECTIONS,
-    SELF_PLAY,
-    TRAINERS,
-    set_cloning,
-    set_network,
-    set_reward_signals,
-)
+from lightning_rl.errors import SettingError, check_choice, check_names, nearest
+from lightning_rl.importers import mlagents_settings as theirs
+from lightning_rl.importers.config import Config, Settings, merge, read_file
 
 ALGORITHMS = {"ppo": "PPO", "sac": "SAC"}
 MISSING = {
@@ -39,8 +17,8 @@ MISSING = {
     "offline_bc": "see lightning-rl fit --model.help BehavioralCloning",
     "online_bc": "see behavioral_cloning of PPO, or lightning-rl fit --model.help BehavioralCloning",
 }
-NESTED = {"hyperparameters": HYPERPARAMETERS, "network_settings": NETWORK}
-FLAT = HYPERPARAMETERS | NETWORK | MEMORY | OLD
+NESTED = {"hyperparameters": theirs.HYPERPARAMETERS, "network_settings": theirs.NETWORK}
+FLAT = theirs.HYPERPARAMETERS | theirs.NETWORK | theirs.MEMORY | theirs.OLD
 """Settings of a behavior in an old file, which has no sections in it."""
 
 
@@ -48,7 +26,6 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     """Convert a behavior to the text of a config.
 
     Args:
-        path: of the file.
         behavior_name: required where there are several.
         env_id: the environment, which such files do not name.
 
@@ -68,21 +45,21 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     else:
         config.set("model.env.id", env_id)
     set_sections(config, behavior)
-    for name, (target, default) in COMMON.items():
+    for name, (target, default) in theirs.COMMON.items():
         config.set(target, settings.integer(name, default))
-    TRAINERS[trainer](config, settings, behavior.old)
-    for name, (target, number) in NUMBERS[trainer].items():
+    theirs.TRAINERS[trainer](config, settings, behavior.old)
+    for name, (target, number) in theirs.NUMBERS[trainer].items():
         config.set(target, settings.number(name, number))
-    for name, (target, default) in INTEGERS[trainer].items():
+    for name, (target, default) in theirs.INTEGERS[trainer].items():
         config.set(target, settings.integer(name, default))
-    set_network(config, settings)
-    for name, (value, remark) in FIXED[trainer].items():
+    theirs.set_network(config, settings)
+    for name, (value, remark) in theirs.FIXED[trainer].items():
         config.set(f"model.{name}", value, remark)
-    set_reward_signals(config, settings, trainer, behavior.old)
-    set_cloning(config, settings, trainer)
+    theirs.set_reward_signals(config, settings, trainer, behavior.old)
+    theirs.set_cloning(config, settings, trainer)
     if any(name in settings for name in ("checkpoint_interval", "keep_checkpoints", "even_checkpoints")):
         set_checkpoints(config, settings)
-    config.drop(settings.values, DROPPED)
+    config.drop(settings.values, theirs.DROPPED)
     return config.text()
 
 
@@ -100,15 +77,15 @@ def read_behavior(path: str, name: str | None) -> Behavior:
     """Read the behavior of that name, or the only one."""
     file = read_file(path)
     if "behaviors" in file or "default_settings" in file:
-        check_known(file, SECTIONS, "an ML-Agents file")
-        behaviors, default = (as_mapping(file.pop(key, None), key) for key in ("behaviors", "default_settings"))
+        check_names("", file, theirs.SECTIONS, " of an ML-Agents file")
+        behaviors, default = (as_mapping(key, file.pop(key, None)) for key in ("behaviors", "default_settings"))
         sections, prefix = file, "behaviors."
     else:
-        default = as_mapping(file.pop("default", None), "default")
+        default = as_mapping("default", file.pop("default", None))
         sections = {key: file.pop(key) for key in ("parameter_randomization",) if key in file}
         behaviors, prefix = file, ""
-    for section, known in ENTRIES.items():
-        check_known(as_mapping(sections.get(section), section), known, "ML-Agents", f"{section}.")
+    for section, known in theirs.ENTRIES.items():
+        check_names(f"{section}.", as_mapping(section, sections.get(section)), known, " of ML-Agents")
     if not behaviors and not default:
         raise SettingError(f"{path} has no behaviors; each has a name and settings")
     if name is None and len(behaviors) > 1:
@@ -117,7 +94,7 @@ def read_behavior(path: str, name: str | None) -> Behavior:
     name = next(iter(behaviors), "default") if name is None else name
     if name not in behaviors and not (name == "default" and default):
         raise SettingError(f"--behavior {name}: there is none of that name{nearest(name, map(str, behaviors))}")
-    settings, old = flatten(merge(default, as_mapping(behaviors.get(name), f"{prefix}{name}")), f"{prefix}{name}.")
+    settings, old = flatten(merge(default, as_mapping(f"{prefix}{name}", behaviors.get(name))), f"{prefix}{name}.")
     return Behavior(name, settings, old, Settings(sections))
 
 
@@ -125,14 +102,14 @@ def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
     """Take the sections out of a behavior's settings; also return whether there were none, as in an old file."""
     new = "trainer_type" in settings or any(section in settings for section in NESTED)
     old = not new and bool(settings.keys() & FLAT)
-    check_known(settings, BEHAVIOR | (set() if new else FLAT), "ML-Agents", prefix)
-    check_known(as_mapping(settings.get("self_play"), f"{prefix}self_play"), SELF_PLAY, "ML-Agents", f"{prefix}self_play.")
+    check_names(prefix, settings, theirs.BEHAVIOR | (set() if new else FLAT), " of ML-Agents")
+    check_names(f"{prefix}self_play.", as_mapping(f"{prefix}self_play", settings.get("self_play")), theirs.SELF_PLAY, " of ML-Agents")
     flat = {name: value for name, value in settings.items() if name not in NESTED}
     places = {name: f"{prefix}{name}" for name in flat}
 
     def inline(values: object, path: str, known: set[str]) -> None:
-        section = as_mapping(values, f"{prefix}{path}")
-        check_known(section, known, "ML-Agents", f"{prefix}{path}.")
+        section = as_mapping(f"{prefix}{path}", values)
+        check_names(f"{prefix}{path}.", section, known, " of ML-Agents")
         flat.update(section)
         places.update({name: f"{prefix}{path}.{name}" for name in section})
 
@@ -141,7 +118,7 @@ def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
     if new:
         memory = flat.pop("memory", None)
         flat["use_recurrent"] = memory is not None
-        inline(memory, "network_settings.memory", MEMORY)
+        inline(memory, "network_settings.memory", theirs.MEMORY)
     return Settings(flat, places), old
 
 
@@ -156,10 +133,10 @@ def set_sections(config: Config, behavior: Behavior) -> None:
         config.set("seed_everything", seed)
     if "device" in torch:
         config.set("trainer.accelerator", str(torch.take("device")).partition(":")[0])
-    for name, target in RENAMED.items():
+    for name, target in theirs.RENAMED.items():
         if name in checkpoint:
             config.set(target, str(checkpoint.take(name)))
-    config.drop(env.values | checkpoint.values | sections.values, COMMAND_LINE)
+    config.drop(env.values | checkpoint.values | sections.values, theirs.COMMAND_LINE)
 
 
 def set_environment_parameters(config: Config, sections: Settings, settings: Settings) -> None:

@@ -1,15 +1,13 @@
 """ML-Agents' settings: their names and defaults, and what they become."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from lightning_rl.config_files import Plain
-from lightning_rl.errors import SettingError, check_choice, check_range
-from lightning_rl.importers.config import Config, Settings, as_mapping, check_known
+from lightning_rl.config_files import Plain, as_mapping
+from lightning_rl.errors import SettingError, check_choice, check_names, check_range
+from lightning_rl.importers.config import Config, Settings
 
 HYPERPARAMETERS = {
     *("batch_size", "buffer_size", "learning_rate", "learning_rate_schedule", "beta", "beta_schedule", "epsilon", "epsilon_schedule"),
@@ -228,8 +226,8 @@ def set_reward_signals(config: Config, settings: Settings, trainer: str, old: bo
     """Convert the reward signals."""
     where = settings.place("reward_signals")
     signals = settings.mapping("reward_signals") or {"extrinsic": {}}
-    check_known(signals, SIGNALS, "ML-Agents", f"{where}.")
-    ours = {name: convert_signal(config, name, as_mapping(signals[name], f"{where}.{name}"), f"{where}.{name}", old) for name in signals}
+    check_names(f"{where}.", signals, SIGNALS, " of ML-Agents")
+    ours = {name: convert_signal(config, name, as_mapping(f"{where}.{name}", signals[name]), f"{where}.{name}", old) for name in signals}
     remark = ""
     if len(ours) > 1 and trainer == "sac":
         for each in ours.values():
@@ -248,11 +246,11 @@ def set_reward_signals(config: Config, settings: Settings, trainer: str, old: bo
 
 def convert_signal(config: Config, name: str, values: Plain, where: str, old: bool) -> Plain:
     """Convert the settings of one reward signal."""
-    check_known(values, SIGNALS[name], "ML-Agents", f"{where}.")
+    check_names(f"{where}.", values, SIGNALS[name], " of ML-Agents")
     settings = Settings(values, {each: f"{where}.{each}" for each in SIGNALS[name]})
     ours: Plain = {"strength": settings.number("strength", 1.0), "gamma": settings.number("gamma", 0.99)}
     network = settings.mapping("network_settings")
-    check_known(network, NETWORK, "ML-Agents", f"{where}.network_settings.")
+    check_names(f"{where}.network_settings.", network, NETWORK, " of ML-Agents")
     if name == "extrinsic":
         if network:
             config.note(f"{where}.network_settings dropped: the environment's own reward needs no network")
@@ -277,7 +275,7 @@ def set_cloning(config: Config, settings: Settings, trainer: str) -> None:
     cloning, where = settings.mapping(name), settings.place(name)
     if not cloning:
         return
-    check_known(cloning, CLONING, "ML-Agents", f"{where}.")
+    check_names(f"{where}.", cloning, CLONING, " of ML-Agents")
     check_demonstrations(config, cloning.get("demo_path"), where)
     for key, value in cloning.items():
         if value is not None:

@@ -1,7 +1,5 @@
 """`lightning-rl import-zoo`: a section of an rl-baselines3-zoo file as a config that runs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -11,22 +9,9 @@ import gymnasium as gym
 
 from lightning_rl.config_files import Plain
 from lightning_rl.envs.make import prepare_package
-from lightning_rl.errors import SettingError, check_choice, check_range, nearest
-from lightning_rl.importers.config import Config, Settings, check_known, read_expression, read_file
-from lightning_rl.importers.zoo_settings import (
-    ALGORITHMS,
-    DEFAULTS,
-    DIFFERENT,
-    DROPPED,
-    MISSING,
-    OTHERS,
-    SAME,
-    SCHEDULED,
-    WRAPPER_DEFAULTS,
-    WRAPPERS,
-    ZOO,
-    set_policy,
-)
+from lightning_rl.errors import SettingError, check_choice, check_names, check_range, nearest
+from lightning_rl.importers import zoo_settings as theirs
+from lightning_rl.importers.config import Config, Settings, read_expression, read_file
 
 VERSION = re.compile(r"(.+)-v(\d+)")
 SHARED = {
@@ -39,7 +24,6 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     """Convert the section of an environment to the text of a config.
 
     Args:
-        path: of the file.
         env_id: which of its environments.
         algorithm: default: what the file is named for.
 
@@ -49,10 +33,10 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     file = read_file(path)
     algorithm = find_algorithm(path, algorithm)
     section, settings = find_section(file, Path(path).name, env_id)
-    known = {*ZOO, *SAME[algorithm], *SCHEDULED[algorithm], *OTHERS[algorithm], *DROPPED}
-    check_known(settings.values, known, f"the zoo's {algorithm}", f"{section}.")
-    settings.values = DEFAULTS.get(algorithm, {}) | {name: value for name, value in settings.values.items() if value is not None}
-    config = Config(ALGORITHMS[algorithm], f"lightning-rl import-zoo {Path(path).name} {env_id}")
+    known = {*theirs.ZOO, *theirs.SAME[algorithm], *theirs.SCHEDULED[algorithm], *theirs.OTHERS[algorithm], *theirs.DROPPED}
+    check_names(f"{section}.", settings.values, known, f" of the zoo's {algorithm}")
+    settings.values = theirs.DEFAULTS.get(algorithm, {}) | {name: value for name, value in settings.values.items() if value is not None}
+    config = Config(theirs.ALGORITHMS[algorithm], f"lightning-rl import-zoo {Path(path).name} {env_id}")
     current = current_id(env_id)
     if current != env_id:
         config.note(f"gymnasium has {current} instead of {env_id}")
@@ -72,30 +56,30 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     if algorithm == "ddpg":
         for name, value in {"n_critics": 1, "policy_delay": 1, "target_policy_noise": 0.0}.items():
             config.set(f"model.{name}", value)
-    for name in SCHEDULED[algorithm]:
+    for name in theirs.SCHEDULED[algorithm]:
         if name in settings:
             scheduled = read_schedule(settings.take(name), settings.place(name))
-            config.set(f"model.{name}", scheduled, DIFFERENT.get(name, "") if scheduled is not None else "")
-    for name in SAME[algorithm]:
+            config.set(f"model.{name}", scheduled, theirs.DIFFERENT.get(name, "") if scheduled is not None else "")
+    for name in theirs.SAME[algorithm]:
         if name in settings:
             config.set(f"model.{'replay.' if name == 'optimize_memory_usage' else ''}{name}", settings.take(name))
-    set_policy(config, settings, algorithm)
+    theirs.set_policy(config, settings, algorithm)
     set_normalization(config, settings)
     if "seed" in settings:
         config.set("seed_everything", settings.integer("seed", 0, low=0))
-    config.drop(settings.values, DROPPED)
+    config.drop(settings.values, theirs.DROPPED)
     return config.text()
 
 
 def find_algorithm(path: str, name: str | None) -> str:
     """Return the algorithm of that name, or the one that the file is named for."""
     found = Path(path).stem.lower() if name is None else name
-    if found in MISSING:
-        raise SettingError(f"{path if name is None else '--algo'}: there is no {found} here; {MISSING[found]}")
+    if found in theirs.MISSING:
+        raise SettingError(f"{path if name is None else '--algo'}: there is no {found} here; {theirs.MISSING[found]}")
     if name is not None:
-        check_choice("--algo", name, ALGORITHMS)
-    elif found not in ALGORITHMS:
-        raise SettingError(f"{path}: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo")
+        check_choice("--algo", name, theirs.ALGORITHMS)
+    elif found not in theirs.ALGORITHMS:
+        raise SettingError(f"{path}: a zoo file is named for its algorithm, {', '.join(theirs.ALGORITHMS)}; say which by --algo")
     return found
 
 
@@ -175,11 +159,11 @@ def read_wrappers(setting: object, where: str) -> Iterator[tuple[str, Plain]]:
 
 def known_wrapper(name: str, settings: Plain, path: str) -> tuple[Plain, str] | None:
     """Return the wrapper to use here, and what is different about it; None if it is not known."""
-    ours, names, remark = WRAPPERS.get(name, (name, {key: key for key in settings}, ""))
-    installed = "." in ours or path.startswith(("gym.", "gymnasium.")) or name in WRAPPERS
+    ours, names, remark = theirs.WRAPPERS.get(name, (name, {key: key for key in settings}, ""))
+    installed = "." in ours or path.startswith(("gym.", "gymnasium.")) or name in theirs.WRAPPERS
     if not installed or not ("." in ours or hasattr(gym.wrappers, ours)) or settings.keys() - names.keys() - {"max_steps", "test_mode"}:
         return None
-    arguments = WRAPPER_DEFAULTS.get(ours, {}) | {names[key]: value for key, value in settings.items() if key in names}
+    arguments = theirs.WRAPPER_DEFAULTS.get(ours, {}) | {names[key]: value for key, value in settings.items() if key in names}
     if isinstance(arguments.get("shape"), int):
         arguments["shape"] = [arguments["shape"]] * 2
     return {"class_path": ours} | ({"init_args": arguments} if arguments else {}), remark

@@ -1,10 +1,8 @@
 """Stable-Baselines3's settings: their names and defaults, and what they become."""
 
-from __future__ import annotations
-
 from lightning_rl.config_files import Plain
-from lightning_rl.errors import SettingError, check_choice
-from lightning_rl.importers.config import Config, Settings, check_known, read_expression
+from lightning_rl.errors import SettingError, check_choice, check_names
+from lightning_rl.importers.config import Config, Settings, read_expression
 
 ALGORITHMS = {"ppo": "PPO", "a2c": "A2C", "dqn": "DQN", "sac": "SAC", "td3": "TD3", "ddpg": "TD3"}
 ON_POLICY = ("ppo", "a2c")
@@ -103,7 +101,7 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     values = read_expression(settings.take("policy_kwargs", {}), place)
     if not isinstance(values, dict):
         raise SettingError(f"{place} must be a mapping such as dict(net_arch=[64, 64]), got {values!r}")
-    check_known(values, POLICY, "a policy", f"{place}.")
+    check_names(f"{place}.", values, POLICY, " of a policy")
     inner = Settings(values, {name: f"{place}.{name}" for name in values})
     default = (IMAGE_NET_ARCH if kind == "CnnPolicy" else NET_ARCH).get(algorithm)
     if "net_arch" in inner or default is not None:

@@ -3,8 +3,6 @@
 Returns are float64 `[n, 2]`, of n antithetic pairs: at θ + σε and at θ − σε.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

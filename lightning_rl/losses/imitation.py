@@ -3,8 +3,6 @@
 Choices are given as log-probabilities `[..., n]`, those of illegal choices below `MIN_LOG_PROB`. A bit is a choice of two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Losses of the policy-gradient family: a loss for each row, and `mean` to average them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

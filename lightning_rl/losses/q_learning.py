@@ -1,7 +1,5 @@
 """Losses of the Q-learning family, a loss for each row. Targets carry no gradient."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

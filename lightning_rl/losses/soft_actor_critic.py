@@ -4,8 +4,6 @@ Values of choices are `[..., M, S]`, branch after branch, with probabilities `[B
 that the same lines serve continuous, discrete and hybrid actions. Sums are not matrix products, which mixed precision would round.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -1,7 +1,5 @@
 """Policies that act: what their networks share, and the actors that step them cheaply during a rollout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -114,7 +112,6 @@ class TorchActor:
     """Acts with any network.
 
     Args:
-        network: the policy.
         obs: arrays `[T, ...]` of the first iteration, see `begin`.
         generator: of the draws, on the network's device.
         precision: a context in which the network computes.
@@ -156,7 +153,7 @@ class TorchActor:
 
 
 class NumpyActor:
-    """Acts with a network that is a perceptron over a vector, with or without memory, on the CPU. Arguments as `TorchActor`."""
+    """Acts with a network that is a perceptron over a vector, with or without memory, on the CPU. Arguments and methods as `TorchActor`."""
 
     def __init__(self, network: PolicyNetwork, obs: np.ndarray, generator: Generator) -> None:
         self.network, self.generator = network, generator
@@ -180,7 +177,6 @@ class NumpyActor:
         self.noise = self.distribution.noise(x, self.generator).detach().numpy()
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
-        """Return the environments' actions for the observations of row t and masks `[N, M]`, and the new memory."""
         x = self.obs[t] if self.normalize is None else self.normalize(self.obs[t])
         if self.cells:
             memory = self.remember(t, memory, episode_start)
@@ -195,7 +191,6 @@ class NumpyActor:
         return self.distribution.to_env(action), memory
 
     def remember(self, t: int, memory: Tree, episode_start: np.ndarray) -> Tree:
-        """Return the new memory alone."""
         if not self.cells:
             return memory
         x = self.obs[t] if self.normalize is None else self.normalize(self.obs[t])
@@ -205,7 +200,6 @@ class NumpyActor:
         return after[0] if len(after) == 1 else after
 
     def actions(self) -> Tensor:
-        """Return all actions as sampled, `[T, N, ...]`."""
         return torch.from_numpy(np.stack(self.taken))
 
 

@@ -1,7 +1,5 @@
 """The network of the actor-critic family: a policy, and a value for each reward stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -51,7 +49,6 @@ class TwoHotValue(nn.Module):
         return self.transform.inverse(support_to_scalar(z.unflatten(-1, (-1, self.atoms)), self.low, self.high))
 
     def loss(self, z: Tensor, returns: Tensor) -> Tensor:
-        """Return the loss of each row and stream `[..., S]`."""
         target = scalar_to_support(self.transform(returns).clamp(self.low, self.high), self.low, self.high)
         return -(target * z.unflatten(-1, (-1, self.atoms)).log_softmax(-1)).sum(-1)
 
@@ -59,8 +56,7 @@ class TwoHotValue(nn.Module):
 def make_value_head(value_transform: str, value_support: Sequence[int] | None) -> ScalarValue | TwoHotValue:
     """Make the head for the settings of an algorithm.
 
-    Raises:
-        SettingError: no such transform, or a support that is not two integers in order.
+    Raises `SettingError`: no such transform, or a support that is not two integers in order.
     """
     transform = make_value_transform(value_transform)
     if value_support is None:

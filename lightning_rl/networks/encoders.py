@@ -1,7 +1,5 @@
 """Encoders from an observation tree to one feature vector, with attention over sets of entities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -73,12 +71,6 @@ class TreeEncoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
-def _leaf_encoder(leaf: Leaf, encoder: str, features: int) -> OneHotEncoder | VectorEncoder | ImageEncoder:
-    if leaf.kind == "one_hot":
-        return OneHotEncoder(leaf)
-    return VectorEncoder(leaf) if leaf.kind == "vector" or encoder == "mlp" else ImageEncoder(leaf, encoder, features)
-
-
 class VectorEncoder(nn.Module):
     """A Box or MultiBinary leaf as a flat vector."""
 
@@ -146,6 +138,12 @@ class ImageEncoder(nn.Module):
         """Encode images `[B, C, H, W]` as `[B, num_features]`."""
         channels_last = image.movedim(-3, -1).contiguous().movedim(-1, -3)  # while they are bytes
         return self.linear(self.body(channels_last.to(torch.float32, copy=True).mul_(self.scale))).relu()
+
+
+def _leaf_encoder(leaf: Leaf, encoder: str, features: int) -> OneHotEncoder | VectorEncoder | ImageEncoder:
+    if leaf.kind == "one_hot":
+        return OneHotEncoder(leaf)
+    return VectorEncoder(leaf) if leaf.kind == "vector" or encoder == "mlp" else ImageEncoder(leaf, encoder, features)
 
 
 class Residual(nn.Module):

@@ -68,8 +68,7 @@ class GRU(Memory):
 def as_memory(setting: Memory | Mapping[str, object] | None) -> Memory | None:
     """Return the memory of a setting; in a file it is a mapping of class_path and init_args, which names LSTM, GRU or an imported class.
 
-    Raises:
-        SettingError: anything else.
+    Raises `SettingError`: anything else.
     """
     if setting is None or isinstance(setting, Memory):
         return setting
@@ -113,7 +112,6 @@ class NoMemory(nn.Module):
         return memory
 
     def initial(self, num: int) -> Tree:
-        """Return the memory of `num` environments at the start of an episode."""
         return ()
 
 

@@ -1,7 +1,5 @@
 """Multi-layer perceptrons, their layers and initialization, and layers whose weights are generated from a goal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,18 +28,13 @@ def orthogonal(layer: nn.Linear, gain: float = math.sqrt(2)) -> nn.Linear:
 
 
 def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
-    """Build a linear layer with orthogonal weights of gain √2."""
     return orthogonal(nn.Linear(num_inputs, num_outputs))
 
 
 def mlp(
     num_inputs: int, widths: Sequence[int], activation: str = "tanh", layer: Callable[[int, int], nn.Module] = orthogonal_linear
 ) -> nn.Sequential:
-    """Build layers of the given widths, each followed by the activation.
-
-    Raises:
-        SettingError: invalid widths or activation.
-    """
+    """Build layers of the given widths, each followed by the activation. Raises `SettingError`: invalid widths or activation."""
     check_choice("activation", activation, ACTIVATIONS)
     if not isinstance(widths, list | tuple):
         raise SettingError(f"net_arch must be a list of widths such as [64, 64], got {widths!r}")
@@ -108,8 +101,7 @@ def goal_mlp(
 ) -> nn.Sequential:
     """Build an `mlp` whose last layer gets its weights from the part `goal` of the input; a plain one where that is empty.
 
-    Raises:
-        SettingError: there is a goal but no hidden layer; and those of `mlp`.
+    Raises `SettingError`: there is a goal but no hidden layer; and those of `mlp`.
     """
     layers = mlp(num_inputs, widths, activation, layer)
     num_goals = len(range(num_inputs)[goal])

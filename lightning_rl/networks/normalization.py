@@ -1,8 +1,7 @@
 """Running statistics, merged between rollouts and frozen in losses and evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from gymnasium.spaces import Space
@@ -49,7 +48,7 @@ class RunningMeanStd(nn.Module):
         self.var.copy_(spread / total)
         self.count.copy_(total)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMeanStd:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow the network to another device, but not to another precision; torch has no public way to exempt a buffer from a cast."""
         moments = dict(self.named_buffers())
         super()._apply(fn, recurse)
@@ -62,7 +61,6 @@ class ObservationNormalizer(nn.Module):
     """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation; images, one-hot leaves and `entities` pass.
 
     Args:
-        space: the observation space.
         frozen: keep the statistics of random steps before learning; rollouts do not change them.
         entities: names of leaves that are sets of entities.
     """

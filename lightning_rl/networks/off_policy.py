@@ -1,7 +1,5 @@
 """Networks of off-policy algorithms with an actor: policy, action values, temperature."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,14 +26,7 @@ class Actor(PolicyNetwork):
         spaces: observation and action space of one environment.
         action_dist: for Box actions, see `distributions.make_distribution`.
         head: a module after the last layer, for instance `nn.Tanh()`.
-        net_arch: widths of the hidden layers.
-        activation: of the hidden layers.
-        encoder: for images, see `networks/encoders.py`.
-        encoder_features: width of the image encoder's output.
-        entities: names of observations that are sets of entities, see `networks/encoders.py`.
-        goals: names of observations that generate the last hidden layer, see `networks/mlp.py`.
-        normalize_obs: `off`, `running` or `frozen`.
-        memory: recurrent memory of the policy.
+        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `ActorCritic`.
     """
 
     def __init__(
@@ -92,7 +83,7 @@ class Critic(nn.Module):
         num_choices: M, values for each observation.
         ensemble: E, how many critics; an image encoder and a memory are shared by all.
         streams: S, the number of reward streams.
-        net_arch, activation, encoder, encoder_features, entities, goals, memory: as in `Actor`.
+        net_arch, activation, encoder, encoder_features, entities, goals, memory: as in `ActorCritic`.
     """
 
     def __init__(
@@ -167,8 +158,7 @@ def _first_alpha(ent_coef: str) -> float:
 def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:
     """Return the target entropy for each kind of action.
 
-    Raises:
-        SettingError: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.
+    Raises `SettingError`: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.
     """
     if isinstance(setting, Mapping):
         for kind in setting.keys() - auto.keys():

@@ -1,7 +1,5 @@
 """Action values of the DQN family: the mean, a histogram or quantiles of an action's return."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -124,7 +122,7 @@ class QNetwork(PolicyNetwork):
         dueling: Q = V + A − mean A, with hidden layers for V and A each (Wang et al. 2016, eq. 9).
         noisy: noisy linear layers behind the encoder (Fortunato et al. 2018).
         streams: S, the number of reward streams.
-        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `off_policy.Actor`.
+        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `ActorCritic`.
 
     Raises:
         SettingError: an action space that is not Discrete.

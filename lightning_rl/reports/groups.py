@@ -1,7 +1,5 @@
 """Group runs that differ only in their seed, so that groups of one environment can be compared."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,13 +14,11 @@ MAX_LABEL_LENGTH = 40
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same settings.
+    """Runs with the same settings, its seeds.
 
     Args:
         name: its label, or the algorithm and a number where labels are long.
-        label: the algorithm and the settings that distinguish this group from others of it.
-        runs: its seeds.
-        settings: those that distinguish it.
+        label: the algorithm and the settings that distinguish this group from others of it, which are its `settings`.
     """
 
     name: str
@@ -32,7 +28,6 @@ class Group:
 
     @property
     def algorithm(self) -> str:
-        """Return the name of the algorithm of the runs."""
         return self.runs[0].algorithm
 
     @property
@@ -42,7 +37,6 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        """Return the number of seeds, in words."""
         return "1 seed" if len(self.runs) == 1 else f"{len(self.runs)} seeds"
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
@@ -82,9 +76,6 @@ class Section:
     """Groups of one environment whose runs count the same, which can be compared.
 
     Args:
-        environment: its id.
-        counter: what the runs count.
-        groups: to compare.
         unevaluated: runs without evaluations; where there are any, returns of training are compared.
         left_out: runs that have no such returns.
     """

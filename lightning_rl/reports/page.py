@@ -79,11 +79,6 @@ def line_styles(sections: list[Section]) -> dict[str, tuple[str, str]]:
     return {name: (COLORS[index % len(COLORS)], STYLES[index // len(COLORS) % len(STYLES)]) for index, name in enumerate(names)}
 
 
-def draw(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> bytes:
-    """Return the learning curves as a PNG file."""
-    return png(make_figure(sections, lines, threshold))
-
-
 def make_figure(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> Figure:
     """Return a figure with a panel for each section, one below the other, its legend under it."""
     names = [{group.name: legend(group) for group in section.groups} for section in sections]
@@ -133,7 +128,7 @@ def html(sections: list[Section], threshold: float | None, remarks: Iterable[str
     yield from (f"<p>{escape(text)}</p>" for text in (ABOUT, *remarks))
     lines = line_styles(sections)
     for section in sections:
-        picture = b64encode(draw([section], lines, threshold)).decode()
+        picture = b64encode(png(make_figure([section], lines, threshold))).decode()
         name = escape(section.title)
         yield f'<h2>{name}</h2>\n<img src="data:image/png;base64,{picture}" alt="Learning curves on {name}">'
         yield from (f"<p>{escape(note)}</p>" for note in section.notes())
@@ -155,7 +150,7 @@ def check_out(file: Path) -> None:
 def write(file: Path, sections: list[Section], threshold: float | None, remarks: Iterable[str]) -> None:
     """Write the page, and its picture next to it; raise `SettingError` if that fails."""
     try:
-        write_bytes(file.with_suffix(".png"), draw(sections, line_styles(sections), threshold))
+        write_bytes(file.with_suffix(".png"), png(make_figure(sections, line_styles(sections), threshold)))
         write_bytes(file, "\n".join(html(sections, threshold, remarks)).encode(errors="backslashreplace"))
     except SaveError as error:
         raise SettingError(str(error)) from error

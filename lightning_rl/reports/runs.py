@@ -1,13 +1,11 @@
 """Read what runs wrote into their folders."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import yaml
@@ -30,8 +28,6 @@ class Run:
     """What one run wrote.
 
     Args:
-        folder: of the run.
-        algorithm: the name of its class.
         environment: the id, without its module.
         settings: those of the algorithm and its environment by their dotted names, as text; without null values.
         seed: `seed_everything`; None if none was set.
@@ -55,7 +51,7 @@ class Run:
     returns: np.ndarray
     clock: np.ndarray
 
-    def in_training(self) -> Run:
+    def in_training(self) -> Self:
         """Return the same run with the returns of its training; `counts` is empty where it has none."""
         returns = series(self.folder / "metrics.csv", read_rows(self.folder / "metrics.csv"), self.counter, TRAINING)
         return replace(self, source=TRAINING, counts=returns[:, 0], returns=returns[:, 1])

@@ -1,7 +1,5 @@
 """Tables of a report, with intervals over few seeds (Agarwal et al. 2021, https://arxiv.org/abs/2108.13264)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations

@@ -1,22 +1,17 @@
 """Generative adversarial imitation (Ho and Ermon 2016, https://arxiv.org/abs/1606.03476), with a gradient penalty, optionally as VAIL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.distributions import Distribution, make_distribution
-from lightning_rl.errors import check_flag, check_range
+from lightning_rl.errors import check_flag
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.encoders import OneHotEncoder, TreeEncoder
 from lightning_rl.networks.mlp import mlp
-from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.optimization import FlatAdam
-from lightning_rl.rewards.signal import RewardSignal
+from lightning_rl.rewards.signal import LearnedSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, State, Tree, tree_leaves, tree_map
 
@@ -26,7 +21,7 @@ BOTTLENECK, INFORMATION, BETA_RATE = 128, 0.5, 5e-4
 """Of VAIL: width of the code, bound of its information, and step size of β (Peng et al. 2019)."""
 
 
-class GAIL(RewardSignal):
+class GAIL(LearnedSignal):
     """Pays for imitating demonstrations: −log(1 − D), where the discriminator D separates demonstrations from the policy's own steps.
 
     L = −E[log D_E + log(1 − D_π)] + 10 · E[(‖∇D(x̂)‖ − 1)²], x̂ between a demonstrated and an own row with one draw u for each row, over all
@@ -60,14 +55,10 @@ class GAIL(RewardSignal):
         encoder: str = "auto",
         normalize: bool = False,
     ) -> None:
-        super().__init__(gamma, strength, ignore_done)
-        check_range("reward_signals.gail.learning_rate", learning_rate, 0)
-        check_range("reward_signals.gail.encoding_size", encoding_size, 1, whole=True)
-        for name, value in {"use_actions": use_actions, "use_vail": use_vail, "normalize": normalize}.items():
-            check_flag(f"reward_signals.gail.{name}", value)
-        self.actions, self.use_actions, self.use_vail, self.learning_rate = actions, use_actions, use_vail, learning_rate
-        self.demo_path, self.spaces = demo_path, spaces
-        self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
+        super().__init__(spaces, gamma, strength, ignore_done, learning_rate, encoding_size, normalize)
+        check_flag("reward_signals.gail.use_actions", use_actions)
+        check_flag("reward_signals.gail.use_vail", use_vail)
+        self.actions, self.use_actions, self.demo_path = actions, use_actions, demo_path
         self.encode = TreeEncoder(spaces.observation, encoder, encoding_size)
         width = make_distribution(spaces.action).num_features + 1 if use_actions else 0
         self.body = mlp(self.encode.num_features + width, [encoding_size, encoding_size], "silu")
@@ -109,9 +100,6 @@ class GAIL(RewardSignal):
             price, beta = self.bottleneck.price(information)
             total, metrics = total + price, metrics | {"beta": beta, "kl_loss": information}
         return total, metrics
-
-    def configure_optimizer(self) -> Optimizer:
-        return FlatAdam(self)
 
     def get_state(self) -> State:
         return {"generator": self.generator.get_state()}
@@ -160,7 +148,6 @@ class Bottleneck(nn.Module):
         return self.mean(x)
 
     def draw(self, code: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a noisy code."""
         return code + self.sigma * torch.randn(code.shape, generator=generator).to(code)
 
     def price(self, information: Tensor) -> tuple[Tensor, Tensor]:

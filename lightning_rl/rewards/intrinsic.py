@@ -2,29 +2,24 @@
 (Burda et al. 2018, https://arxiv.org/abs/1810.12894).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from lightning_rl.distributions import Distribution, make_distribution
-from lightning_rl.errors import check_flag, check_range
+from lightning_rl.errors import check_flag
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.mlp import mlp
-from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.optimization import FlatAdam
-from lightning_rl.rewards.signal import ReturnScale, RewardSignal
+from lightning_rl.rewards.signal import LearnedSignal, ReturnScale
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time
 
 HIDDEN = 256
 
 
-class Curiosity(RewardSignal):
+class Curiosity(LearnedSignal):
     """Pays for prediction errors: ½ ‖φ(s') − f(φ(s), a)‖², at most 1 / strength, and nothing before the first update.
 
     φ learns what actions influence, by predicting actions from what they change (the inverse model), and what is predictable.
@@ -52,12 +47,8 @@ class Curiosity(RewardSignal):
         encoder: str = "auto",
         normalize: bool = False,
     ) -> None:
-        super().__init__(gamma, strength, ignore_done)
-        check_range("reward_signals.curiosity.learning_rate", learning_rate, 0)
-        check_range("reward_signals.curiosity.encoding_size", encoding_size, 1, whole=True)
-        check_flag("reward_signals.curiosity.normalize", normalize)
-        self.learning_rate, self.actions = learning_rate, actions
-        self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
+        super().__init__(spaces, gamma, strength, ignore_done, learning_rate, encoding_size, normalize)
+        self.actions = actions
         leaves = TreeEncoder(spaces.observation, encoder, encoding_size)
         self.encode = nn.Sequential(leaves, *mlp(leaves.num_features, [encoding_size, encoding_size], "silu"))
         width = make_distribution(spaces.action).num_features
@@ -81,9 +72,6 @@ class Curiosity(RewardSignal):
         loss = 10 * (0.2 * forward_loss + 0.8 * inverse_loss)
         return loss, {"forward_loss": forward_loss, "inverse_loss": inverse_loss}
 
-    def configure_optimizer(self) -> Optimizer:
-        return FlatAdam(self)
-
     @torch.no_grad()
     def gather(self, rollout: Rollout) -> None:
         self.normalizer.gather(rollout.obs, rollout.valid)
@@ -97,7 +85,7 @@ class Curiosity(RewardSignal):
         return 0.5 * (next_code - predicted).float().square().sum(-1)
 
 
-class RND(RewardSignal):
+class RND(LearnedSignal):
     """Pays for observations that a network has not yet learned to encode like a fixed random one: ‖f̂(s') − f(s')‖².
 
     Observations are normalized by running statistics, and rewards divided by the running deviation of their discounted return, as in the
@@ -125,13 +113,8 @@ class RND(RewardSignal):
         normalize: bool = True,
         normalize_reward: bool = True,
     ) -> None:
-        super().__init__(gamma, strength, ignore_done)
-        check_range("reward_signals.rnd.learning_rate", learning_rate, 0)
-        check_range("reward_signals.rnd.encoding_size", encoding_size, 1, whole=True)
-        check_flag("reward_signals.rnd.normalize", normalize)
+        super().__init__(spaces, gamma, strength, ignore_done, learning_rate, encoding_size, normalize)
         check_flag("reward_signals.rnd.normalize_reward", normalize_reward)
-        self.learning_rate = learning_rate
-        self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
         self.predictor, self.target = (self._network(spaces, encoder, encoding_size) for _ in range(2))
         self.target.requires_grad_(False)
         self.returns = ReturnScale(gamma) if normalize_reward else None
@@ -149,9 +132,6 @@ class RND(RewardSignal):
     def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         loss = mean(self._novelty(experience.next_obs), experience.weight)
         return loss, {"loss": loss}
-
-    def configure_optimizer(self) -> Optimizer:
-        return FlatAdam(self.predictor)
 
     @torch.no_grad()
     def gather(self, rollout: Rollout) -> None:

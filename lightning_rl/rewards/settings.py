@@ -1,13 +1,11 @@
 """Reward signals from settings: a name, and the settings that differ from its defaults."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_rl.distributions import Distribution
-from lightning_rl.errors import SettingError, nearest
+from lightning_rl.errors import SettingError, check_names, nearest
 from lightning_rl.rewards.gail import GAIL
 from lightning_rl.rewards.intrinsic import RND, Curiosity
 from lightning_rl.rewards.signal import Extrinsic, RewardSignal
@@ -29,9 +27,7 @@ def make_signals(
     """Make the signals of `settings`, merged over the environment's reward; null removes a signal, `{}` takes its defaults.
 
     Args:
-        settings: name → settings.
         extrinsic: settings of the environment's reward that an algorithm has under other names.
-        spaces: of the environment.
         actions: returns the policy's distribution, once there is one.
 
     Raises:
@@ -56,9 +52,7 @@ def make_signals(
 def _make(name: str, settings: Mapping[str, object], context: Mapping[str, object]) -> RewardSignal:
     parameters = inspect.signature(SIGNALS[name]).parameters
     known = parameters.keys() - context.keys()
-    for key in settings:
-        if key not in known:
-            raise SettingError(f"reward_signals.{name}.{key} is not a setting{nearest(str(key), known)}")
+    check_names(f"reward_signals.{name}.", settings, known)
     for key in known - settings.keys():
         if parameters[key].default is inspect.Parameter.empty:
             raise SettingError(f"reward_signals.{name}.{key} is missing")

@@ -1,14 +1,14 @@
 """Reward signals: their contract, the running scale of returns, and the environment's own reward."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl.errors import check_flag, check_range
-from lightning_rl.networks.normalization import RunningMeanStd
+from lightning_rl.networks.normalization import RunningMeanStd, make_normalizer
+from lightning_rl.optimization import FlatAdam
 from lightning_rl.returns import discounted_sum
+from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Rollout, State
 
 
@@ -32,13 +32,8 @@ class RewardSignal(nn.Module):
         check_flag(f"reward_signals.{name}.ignore_done", ignore_done)
         self.gamma, self.strength, self.ignore_done = gamma, strength, ignore_done
 
-    @torch.no_grad()
     def forward(self, experience: Experience) -> Tensor:
         """Return the stream's rewards `[...]`, strength included."""
-        return self.reward(experience) * self.strength
-
-    def reward(self, experience: Experience) -> Tensor:
-        """Return the reward of each step, `[...]`, before `strength`."""
         raise NotImplementedError
 
     def gather(self, rollout: Rollout) -> None:
@@ -58,6 +53,32 @@ class RewardSignal(nn.Module):
 
     def set_state(self, state: State) -> None:
         """Restore what `get_state` returned."""
+
+
+class LearnedSignal(RewardSignal):
+    """A signal of networks which learn during the run, by Adam; `normalize`: by running statistics of observations."""
+
+    def __init__(
+        self, spaces: Spaces, gamma: float, strength: float, ignore_done: bool, learning_rate: float, encoding_size: int, normalize: bool
+    ) -> None:
+        super().__init__(gamma, strength, ignore_done)
+        name = f"reward_signals.{type(self).__name__.lower()}"
+        check_range(f"{name}.learning_rate", learning_rate, 0)
+        check_range(f"{name}.encoding_size", encoding_size, 1, whole=True)
+        check_flag(f"{name}.normalize", normalize)
+        self.learning_rate = learning_rate
+        self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
+
+    @torch.no_grad()
+    def forward(self, experience: Experience) -> Tensor:
+        return self.reward(experience) * self.strength
+
+    def reward(self, experience: Experience) -> Tensor:
+        """Return the reward of each step, `[...]`, before `strength`."""
+        raise NotImplementedError
+
+    def configure_optimizer(self) -> Optimizer:
+        return FlatAdam(self)
 
 
 class ReturnScale(nn.Module):
@@ -84,11 +105,9 @@ class ReturnScale(nn.Module):
         self.statistics.update(returns[rollout.valid])
 
     def get_state(self) -> State:
-        """Return the discounted returns of the current episodes."""
         return {"running": self.running}
 
     def set_state(self, state: State) -> None:
-        """Restore what `get_state` returned."""
         self.running = torch.from_numpy(state["running"]).to(self.running.device)
 
 

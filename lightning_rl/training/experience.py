@@ -33,7 +33,6 @@ from lightning_rl.data.demonstrations import (
     split_by_episode,
 )
 from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
-from lightning_rl.data.replay.mixed import MixedReplay
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
@@ -211,7 +210,7 @@ def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstr
     algorithm.say(f"demonstrations: {summarize(episodes)}; they fill the replay buffer first")
 
 
-def buffer_beside(algorithm: Learner, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> MixedReplay:
+def buffer_beside(algorithm: Learner, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> ReplayBuffer:
     """Make a buffer that draws a share of each batch from demonstrations, which are kept for good, and report it.
 
     Args:
@@ -234,7 +233,7 @@ def buffer_beside(algorithm: Learner, batch_size: int, config: ReplayConfig, row
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
     shown = ReplayBuffer(**rows, capacity=capacity, config=replace(config, prioritized=False), seed=seed)
     write(algorithm, shown, episodes)
-    buffer = MixedReplay(**own, shown=shown, share=config.demonstration_share)
+    buffer = ReplayBuffer(**own, shown=shown, share=config.demonstration_share)
     drawn = buffer.shown_rows(batch_size)
     what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
     needed = 1 if config.replace else drawn // length

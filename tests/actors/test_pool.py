@@ -54,6 +54,21 @@ def test_all_actors_take_turns_where_a_batch_has_fewer_rollouts():
     assert steps == [[16, 0, 16], [16, 16, 32], [32, 32, 32]]
 
 
+def test_actors_begin_new_episodes_on_request():
+    model = tiny(IMPALA, actors={"num_actors": 2, "backend": "in_process"})
+    begun = []
+
+    def watch(pool):
+        begun.append(pool.rollout().episode_start.all(1).tolist())
+        pool.restart_episodes()
+
+    each_iteration(model, watch)
+    fit(model)
+    # episodes of three steps; the step that starts new ones ends none, and the first episode of a run is the same
+    assert begun[0] == [True, False, False, True, False, False, True, False]
+    assert begun[1] == [False, True, False, False, True, False, False, True]
+
+
 class LastFirst(LocalWorkers):
     """Workers that answer the last waiting call first."""
 
@@ -143,7 +158,7 @@ def test_random_steps_of_an_actor_continue_with_the_next_call():
     assert [steps for _, steps in found] == [16] * 3
     times = np.concatenate([rows for rows, _ in found])[:, 1].reshape(24, 2)  # each observation holds its step in an episode of three
     np.testing.assert_array_equal(times[:, 0], np.arange(24.0) % 3)
-    assert actor.act({}).unroll.obs[0, 0, 1] == 0  # then new episodes begin
+    assert actor.act({}).experience.obs[0, 0, 1] == 0  # then new episodes begin
     actor.close()
 
 

@@ -13,7 +13,7 @@ import torch
 
 from lightning_rl import PPO, SAC, Algorithm, SettingError, Trainer, load_policy
 from lightning_rl.checkpoints.archive import to_arrays
-from lightning_rl.checkpoints.segments import SegmentStore
+from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.training.loading import check_environment
 from tests.checkpoints.hostile import hostile_files, numpy_bomb

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.checkpoints import segments
 from lightning_rl.checkpoints.archive import to_arrays
 from lightning_rl.checkpoints.atomic import SaveError
-from lightning_rl.checkpoints.segments import SegmentStore, size_of
+from lightning_rl.data.replay import segments
 from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.types import tree_leaves

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.storage import ReplayConfig
-from lightning_rl.envs.stepping import STEPPERS
+from lightning_rl.envs.stepping import Stepper
 from lightning_rl.types import EnvStep, Tree, tree_leaves, tree_map
 
 MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED")
@@ -59,7 +59,7 @@ def some_actions(kind: EnvFactory, steps: int, num_envs: int) -> np.ndarray:
 
 def experience(envs: Sequence[Callable[[], gym.Env]], actions: np.ndarray, mode: str) -> list[tuple[Tree, Any, EnvStep]]:
     """What our steppers say, to add to a buffer step by step."""
-    stepper = STEPPERS[AutoresetMode[mode]](SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False))
+    stepper = Stepper(SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False), AutoresetMode[mode])
     obs, said = copy.deepcopy(stepper.reset(seed=0)[0]), []
     for action in actions:
         step = copy.deepcopy(stepper.step(action))

@@ -18,7 +18,7 @@ from lightning_rl.data.episodes import EpisodeStatistics, Finished
 from lightning_rl.data.rollout import make_batch, minibatches
 from lightning_rl.distributions import Categorical
 from lightning_rl.envs.make import make_vector_env
-from lightning_rl.envs.stepping import STEPPERS, make_stepper
+from lightning_rl.envs.stepping import Stepper, make_stepper
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import NoMemory
@@ -69,7 +69,7 @@ class ScriptedActorCritic(ActorCritic):
 
 
 def collector(envs: list[Callable[[], gym.Env]], network: nn.Module, n_steps: int, mode: str = "SAME_STEP") -> Collector:
-    stepper = STEPPERS[AutoresetMode[mode]](SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False))
+    stepper = Stepper(SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False), AutoresetMode[mode])
     return Collector(stepper, SPACES, network, n_steps, seed=0)
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lightning_rl.data.replay.buffer import ReplayBuffer
-from lightning_rl.data.replay.mixed import MixedReplay
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import SettingError
@@ -50,7 +49,7 @@ def made(
     space, action = Scripted.observation_space, np.int64(0)
     demonstrations = ReplayBuffer(space, action, max(len(shown), n_steps + 1), config=beside, seed=7, **settings)
     demonstrations.extend(shown, plain)
-    mixed = MixedReplay(space, action, capacity, num_envs, config=kept, shown=demonstrations, share=share, **settings)
+    mixed = ReplayBuffer(space, action, capacity, num_envs, config=kept, shown=demonstrations, share=share, **settings)
     mixed.extend(own, plain)
     return mixed
 
@@ -127,7 +126,7 @@ def test_sequences_of_both_buffers_are_concatenated(n_steps, prioritized):
         episodes(3, 5, 20), episodes(4, 9, 7, first=100), 0.4, 2, 60, n_steps=n_steps, sequences=SEQUENCES, prioritized=prioritized
     )
     parts = [copy.deepcopy(buffer) for buffer in (mixed, mixed.shown)]
-    own, shown = ReplayBuffer.sample(parts[0], 9), parts[1].sample(6)  # three and two sequences of three rows
+    own, shown = parts[0].sample(9, only_own=True), parts[1].sample(6)  # three and two sequences of three rows
     batch = mixed.sample(15)
     total = SEQUENCES.slots(n_steps)
     assert batch.obs.shape == (5 * total, 2) and batch.episode_start.shape == (total, 5) and batch.memory[0].shape == (5, 1)

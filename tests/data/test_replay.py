@@ -14,9 +14,9 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.replay import storage
 from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext, make_row_template
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError, as_settings

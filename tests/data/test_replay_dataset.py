@@ -13,13 +13,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
 from lightning_rl import DQN
-from lightning_rl.checkpoints.segments import SegmentStore
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.buffer import ReplayBuffer
+from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import Categorical
-from lightning_rl.envs.stepping import STEPPERS
+from lightning_rl.envs.stepping import Stepper
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.networks.memory import NoMemory
@@ -75,7 +75,7 @@ class Run:
                 return super().step(action)
 
         envs = [lambda i=i: Diarist(period=period, first_episode=100 * i) for i in range(num_envs)]
-        stepper = STEPPERS[AutoresetMode[mode]](SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False))
+        stepper = Stepper(SyncVectorEnv(envs, autoreset_mode=AutoresetMode[mode], copy=False), AutoresetMode[mode])
         self.collector = Collector(stepper, Spaces(kind.observation_space, kind.action_space), network or Always(), length, 0, False)
         standard = {"buffer_size": 1000, "batch_size": 4, "learning_starts": 0, "train_freq": 1, "gradient_steps": 1}
         self.settings = ReplaySettings(**{**standard, "steps_per_iteration": length, "n_steps": 1, "warmup": "random", **settings})

@@ -142,13 +142,13 @@ def test_a_worker_that_fails_too_often_ends_the_run_with_one_line():
         stepper.step(np.array([0, 0, 1]))
     with pytest.raises(SettingError) as error:
         stepper.step(np.array([0, 0, 1]))
-    expected = "FaultyWorker-v0 failed more than 2 times in an hour in worker 2; last: ValueError: the motor is hot"
+    expected = "worker 2 of FaultyWorker-v0 failed more than 2 times in an hour; last: ValueError: the motor is hot"
     assert str(error.value) == expected
     stepper.close()
 
 
 def test_restarts_of_more_than_an_hour_ago_do_not_count(monkeypatch):
-    monkeypatch.setattr("lightning_rl.envs.worker_pool.HOUR", 0.0)
+    monkeypatch.setattr("lightning_rl.processes.HOUR", 0.0)
     stepper = faulty(max_restarts=1)
     stepper.reset(0)
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_a_run_survives_a_hundred_failures():
 
 
 def test_closing_ends_frozen_and_dead_workers_too(monkeypatch):
-    monkeypatch.setattr("lightning_rl.envs.worker_pool.CLOSE_TIMEOUT", 0.5)
+    monkeypatch.setattr("lightning_rl.processes.CLOSE_TIMEOUT", 0.5)
     stepper = faulty()
     stepper.reset(0)
     processes = stepper.envs.processes

@@ -12,7 +12,6 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl.actors.evaluator import (
     NumpyPopulation,
-    SequentialPopulation,
     TorchPopulation,
     draw_actions,
     flat_parameters,
@@ -35,8 +34,8 @@ NETWORKS = {
     "image": (Anything.observation_spaces["image"], {"encoder": "nature_cnn", "encoder_features": 8}, TorchPopulation),
     "entities": (Crowd.observation_space, {"entities": ["agents"], "encoder_features": 8}, TorchPopulation),
     "goals": (Crowd.observation_space, {"goals": ["goal"], "encoder_features": 8}, TorchPopulation),
-    "LSTM": (VECTOR, {"memory": LSTM(4, 2)}, SequentialPopulation),
-    "GRU": (VECTOR, {"memory": GRU(4, 2)}, SequentialPopulation),
+    "LSTM": (VECTOR, {"memory": LSTM(4, 2)}, TorchPopulation),
+    "GRU": (VECTOR, {"memory": GRU(4, 2)}, TorchPopulation),
 }
 
 
@@ -92,7 +91,7 @@ def test_members_compute_what_networks_with_their_weights_compute(name):
     assert (x[0] - x[1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [NumpyPopulation, TorchPopulation, SequentialPopulation])
+@pytest.mark.parametrize("kind", [NumpyPopulation, TorchPopulation])
 def test_the_weights_of_the_network_stay_and_a_member_can_be_set_again(kind):
     network, names = build("vector")
     before = flat_parameters(network, names)

@@ -1,19 +1,17 @@
 """Replay buffer (Lin 1992; Mnih et al. 2015), and an estimate of its memory."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gymnasium.spaces import Space
 from torch import Tensor
 
-from lightning_rl.data.replay.sampling import Prioritized, Sequences, Window
+from lightning_rl.data.replay.sampling import Prioritized, Sequences, Window, concatenate
 from lightning_rl.data.replay.storage import Observation, ReplayConfig, Row, check_counts, make_row_template
 from lightning_rl.envs.masks import Masks, NoMasks
 from lightning_rl.errors import SettingError
@@ -30,16 +28,17 @@ class ReplayBuffer:
     For a network with a memory it is the start of a sequence, which may hold the end of an episode and go on with the next one.
 
     Args:
-        space: observation space.
         action: an action of one environment as sampled, a tree of arrays.
         capacity: transitions of all environments, rounded down to a multiple of N.
-        num_envs: N.
         n_steps: n, the longest window.
         config: how to keep rows and draw them.
         frames: how many frames the environment stacks along the first dimension of its observations, so that each can be stored once.
-        seed: of the draws.
         sequences: how to draw sequences instead of rows.
         action_mask: a mask of one environment, `[M]`; () if it rules out nothing.
+        shown: a second buffer with the same rows, full of demonstrations, which is only read: rows of both come in each batch, its own
+            first (Ball et al. 2023, https://arxiv.org/abs/2302.02948, where half of them are demonstrations). What this buffer reports is
+            about its own rows, which alone may have priorities.
+        share: of each batch that comes from `shown`, in whole rows, or in whole sequences; at least one is of each kind.
     """
 
     def __init__(
@@ -55,6 +54,8 @@ class ReplayBuffer:
         seed: int = 0,
         sequences: Sequences | None = None,
         action_mask: Tree = (),
+        shown: Self | None = None,
+        share: float = 0.0,
     ) -> None:
         length = capacity // num_envs
         self.sequences = sequences
@@ -84,6 +85,9 @@ class ReplayBuffer:
         self.written = np.zeros(num_envs, dtype=np.int64)
         """How many rows each ring has had; row number w is in slot w modulo the number of slots."""
         self.drawn = 0
+        self.shown, self.share = shown, share
+        self.behind = num_envs * self.slots
+        """The first place of the second buffer."""
 
     def __len__(self) -> int:
         return int(self.count.sum())
@@ -185,12 +189,25 @@ class ReplayBuffer:
             if ended:
                 env = int(self.count.argmin())
 
-    def sample(self, batch_size: int, progress: float = 0.0) -> Window:
+    def shown_rows(self, batch_size: int) -> int:
+        """Return how many rows of a batch are demonstrations; raise `SettingError` if none or all of them are."""
+        length = 1 if self.sequences is None else self.sequences.length
+        drawn = round(self.share * (batch_size // length))
+        if not 0 < drawn < batch_size // length:
+            kind = "rows" if self.sequences is None else f"sequences of {length} rows"
+            share = f"replay.demonstration_share {self.share:g} of {batch_size // length} {kind} is {drawn}"
+            raise SettingError(f"{share}; a batch must hold both demonstrations and the run's own")
+        return drawn * length
+
+    def sample(self, batch_size: int, progress: float = 0.0, only_own: bool = False) -> Window:
         """Draw rows, or sequences of `batch_size` rows in all; `progress` of the run anneals the importance weights.
 
-        Raises:
-            SettingError: there are none, or fewer than `batch_size` without replacement.
+        Raises `SettingError`: there are none, or fewer than `batch_size` without replacement.
         """
+        if self.shown is not None and not only_own:
+            shown = self.shown_rows(batch_size)
+            own = self.sample(batch_size - shown, progress, only_own=True)
+            return concatenate(own, self.shown.sample(shown), self.behind)
         if self.sequences is not None:
             return self._sample_sequences(self.sequences, batch_size, progress)
         rows, weight = self._draw(batch_size, progress)
@@ -210,7 +227,7 @@ class ReplayBuffer:
         if not ready:
             raise SettingError(f"there is nothing to learn from yet with n_steps {self.n_steps}: raise learning_starts")
         if self.priorities is not None:
-            return self.priorities.draw(self, number, progress)
+            return self.priorities.draw(self.rng, ready, number, progress)
         if not self.replace and ready < number:
             raise SettingError(f"{number} rows without replacement of {ready}: raise learning_starts or lower batch_size")
         drawn = self.rng.integers(0, ready, number) if self.replace else self.rng.choice(ready, number, replace=False, shuffle=False)
@@ -251,7 +268,8 @@ class ReplayBuffer:
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
         """Set priorities from the errors `[B]` of drawn rows when they were learned from; they are computed only where they matter."""
         if self.priorities is not None:
-            self.priorities.update(rows, errors)
+            own = rows[rows < self.behind]
+            self.priorities.update(own, errors if self.shown is None else lambda: errors()[: len(own)])
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """Return the rows of a window of so many steps from each row of its ring, `[B, steps]`."""
@@ -272,6 +290,17 @@ class ReplayBuffer:
 
     def steps(self, rows: np.ndarray) -> tuple[Row, Observation, np.ndarray]:
         """Return all steps of the windows that begin with rows, one by one `[B · n]`: rows, what followed each, and how many count."""
+        own = rows < self.behind
+        if self.shown is not None and not own.all():
+            parts = self.steps(rows[own]), self.shown.steps(rows[~own] - self.behind)
+
+            def merge(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+                places = own.repeat((len(mine) + len(other)) // len(own))
+                both = np.empty((len(places), *mine.shape[1:]), mine.dtype)
+                both[places], both[~places] = mine, other
+                return both
+
+            return tree_map(merge, *parts)
         window = self.ahead(rows, self.n_steps).reshape(-1)
         row, following = self.layout.read(window, window)
         return row, following, self.windows(rows)[2]
@@ -287,7 +316,8 @@ class ReplayBuffer:
         return self.first[env] + (self.head[env] - self.count[env] + place) % self.slots
 
     def age(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many transitions of the same environment are newer than each row."""
+        """Return how many transitions of the same environment are newer than each row of its own."""
+        rows = rows[rows < self.behind]
         return (self.head[rows // self.slots] - 1 - rows) % self.slots
 
     def statistics(self) -> dict[str, float]:
@@ -298,6 +328,7 @@ class ReplayBuffer:
         """Return its state without its rows: counts, windows that are open, and what the next draws depend on."""
         opened = np.zeros_like(self.open) if self.lag else self.open  # of sequences it follows from the counts
         own = {"written": self.written, "open": opened, "drawn": self.drawn, "rng": self.rng.bit_generator.state}
+        own |= {} if self.shown is None else {"shown": self.shown.rng.bit_generator.state}
         return {**own, "layout": self.layout.position(), "sampler": {} if self.priorities is None else self.priorities.position()}
 
     def continue_from(self, position: State) -> None:
@@ -313,10 +344,14 @@ class ReplayBuffer:
         self.layout.continue_from(position["layout"])
         if self.priorities is not None:
             self.priorities.continue_from(position["sampler"])
+        if self.shown is not None and "shown" in position:  # a run may go on with demonstrations that began without
+            self.shown.rng.bit_generator.state = position["shown"]
 
     def reseed(self, seed: int) -> None:
         """Draw from now on like a buffer that is made with this seed."""
         self.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        if self.shown is not None:
+            self.shown.reseed(seed + 1)
 
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -327,8 +362,7 @@ def describe_memory(
 ) -> str:
     """Describe in one line what the replay buffers of all ranks take.
 
-    Raises:
-        SettingError: more than 90 % of the machine's memory, or more than its disk has free.
+    Raises `SettingError`: more than 90 % of the machine's memory, or more than its disk has free.
     """
     template = make_row_template(spaces.observation, action, memory, spaces.masks())
     size = buffer_size * ranks * config.layout.bytes_per_row(template, frames)

@@ -1,15 +1,13 @@
 """Which rows of a replay buffer to learn from: uniformly, by priority, in sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from lightning_rl.types import Tree
+from lightning_rl.types import Tree, tree_map
 
 
 class Window(NamedTuple):
@@ -35,15 +33,24 @@ class Window(NamedTuple):
     source: Tree = ()
 
 
-class DrawableRows(Protocol):
-    """What a sampler asks of a replay buffer."""
+def concatenate(own: Window, shown: Window, behind: int) -> Window:
+    """Return one batch of two, row next to row or sequence next to sequence; places of the second count on from `behind`."""
+    n, m = len(own.rows), len(shown.rows)
+    shown = shown._replace(rows=shown.rows + behind, source=tree_map(lambda rows: rows + behind, shown.source))
 
-    rng: np.random.Generator
+    def widen(window: Window, lanes: int, first: int) -> Window:
+        return window._replace(
+            weight=window.weight * (lanes / (n + m)),
+            episode_start=tree_map(np.ravel, window.episode_start),
+            successor=tree_map(lambda place: place // lanes * (n + m) + place % lanes + first, window.successor),
+        )
 
-    @property
-    def ready(self) -> int: ...
+    def join(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = a.reshape(-1, n, *a.shape[1:]), b.reshape(-1, m, *b.shape[1:])
+        return np.concatenate([a, b], 1).reshape(-1, *a.shape[2:])
 
-    def locate(self, number: np.ndarray) -> np.ndarray: ...
+    batch = tree_map(join, widen(own, n, 0), widen(shown, m, n))
+    return batch._replace(episode_start=tree_map(lambda start: start.reshape(-1, n + m), batch.episode_start))
 
 
 class Prioritized:
@@ -57,12 +64,12 @@ class Prioritized:
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self.largest = 1.0
 
-    def draw(self, buffer: DrawableRows, batch_size: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows, one from each of `batch_size` equal parts of the total, and their weights, at most 1 / batch_size."""
+    def draw(self, rng: np.random.Generator, ready: int, batch_size: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows of `ready`, one from each of `batch_size` equal parts of the total, and their weights, at most 1 / batch_size."""
         beta = self.beta + progress * (1 - self.beta)
-        sums = (np.arange(batch_size) + buffer.rng.random(batch_size)) / batch_size * self.tree.total
+        sums = (np.arange(batch_size) + rng.random(batch_size)) / batch_size * self.tree.total
         rows = self.tree.find(sums)
-        weight = (buffer.ready * self.tree[rows] / self.tree.total) ** -beta
+        weight = (ready * self.tree[rows] / self.tree.total) ** -beta
         return rows, (weight / weight.max() / batch_size).astype(np.float32)
 
     def admit(self, rows: np.ndarray, overwritten: np.ndarray | None = None) -> None:
@@ -78,7 +85,6 @@ class Prioritized:
         self.largest = max(self.largest, float(priority.max()))
 
     def priorities(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return those of rows that may be drawn."""
         return self.tree[rows]
 
     def restore(self, rows: np.ndarray, priorities: np.ndarray) -> None:
@@ -108,7 +114,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Return the sum of all numbers."""
         return float(self.tree[1])
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:

@@ -102,10 +102,7 @@ class RowTable:
 
     Gathering at random places costs a cache miss for each array; the leaves of one record lie side by side.
 
-    Args:
-        template: a tree of arrays, one row.
-        rows: how many.
-        directory: keep them in an unnamed file there instead of in memory; it is gone when this process is.
+    `directory`: keep them in an unnamed file there instead of in memory; it is gone when this process is.
     """
 
     records: np.ndarray
@@ -151,7 +148,6 @@ class StoredNext:
     """A layout in which each row holds its next observation: one gather reads all of it.
 
     Args:
-        template: one row.
         lanes: N rings of rows.
         length: transitions in each.
         directory: where to keep them instead of in memory.
@@ -212,7 +208,7 @@ class DerivedNext:
     """A layout in which an observation is stored once: as that of the next row, or in a side table where the episode ended.
 
     Of stacked frames only the newest is stored; the others are those of the rows before, the first one of an episode repeated. Each ring
-    has spare slots, for what followed its newest row and for frames before the oldest. Other arguments as `StoredNext`.
+    has spare slots, for what followed its newest row and for frames before the oldest. Methods and other arguments as `StoredNext`.
 
     Args:
         frames: how many frames the environment stacks along the first dimension of its observations.
@@ -251,7 +247,6 @@ class DerivedNext:
         return np.where((rows + 1) % self.slots == 0, rows + 1 - self.slots, rows + 1)
 
     def write(self, rows: np.ndarray, row: Row, next_observation: Observation) -> None:
-        """Write one row into each of some rings."""
         lanes = rows // self.slots
         if self.frames > 1 and not all((leaf == leaf[:, -1:])[self.time[lanes] == 0].all() for leaf in tree_leaves(row.observation.obs)):
             raise SettingError(
@@ -270,7 +265,6 @@ class DerivedNext:
             self._keep_finals(rows[ended], tree_index(next_frame, ended))
 
     def cut(self, rows: np.ndarray) -> None:
-        """End the episodes of the newest rows of some rings."""
         self.row.ended[rows] = True
         self.time[rows // self.slots] = 0
         self._keep_finals(rows, self.observations.take(self.successor(rows)))
@@ -291,7 +285,6 @@ class DerivedNext:
         self.final_of[rows] = slots
 
     def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Observation]:
-        """Return rows, and what was observed after the last rows of their windows."""
         older = np.arange(self.frames - 1, -1, -1)
         observation = self.observations.take(self._before(rows, older))
         next_observation = self.observations.take(np.concatenate([self._before(last, older[1:]), self.successor(last)[:, None]], 1))
@@ -312,18 +305,15 @@ class DerivedNext:
         return rows[:, None] - slot + (slot - np.minimum(steps, self.back[rows][:, None])) % self.slots
 
     def part_types(self) -> list[np.dtype]:
-        """Return the types of `parts`."""
         frame = self.observations.records.dtype
         return [self.table.records.dtype, self.back.dtype, frame, frame]
 
     def parts(self, rows: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
-        """Return all that is stored of rows, and in the slots after the last of them in each ring, as arrays."""
         final = self.final_of[rows]
         frames = self.observations.records.take(np.concatenate([rows, after]))
         return [self.table.records.take(rows), self.back[rows], frames, self.finals.records.take(final[final >= 0])]
 
     def restore(self, rows: np.ndarray, after: np.ndarray, parts: list[np.ndarray]) -> None:
-        """Write back what `parts` returned; raise `ValueError` for parts of other rows."""
         table, back, frames, finals = parts
         check_lengths(parts[:3], [len(rows), len(rows), len(rows) + len(after)])
         if (back >= self.frames).any():

@@ -11,8 +11,6 @@ The first one that is exact is used: two copies are built, one is stepped, and t
 none is exact starts new episodes.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os
@@ -25,7 +23,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -46,14 +44,6 @@ AnyEnv = gym.Env | VectorEnv
 State = dict[str, Plain]
 
 _chosen: dict[str, str | None] = {}
-
-
-class Stateful(Protocol):
-    """An environment that saves its own state."""
-
-    def get_state(self) -> object: ...
-
-    def set_state(self, state: Any) -> object: ...
 
 
 class Recorder(gym.Wrapper):
@@ -84,7 +74,6 @@ class Recorder(gym.Wrapper):
         return self.obs, *rest
 
     def get_state(self) -> State:
-        """Return the episode so far."""
         encode = Encoder().encode
         return {"episode": self.episode, "actions": [encode(action) for action in self.actions], "obs": encode(self.obs)}
 
@@ -150,8 +139,8 @@ def get_state(env: AnyEnv, way: str) -> State:
     if way == "attributes":
         return {"way": way, "layers": read_layers(env)}
     generators = read_attributes(env.unwrapped, Encoder(only_generators=True))
-    own = Encoder().encode(cast(Stateful, env.unwrapped).get_state())
-    return {"way": way, "layers": [*read_layers(env)[:-1], generators], "own": own}
+    own: Any = env.unwrapped
+    return {"way": way, "layers": [*read_layers(env)[:-1], generators], "own": Encoder().encode(own.get_state())}
 
 
 def set_state(env: AnyEnv, way: str | None, state: State) -> bool:
@@ -171,7 +160,8 @@ def _restore(env: AnyEnv, state: State) -> bool:
         return env.set_state(state)
     env.reset(seed=0)  # what an environment makes at its first reset must exist to be written into
     if state["way"] == "own":
-        cast(Stateful, env.unwrapped).set_state(Decoder().decode(state["own"]))
+        own: Any = env.unwrapped
+        own.set_state(Decoder().decode(state["own"]))
     write_layers(env, state["layers"])
     return True
 

@@ -1,14 +1,12 @@
 """Save and restore the state of vector environments, and fingerprint their settings to see whether a state fits."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -73,14 +71,6 @@ def normalize(value: object) -> Any:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-class Keeper(Protocol):
-    """Saves and restores the states of all environments."""
-
-    def get_states(self) -> State: ...
-
-    def set_states(self, states: State) -> bool: ...
-
-
 class SyncKeeper:
     """Keeps the states of the environments of a `SyncVectorEnv`, each in its own way."""
 
@@ -113,6 +103,10 @@ class WholeKeeper:
 
     def set_states(self, states: State) -> bool:
         return set_state(self.envs, self.way, states)
+
+
+Keeper = SyncKeeper | WholeKeeper | WorkerVectorEnv
+"""Saves and restores the states of all environments."""
 
 
 def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | None:

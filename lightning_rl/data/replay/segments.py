@@ -1,7 +1,5 @@
 """Save a replay buffer in segments of rows next to a checkpoint; each save writes only the new rows."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -10,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.checkpoints.atomic import SaveError, Writer, remove_leftovers, stage, sync_folder
+from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.errors import SettingError
 
 FORMAT_VERSION = 1
@@ -27,26 +26,6 @@ SMALL_BYTES = 8 << 20
 """Bytes up to which a segment is written again together with the rows after it."""
 NAME = re.compile(r"(\d{8,12})\.(rows|priorities)")
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-READERS: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
-
-class Buffer(Protocol):
-    """A replay buffer as it is saved: one ring for each environment; arrays are `[N]`."""
-
-    layout: Any
-    priorities: Any
-    envs: np.ndarray
-    first: np.ndarray
-    slots: int
-    written: np.ndarray
-    length: int
-    n_steps: int
-
-    @property
-    def ready(self) -> int: ...
-    def locate(self, numbers: np.ndarray) -> np.ndarray: ...
-    def position(self) -> dict[str, Any]: ...
-    def continue_from(self, position: dict[str, Any]) -> None: ...
 
 
 class File(NamedTuple):
@@ -69,7 +48,7 @@ class Segment(NamedTuple):
         """Return how many there are."""
         return int((self.stop - self.start).sum())
 
-    def places(self, buffer: Buffer) -> tuple[np.ndarray, np.ndarray]:
+    def places(self, buffer: ReplayBuffer) -> tuple[np.ndarray, np.ndarray]:
         """Return the places in the buffer of all its rows, and of what comes after the last one in each ring."""
         lengths = self.stop - self.start
         ring = np.repeat(buffer.envs, lengths)
@@ -79,17 +58,13 @@ class Segment(NamedTuple):
 
 
 class SegmentStore:
-    """The segments of one buffer.
-
-    Args:
-        folder: of these segments only, `last.ckpt.d/rank0`; created by the first save.
-    """
+    """The segments of one buffer, in a folder of their own, `last.ckpt.d/rank0`, which the first save creates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.segments: list[Segment] = []
 
-    def save(self, buffer: Buffer) -> dict[str, Any]:
+    def save(self, buffer: ReplayBuffer) -> dict[str, Any]:
         """Write what is new in the buffer since the last save, or all of it; return the manifest as plain data. Raises `SaveError`."""
         try:
             _check_folder(self.folder)
@@ -122,7 +97,7 @@ class SegmentStore:
             }
         )
 
-    def _kept(self, buffer: Buffer) -> tuple[list[Segment], np.ndarray]:
+    def _kept(self, buffer: ReplayBuffer) -> tuple[list[Segment], np.ndarray]:
         """Return the segments that stay valid, and the first row of each ring to write: small last segments are written again."""
         oldest = _oldest(buffer)
         segments = [each for each in self.segments if (each.stop > oldest).any()]
@@ -144,11 +119,10 @@ class SegmentStore:
         self.serial += 1
         return self.folder / f"{self.serial:08d}.{kind}"
 
-    def load(self, manifest: Mapping[str, Any], buffer: Buffer) -> None:
+    def load(self, manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
         """Restore a buffer that was made with the same arguments, to continue as the saved one would have: its episodes are not cut.
 
-        Raises:
-            SettingError: a segment is missing, damaged, or of another buffer; the buffer must not be used then.
+        Raises `SettingError`: a segment is missing, damaged, or of another buffer; the buffer must not be used then.
         """
         self.segments = []
         try:
@@ -164,7 +138,7 @@ class SegmentStore:
                 bound = sum(each.itemsize for each in types) * (2 * len(rows) + len(after)) + (len(types) + 1) * MAX_HEADER_BYTES
                 buffer.layout.restore(rows, after, _read_arrays(self.folder, segment.file, types, bound))
             rows = buffer.locate(np.arange(buffer.ready))
-            if manifest["priorities"] is not None:
+            if buffer.priorities is not None:
                 bound = 8 * len(rows) + MAX_HEADER_BYTES
                 (priorities,) = _read_arrays(self.folder, _file(manifest["priorities"]), [np.dtype(float)], bound)
                 if priorities.shape != rows.shape:
@@ -185,13 +159,13 @@ class SegmentStore:
                     (self.folder / name).unlink(missing_ok=True)
 
 
-def size_of(buffer: Buffer, rows: int) -> int:
+def size_of(buffer: ReplayBuffer, rows: int) -> int:
     """Estimate the bytes of a save of so many rows."""
     priorities = 0 if buffer.priorities is None else 8
     return rows * (_row_bytes(buffer) + priorities)
 
 
-def _settings_of(buffer: Buffer) -> dict[str, object]:
+def _settings_of(buffer: ReplayBuffer) -> dict[str, object]:
     """Return what must be the same where a buffer is restored, by the names that users know."""
     return {
         "buffer_size": buffer.length * len(buffer.envs),
@@ -204,7 +178,7 @@ def _settings_of(buffer: Buffer) -> dict[str, object]:
     }
 
 
-def _check_settings(manifest: Mapping[str, Any], buffer: Buffer) -> None:
+def _check_settings(manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
     """Raise `SettingError` where a manifest is of another format or of another kind of buffer."""
     version = manifest["format_version"]
     if version != FORMAT_VERSION:
@@ -223,7 +197,7 @@ def _check_folder(folder: Path) -> None:
             raise SettingError(f"{str(each)!r} is a link; replay buffers are kept in the folder of their checkpoint")
 
 
-def _segment(entry: Mapping[str, Any], buffer: Buffer) -> Segment:
+def _segment(entry: Mapping[str, Any], buffer: ReplayBuffer) -> Segment:
     start, stop = (np.asarray(entry[name]) for name in ("start", "stop"))
     if any(bound.shape != buffer.envs.shape or bound.dtype != np.int64 for bound in (start, stop)):
         raise ValueError("a segment without bounds")
@@ -239,7 +213,7 @@ def _file(entry: Mapping[str, Any]) -> File:
     return File(name, size, sha256)
 
 
-def _check_cover(segments: Sequence[Segment], buffer: Buffer) -> None:
+def _check_cover(segments: Sequence[Segment], buffer: ReplayBuffer) -> None:
     """Raise `ValueError` unless segments follow each other and hold all rows of the buffer."""
     covered, before = _oldest(buffer), np.zeros_like(buffer.written)
     for each in segments:
@@ -250,12 +224,12 @@ def _check_cover(segments: Sequence[Segment], buffer: Buffer) -> None:
         raise ValueError("rows that are in no segment")
 
 
-def _oldest(buffer: Buffer) -> np.ndarray:
+def _oldest(buffer: ReplayBuffer) -> np.ndarray:
     """Return the number of the oldest row of each ring, including those that only complete stacks of frames."""
     return np.maximum(0, buffer.written - (buffer.slots - buffer.layout.ahead))
 
 
-def _row_bytes(buffer: Buffer) -> int:
+def _row_bytes(buffer: ReplayBuffer) -> int:
     return sum(each.itemsize for each in buffer.layout.part_types()[:3])
 
 
@@ -291,16 +265,11 @@ def _read_arrays(folder: Path, file: File, types: Sequence[np.dtype], max_bytes:
     stream, arrays = BytesIO(data), []
     for expected in types:
         try:
-            version = np.lib.format.read_magic(stream)
-            shape, _, dtype = READERS[version](stream, max_header_size=MAX_HEADER_BYTES)
-        except Exception as error:  # whatever numpy's parsers meet in bytes that are no header
-            raise ValueError("no array") from error
-        if dtype != expected or dtype.hasobject or len(shape) != 1:
+            arrays.append(np.lib.format.read_array(stream, max_header_size=MAX_HEADER_BYTES))
+        except Exception as error:  # whatever numpy's parsers meet in bytes that are no array
+            raise ValueError("no array, or cut off") from error
+        if arrays[-1].dtype != expected or arrays[-1].ndim != 1:
             raise ValueError("arrays of another type or shape")
-        if shape[0] * expected.itemsize > len(data) - stream.tell():
-            raise ValueError(f"{file.name} is cut off")
-        arrays.append(np.frombuffer(data, expected, int(shape[0]), stream.tell()))
-        stream.seek(arrays[-1].nbytes, os.SEEK_CUR)
     if stream.tell() != len(data):
         raise ValueError(f"{file.name} holds more than its arrays")
     return arrays
