@@ -132,6 +132,8 @@ class BuildActor:
 
 def from_plain(saved: tuple[Any, ...]) -> Acted:
     """Restore what an actor did from a checkpoint's plain tuples."""
+    if len(saved) < len(Acted._fields):  # 0.1.0 stored no rollout beside an unroll
+        saved = (saved[0], None, *saved[1:])
     whole = Acted(*saved)
     whole = whole._replace(finished=[Finished(*episode) for episode in whole.finished])
     if whole.rollout is None:

@@ -1,5 +1,6 @@
 """On-policy experience: the dataset whose items are rollouts, advantages for them, and minibatches."""
 
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class ExperienceDataset(IterableDataset[Any]):
         """How a run counts steps as soon as the environments made them. Without a run, items are copies, which may be kept."""
 
     def __len__(self) -> int:
-        return self.iterations
+        return min(self.iterations, sys.maxsize)
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError

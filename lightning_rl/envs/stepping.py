@@ -26,6 +26,8 @@ from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_
 
 Observed = tuple[Tree, Tree]
 """Observations and their masks."""
+NAMES_IN_0_1_0 = {"Stepper": "SAME_STEP", "NextStepStepper": "NEXT_STEP", "DisabledStepper": "DISABLED"}
+"""Of modes, in checkpoints."""
 
 
 class Stepper:
@@ -142,13 +144,13 @@ class Stepper:
         """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
         if state["states"] is None or self.keeper is None:
             return f"{self.name} cannot be saved in the middle of one"
-        if (state["mode"], state["num_envs"]) != (self.mode.name, self.num_envs):
+        if (NAMES_IN_0_1_0.get(state["mode"], state["mode"]), state["num_envs"]) != (self.mode.name, self.num_envs):
             return f"the checkpoint has {state['num_envs']} environments that reset in another mode or are not as many"
         if state.get("settings") != self.settings:
             return "its settings changed since it was saved"
         if not self.keeper.set_states(state["states"]):
             return f"{self.name} did not come back as it was saved"
-        self.resetting = state["resetting"].copy()
+        self.resetting = state.get("resetting", self.resetting).copy()  # 0.1.0 stored it in NEXT_STEP alone
         return None
 
 
