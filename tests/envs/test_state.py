@@ -476,3 +476,17 @@ def test_an_environment_that_cannot_be_copied_or_forked_cannot_be_saved_and_prin
     envs = in_turn(lambda: env)
     assert not make_stepper(envs).can_be_saved and time.monotonic() - started < MAX_TRIAL_SECONDS
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("mode", "before"), [("SAME_STEP", "Stepper"), ("NEXT_STEP", "NextStepStepper"), ("DISABLED", "DisabledStepper")])
+def test_a_state_of_0_1_0_continues_its_episodes(mode, before):
+    config = EnvConfig("CartPole-v1", num_envs=2, autoreset=mode)
+    first, second = (make_stepper(make_vector_env(config), config) for _ in range(2))
+    first.reset(seed=1)
+    for _ in range(3):
+        first.step(np.array([0, 1]))
+    state = first.state_dict() | {"mode": before}
+    if mode != "NEXT_STEP":
+        del state["resetting"]
+    assert second.load_state_dict(saved(state)) is None
+    assert rows(second, 20 * [np.array([0, 1])]) == rows(first, 20 * [np.array([0, 1])])
