@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable
-from functools import wraps
 from textwrap import shorten
 from typing import Any
 
@@ -23,18 +21,12 @@ from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.errors import SettingError, printable
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
+from lightning_rl.training.hooks import HookedModule, has_kind
 from lightning_rl.training.state import RunLog, random_state, set_random_state
 from lightning_rl.types import State
 
-WORK = {
-    "on_train_start": "start_run",
-    "on_save_checkpoint": "save_run",
-    "on_load_checkpoint": "load_run",
-}
-"""Lightning's hooks in which a run works, and the method that does it before the hook, which is its user's."""
 
-
-class Run(pl.LightningModule):
+class Run(HookedModule):
     """A run: what Lightning drives. One batch is one iteration, and `global_step` counts iterations.
 
     It counts, logs, stops and saves. What learns in it is its subclass's matter: an algorithm by itself, or several of them. The methods of
@@ -58,14 +50,6 @@ class Run(pl.LightningModule):
         """The state of each rank in a checkpoint that is being continued."""
         self.saves_run = True
         """Whether checkpoints hold the run too, and not only what was learned."""
-        self.hooks_in_progress: set[str] = set()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if not hasattr(cls.configure_callbacks, "adds_own"):
-            cls.configure_callbacks = add_own_callbacks(cls.configure_callbacks)  # type: ignore[method-assign]
-        for hook in WORK.keys() & vars(cls).keys():
-            setattr(cls, hook, work_before(hook, vars(cls)[hook]))
 
     # ---------------------------------------------------------------- what a run asks of its subclass
 
@@ -188,12 +172,7 @@ class Run(pl.LightningModule):
 
     # ---------------------------------------------------------------- Lightning's hooks, in their order
 
-    def configure_callbacks(self) -> Any:
-        """Return more callbacks; those that a run needs are there in any case."""
-        return []
-
     def own_callbacks(self) -> list[pl.Callback]:
-        """Return what a run itself needs, whatever Trainer runs it."""
         trainer: Any = self.trainer
         trainer.callbacks = before = user_callbacks(trainer.callbacks)
         return [EndIteration(), EndRun(before), *(each for each in self.learning_callbacks() if not has_kind(before, each))]
@@ -367,42 +346,3 @@ class Run(pl.LightningModule):
             if count != counts[0]:
                 begin = f"rank {rank} begins at {count:,} {self.counted} and rank 0 at {counts[0]:,}"
                 raise SettingError(f"{begin}: all must find the same checkpoint, in a folder that their machines share")
-
-
-def work_before(name: str, hook: Callable[..., object]) -> Callable[..., object]:
-    """Make a hook of Lightning do the run's work first, once, whether the hook calls `super()` or not."""
-
-    @wraps(hook)
-    def both(self: Run, *arguments: object) -> object:
-        if name in self.hooks_in_progress:  # called by `super()`
-            return hook(self, *arguments)
-        self.hooks_in_progress.add(name)
-        try:
-            getattr(self, WORK[name])(*arguments)
-            return hook(self, *arguments)
-        finally:
-            self.hooks_in_progress.remove(name)
-
-    return both
-
-
-for name in WORK:
-    setattr(Run, name, work_before(name, getattr(pl.LightningModule, name)))
-
-
-def add_own_callbacks(configure_callbacks: Callable[[Any], Any]) -> Any:
-    """Make a `configure_callbacks` add to the callbacks that a run needs, whether it calls `super()` or not."""
-
-    @wraps(configure_callbacks)
-    def add(self: Run) -> list[pl.Callback]:
-        more = configure_callbacks(self) or []
-        more = [more] if isinstance(more, pl.Callback) else list(more)
-        return [*(each for each in self.own_callbacks() if not has_kind(more, each)), *more]
-
-    add.adds_own = True  # type: ignore[attr-defined]
-    return add
-
-
-def has_kind(callbacks: Iterable[Any], callback: pl.Callback) -> bool:
-    """Return whether there is a callback of this kind."""
-    return any(isinstance(each, type(callback)) for each in callbacks)

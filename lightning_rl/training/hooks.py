@@ -1,0 +1,78 @@
+"""Hooks of Lightning that belong to the user: what a run does in them comes before, whether they call `super()` or not."""
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import pytorch_lightning as pl
+
+WORK = {
+    "on_train_start": "start_run",
+    "on_save_checkpoint": "save_run",
+    "on_load_checkpoint": "load_run",
+}
+"""Hooks in which a run works, and its method that does the work."""
+
+
+class HookedModule(pl.LightningModule):
+    """A module that works in hooks of Lightning without defining them: its subclasses may, and need not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks_in_progress: set[str] = set()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "configure_callbacks" in vars(cls):
+            cls.configure_callbacks = add_own_callbacks(cls.configure_callbacks)  # type: ignore[method-assign]
+        for hook in WORK.keys() & vars(cls).keys():
+            setattr(cls, hook, work_before(hook, vars(cls)[hook]))
+
+    def own_callbacks(self) -> list[pl.Callback]:
+        """Return the callbacks that a run itself needs, whatever Trainer runs it."""
+        raise NotImplementedError
+
+
+def work_before(name: str, hook: Callable[..., object]) -> Callable[..., object]:
+    """Make a hook do the run's work first, once, whether the hook calls `super()` or not."""
+
+    @wraps(hook)
+    def both(self: HookedModule, *arguments: object) -> object:
+        if name in self.hooks_in_progress:  # called by `super()`
+            return hook(self, *arguments)
+        self.hooks_in_progress.add(name)
+        try:
+            getattr(self, WORK[name])(*arguments)
+            return hook(self, *arguments)
+        finally:
+            self.hooks_in_progress.remove(name)
+
+    return both
+
+
+def add_own_callbacks(configure_callbacks: Callable[[Any], Any]) -> Any:
+    """Make a `configure_callbacks` add to the callbacks that a run needs, whether it calls `super()` or not."""
+
+    @wraps(configure_callbacks)
+    def add(self: HookedModule) -> list[pl.Callback]:
+        if "configure_callbacks" in self.hooks_in_progress:
+            return configure_callbacks(self)
+        self.hooks_in_progress.add("configure_callbacks")
+        try:
+            more = configure_callbacks(self) or []
+        finally:
+            self.hooks_in_progress.remove("configure_callbacks")
+        more = [more] if isinstance(more, pl.Callback) else list(more)
+        return [*(each for each in self.own_callbacks() if not has_kind(more, each)), *more]
+
+    return add
+
+
+for name in WORK:
+    setattr(HookedModule, name, work_before(name, getattr(pl.LightningModule, name)))
+HookedModule.configure_callbacks = add_own_callbacks(pl.LightningModule.configure_callbacks)  # type: ignore[method-assign]
+
+
+def has_kind(callbacks: Iterable[pl.Callback], callback: pl.Callback) -> bool:
+    """Return whether there is a callback of this kind."""
+    return any(isinstance(each, type(callback)) for each in callbacks)
