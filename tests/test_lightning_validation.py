@@ -189,7 +189,7 @@ def test_our_checkpoint_callbacks_save_in_lightnings_own_trainer(tmp_path):
     )
     assert {"best.ckpt", "last.ckpt"} <= {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert trainer.checkpoint_callback.best_model_path == str(tmp_path / "checkpoints" / "best.ckpt")
-    assert load_policy(trainer.checkpoint_callback.last_model_path).act(model.spaces.observation.sample())[0] in (0, 1)
+    assert load_policy(trainer.checkpoint_callback.last_model_path).act(model.spaces.observation.sample())[0] in (0, 1, 2)
 
 
 def test_loggers_are_told_of_each_checkpoint(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -220,6 +221,18 @@ class SaveCheckpoints(Checkpoint):
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
     """Save a checkpoint, and return whether that succeeded."""
     return succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
+
+
+def check_savers(trainer: pl.Trainer) -> None:
+    """Raise `SettingError` for a `ModelCheckpoint` of Lightning that would save nothing."""
+    for saver in trainer.checkpoint_callbacks:
+        name, epochs = type(saver).__name__, getattr(saver, "_every_n_epochs", 1)
+        if getattr(saver, "_train_time_interval", None) is not None:
+            raise SettingError(f"{name}: train_time_interval saves nothing where steps are an algorithm's own; use every_n_train_steps")
+        saves_else = getattr(saver, "save_last", None) or getattr(saver, "save_on_exception", False)
+        if epochs > 1 and not saves_else and trainer.limit_train_batches == 1.0:
+            raise SettingError(f"{name}: every_n_epochs {epochs} saves nothing, since a run is one epoch; use every_n_train_steps")
+    warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")  # it saves whole iterations
 
 
 def tell_loggers(trainer: pl.Trainer) -> None:

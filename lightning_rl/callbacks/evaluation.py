@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytorch_lightning as pl
+import torch
+from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.checkpoints import interval_of
@@ -165,20 +168,24 @@ class RolloutEvaluator(pl.Callback):
         """Play, each rank its share, log, write the file, and call `on_evaluation_end`; do nothing if a rank is asked to stop.
 
         To Lightning's callbacks and the module's hooks it is a validation: what they change at its start, such as weights by their mean, is
-        what is judged.
+        what is judged, and what they log up to `on_validation_epoch_end` are metrics of the evaluation too.
         """
-        tell(trainer, algorithm, "on_validation_start", "on_validation_epoch_start")
-        try:
-            metrics = self._judge(trainer, algorithm)
-        finally:
-            tell(trainer, algorithm, "on_validation_epoch_end")
+        with a_validation(trainer, algorithm) as logged:
+            tell(trainer, algorithm, "on_validation_start", "on_validation_epoch_start")
+            try:
+                metrics = self._judge(trainer, algorithm)
+            finally:
+                tell(trainer, algorithm, "on_validation_epoch_end")
         if metrics is None:
             return
+        metrics |= logged
+        log_row(trainer, algorithm, metrics)
         for callback in callbacks_of(trainer, object):
             if hasattr(callback, "on_evaluation_end"):
                 callback.on_evaluation_end(trainer, algorithm, metrics)
         check_monitors(trainer, metrics)
-        tell(trainer, algorithm, "on_validation_end")
+        with a_validation(trainer, algorithm):
+            tell(trainer, algorithm, "on_validation_end")
 
     def _judge(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> dict[str, float] | None:
         """Play, and log what was found; return None if a rank is asked to stop."""
@@ -197,7 +204,7 @@ class RolloutEvaluator(pl.Callback):
         for name, each in zip(self.variants, others, strict=True):
             metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in each]))
         metrics |= algorithm.validate()
-        log_row(trainer, algorithm, metrics)
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         if self.table is not None and trainer.is_global_zero:
             self.table.add(
                 {algorithm.counter: algorithm.count, "seed": e.seed, "return": e.return_, "length": e.length, "success": e.success}
@@ -265,9 +272,27 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
     return {f"{group}/{name}": float(value) for name, value in metrics.items()}
 
 
-def tell(trainer: pl.Trainer, module: AlgorithmRun, *hooks: str) -> None:
+@contextmanager
+def a_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, float]]:
+    """Have the Trainer in the stage of a validation, where hooks may log, also at the end of a run; yield what will hold their metrics."""
+    logged: dict[str, float] = {}
+    stage, hook = trainer.state.stage, module._current_fx_name
+    trainer.state.stage = RunningStage.VALIDATING
+    results: Any = trainer._results
+    results.clear()
+    try:
+        yield logged
+        found = results.metrics(on_step=False)
+        logged |= {name: float(value) for name, value in found["callback"].items()}
+        trainer.progress_bar_metrics.update(found["pbar"])
+    finally:
+        trainer.state.stage, module._current_fx_name = stage, hook
+
+
+def tell(trainer: pl.Trainer, module: Any, *hooks: str) -> None:
     """Call hooks of Lightning in callbacks, but for its progress bars, which would show batches, and then in the module."""
     for hook in hooks:
+        module._current_fx_name = hook  # `log` asks where it is called
         for callback in callbacks_of(trainer, object):
             if hasattr(callback, hook) and not any(base.__name__ == "ProgressBar" for base in type(callback).__mro__):
                 getattr(callback, hook)(trainer, module)

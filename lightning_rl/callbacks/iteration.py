@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from lightning_rl.callbacks.checkpoints import check_savers
 from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
@@ -79,6 +80,7 @@ class EndIteration(pl.Callback):
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
         first = [self, *callbacks_of(trainer, Curriculum), *callbacks_of(trainer, RolloutEvaluator)]
         trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
+        check_savers(trainer)
         follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))
         bar = trainer.progress_bar_callback
         self.shows_return = bar is not None and type(bar).__module__.startswith(LIGHTNING)

@@ -51,7 +51,7 @@ class StopOnEvaluation(pl.Callback):
         self.best, self.since_best = state_dict["best"], state_dict["since_best"]
 
 
-EVALUATION_METRICS = ("eval/", "val/")
+EVALUATION_METRICS = ("eval/", "val/", "val_")
 KNOWN_METRICS = ("eval/mean_reward", "eval/std_reward", "eval/mean_ep_length", "eval/success_rate")
 WAITS_FOR_EPOCHS = ("_check_on_train_epoch_end", "_save_on_train_epoch_end")
 """Attributes of Lightning's `EarlyStopping` and `ModelCheckpoint`: whether they look at the end of an epoch or of a validation."""
@@ -71,7 +71,8 @@ def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
             it waits for the end of an epoch that ends the run.
     """
     for callback, name in monitors(trainer):
-        who, follows = type(callback).__name__, callback.monitor.startswith(EVALUATION_METRICS)
+        who, asked = type(callback).__name__, getattr(callback, name) is False  # its user said to look after evaluations
+        follows = asked or callback.monitor.startswith(EVALUATION_METRICS)
         if follows and evaluated:
             if callback.monitor.startswith("eval/") and not callback.monitor.startswith(KNOWN_METRICS):
                 hint = nearest(callback.monitor, KNOWN_METRICS)
@@ -80,7 +81,7 @@ def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
                 setattr(callback, name, False)
         elif name == WAITS_FOR_EPOCHS[0] and (follows or trainer.limit_train_batches == 1.0):
             reason = "a run is one epoch" if evaluated else "this run has no evaluations"
-            way_out = "monitor eval/mean_reward of an evaluation, or use evaluation.patience"
+            way_out = "monitor eval/mean_reward of an evaluation, a val/… that a hook logs in one, or use evaluation.patience"
             raise SettingError(f"{who}: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")
 
 

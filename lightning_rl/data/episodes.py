@@ -160,18 +160,19 @@ class EpisodePlayer:
         self.max_episode_steps, self.masked = max_episode_steps or longest_episode(self.envs[0]), masked
 
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
-        """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's mode as it was.
+        """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's modes as they were.
 
         Raises `RunStoppedError`: `stop` says so.
         """
-        was_training = network.training
+        modes = [(part, part.training) for part in network.modules()]
         network.eval()
         try:
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
             seats = [_Share(i, self.envs[i], list(share), network, self) for i, share in enumerate(shares) if share]
             return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic, stop)
         finally:
-            network.train(was_training)
+            for part, was_training in modes:
+                part.training = was_training
 
     def close(self) -> None:
         for env in self.envs:

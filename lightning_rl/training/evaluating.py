@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.utilities.types import EVAL_DATALOADERS
 
-from lightning_rl.callbacks.checkpoints import BestModel
 from lightning_rl.callbacks.evaluation import RolloutEvaluator, metrics_of
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.data.episodes import Episode
@@ -41,7 +41,7 @@ class EvaluatingTrainer(pl.Trainer):
         judged = self._judged(model, ckpt_path)
         if judged is None:
             return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
-        return [metrics_of(self._play(self._evaluator(), judged))]
+        return [self._remember(metrics_of(self._play(self._evaluator(), judged)))]
 
     def test(
         self,
@@ -58,7 +58,7 @@ class EvaluatingTrainer(pl.Trainer):
         judged = self._judged(model, ckpt_path)
         if judged is None:
             return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
-        return [metrics_of(self._play(RolloutEvaluator(episodes=100, seed=20_000), judged), "test")]
+        return [self._remember(metrics_of(self._play(RolloutEvaluator(episodes=100, seed=20_000), judged), "test"))]
 
     def predict(
         self,
@@ -88,12 +88,15 @@ class EvaluatingTrainer(pl.Trainer):
         return judged
 
     def saved(self, ckpt_path: str | Path) -> str | Path:
-        """Return the file that `best` or `last` stands for, or the path itself; raise `SettingError` if the last `fit` saved none."""
+        """Return the file that `best` or `last` stands for, or the path itself; raise `SettingError` if the last `fit` saved none.
+
+        Of several callbacks that save by a metric, it is the first one's, as in Lightning.
+        """
         if ckpt_path not in ("best", "last"):
             return ckpt_path
-        saver = next(iter(callbacks_of(self, BestModel)), None)
-        found = "" if saver is None else saver.best_model_path if ckpt_path == "best" else saver.last_model_path
-        if not found:
+        savers = [each for each in self.checkpoint_callbacks if getattr(each, "monitor", None) is not None]
+        found = next((path for each in savers if (path := getattr(each, f"{ckpt_path}_model_path", ""))), None)
+        if found is None:
             raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved none; fit first, or name a file")
         return found
 
@@ -105,3 +108,8 @@ class EvaluatingTrainer(pl.Trainer):
 
     def _play(self, evaluator: RolloutEvaluator, model: Any) -> list[Episode]:
         return evaluator.play(model.to(self.strategy.root_device))
+
+    def _remember(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Return metrics, which `callback_metrics` holds too."""
+        self.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        return metrics

@@ -40,6 +40,7 @@ class Resumable(Protocol):
     def num_envs(self) -> int: ...
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def state_dict(self) -> State: ...
+    def configure_model(self) -> None: ...
     def configure_optimizers(self) -> Any: ...
 
 
@@ -73,6 +74,7 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         if sketch is not None:
             check_weights(checkpoint["state_dict"], sketch, path)
         algorithm = cls(**settings)
+        algorithm.configure_model()
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
         algorithm.load_state_dict(checkpoint["state_dict"])
         algorithm.on_load_checkpoint(checkpoint)
@@ -90,11 +92,13 @@ def _without_new_folders(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "replay": {**replay, "directory": None}} if replay and is_new else settings
 
 
-def _sketch(cls: Callable[..., nn.Module], settings: dict[str, Any]) -> dict[str, Tensor] | None:
+def _sketch(cls: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Tensor] | None:
     """Return an algorithm's weights without their memory; None if it cannot be built like that."""
     try:
         with torch.device("meta"):
-            return cls(**settings).state_dict()
+            algorithm = cls(**settings)
+            algorithm.configure_model()
+            return algorithm.state_dict()
     except Exception:  # a user's algorithm may look at its weights; a wrong setting fails again where they are real
         return None
 
@@ -137,6 +141,7 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
         way_out = f"; continue it with --model {stored}" if stored in ALGORITHMS else ""
         raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
     check_names(checkpoint["hyper_parameters"], path, imported=False)
+    algorithm.configure_model()  # which may be called often, says Lightning
     check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
     check_run(checkpoint, path, _optimizers(algorithm))
     expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))

@@ -191,10 +191,7 @@ class Run(HookedModule):
         """
         trainer: Any = self.trainer
         if self.dataset is None or trainer.train_dataloader is not self.dataset:
-            raise SettingError(
-                f"{type(self).__name__} learns from its own experience: give fit no dataloaders and no datamodule, and return "
-                "super().train_dataloader() from train_dataloader"
-            )
+            raise SettingError(no_data(self))
         assert self.collector is not None
         least = max(trainer.min_steps or 0, (trainer.min_epochs or 0) * trainer.num_training_batches)
         if least > self.dataset.iterations:
@@ -346,3 +343,11 @@ class Run(HookedModule):
             if count != counts[0]:
                 begin = f"rank {rank} begins at {count:,} {self.counted} and rank 0 at {counts[0]:,}"
                 raise SettingError(f"{begin}: all must find the same checkpoint, in a folder that their machines share")
+
+
+def no_data(run: Run) -> str:
+    """Return the line that refuses data from elsewhere."""
+    return (
+        f"{type(run).__name__} learns from its own experience: give fit no dataloaders and no datamodule, and return "
+        "super().train_dataloader() from train_dataloader"
+    )

@@ -33,7 +33,7 @@ from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, quiet_
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
-from lightning_rl.training.run import Run
+from lightning_rl.training.run import Run, no_data
 from lightning_rl.training.run_folder import (
     REPLACED,
     choose_run,
@@ -158,7 +158,7 @@ class Trainer(EvaluatingTrainer):
             ours += [BestModel(monitor=checkpoint.monitor, mode=checkpoint.mode), SaveCheckpoints(**saving)]
             if evaluation is None and checkpoint.monitor != CheckpointConfig.monitor and not given:
                 raise SettingError(f"checkpoint.monitor {checkpoint.monitor!r} is found by evaluations, and evaluation is null")
-        elif checkpoint is None:
+        elif checkpoint is None and not any(isinstance(callback, pl.callbacks.Checkpoint) for callback in given):
             enable_checkpointing = False
         if enable_progress_bar is not False and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
             ours.append(EnvStepsProgressBar())
@@ -183,10 +183,13 @@ class Trainer(EvaluatingTrainer):
             devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if devices == 1 else devices,  # torchrun says how many it started
             barebones=barebones,
         )
+        if kwargs.get("min_steps") is not None and kwargs.get("min_epochs") is None:
+            kwargs["min_epochs"] = 0  # Lightning would ask for one epoch, which is the whole run
         with hidden_notices():
             super().__init__(**arguments, **kwargs)
         self.given_loggers = self.loggers
         self.savers = [each for each in given + ours if isinstance(each, BestModel | SaveCheckpoints) and each.folder is None]
+        self.model_checkpoints = [each for each in given if isinstance(each, pl.callbacks.ModelCheckpoint) and each.dirpath is None]
         self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
         self.run_folder = Path(self.default_root_dir)
         self.settings: dict[str, Any] | None = None
@@ -207,9 +210,9 @@ class Trainer(EvaluatingTrainer):
 
         Args:
             model: the algorithm.
-            train_dataloaders: Lightning's; algorithms bring their own.
-            val_dataloaders: Lightning's; algorithms are evaluated by `evaluation`.
-            datamodule: Lightning's.
+            train_dataloaders: Lightning's, for other modules; algorithms bring their own.
+            val_dataloaders: Lightning's, for other modules; algorithms are evaluated by `evaluation`.
+            datamodule: Lightning's, for other modules.
             ckpt_path: continue from a checkpoint; `last` from the newest run of this algorithm and environment, in its folder.
             weights_only: Lightning's; it has no effect, as our checkpoints hold plain data only.
             init_from: begin a new run with the weights of another: its folder, or a checkpoint.
@@ -221,6 +224,8 @@ class Trainer(EvaluatingTrainer):
         if not isinstance(model, Run):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
             return
+        if any(each is not None for each in (train_dataloaders, val_dataloaders, datamodule)):
+            raise SettingError(no_data(model))
         if ckpt_path is not None and init_from is not None:
             raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
         ckpt_path = self.saved("best") if ckpt_path == "best" else ckpt_path
@@ -248,7 +253,7 @@ class Trainer(EvaluatingTrainer):
             try:
                 self._prepare_folder(model, found, count)
                 with report_lost_ranks(model), hidden_notices():
-                    super().fit(model, train_dataloaders, val_dataloaders, datamodule, found, weights_only)
+                    super().fit(model, ckpt_path=found, weights_only=weights_only)
                 take_counts(self, model, model.COUNTS)
             except RunStoppedError:
                 pass
@@ -313,6 +318,8 @@ class Trainer(EvaluatingTrainer):
         run = self.run_folder
         for saver in self.savers:
             saver.folder = run / "checkpoints"
+        for theirs in self.model_checkpoints:
+            theirs.dirpath = str(run / "checkpoints")
         for evaluator in self.evaluators if not self.fast_dev_run else []:
             evaluator.file = run / "evaluations.csv"
         if not self._writes:
@@ -323,7 +330,9 @@ class Trainer(EvaluatingTrainer):
         except OSError as error:
             raise self._cannot_write(error) from error
         for callback in callbacks_of(self, object):
-            if hasattr(callback, "config_filename"):  # of LightningCLI: the config of that program, which ours cannot read
+            if (
+                getattr(callback, "config_filename", "") == "config.yaml"
+            ):  # of LightningCLI: the config of that program, which ours cannot read
                 vars(callback).update(config_filename="lightning_cli.yaml", overwrite=True)
         kept = count if run in Path(str(ckpt_path)).parents else -1  # nothing of a run that saved nothing
         cut_back_evaluations(run, model.counter, kept, self.say)
