@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
@@ -247,6 +248,20 @@ def hidden_notices() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_wanted)
+
+
+@rank_zero_only
+def set_up_wandb(logger: WandbLogger, config: dict[str, Any], counter: str) -> None:
+    """Let Weights & Biases plot over what the run counts, as the other loggers do, and store the run's settings."""
+    init = logger._wandb_init
+    if logger._offline:
+        init["mode"] = "offline"  # WANDB_MODE, which Lightning sets, is only read once per process
+    if init["anonymous"] is None:
+        del init["anonymous"]  # wandb warns about it whatever its value
+    init["dir"] = init["dir"] and os.path.abspath(init["dir"])  # its service resolves a relative one where it was started
+    logger.experiment.define_metric(counter)
+    logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
+    logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
-from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, quiet_tensorboard
+from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, quiet_tensorboard, set_up_wandb
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
@@ -401,17 +401,3 @@ class Trainer(EvaluatingTrainer):
 def in_notebook() -> bool:
     """Return whether the program runs in the kernel of a notebook, where commands of a shell are of little use."""
     return Console().is_jupyter
-
-
-@rank_zero_only
-def set_up_wandb(logger: WandbLogger, config: dict[str, Any], counter: str) -> None:
-    """Let Weights & Biases plot over what the run counts, as the other loggers do, and store the run's settings."""
-    init = logger._wandb_init
-    if logger._offline:
-        init["mode"] = "offline"  # WANDB_MODE, which Lightning sets, is only read once per process
-    if init["anonymous"] is None:
-        del init["anonymous"]  # wandb warns about it whatever its value
-    init["dir"] = init["dir"] and os.path.abspath(init["dir"])  # its service resolves a relative one where it was started
-    logger.experiment.define_metric(counter)
-    logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
-    logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})
