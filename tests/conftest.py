@@ -34,6 +34,14 @@ def loggers_of_lightning():
         logger.handlers, logger.propagate = handlers, propagate
 
 
+@pytest.fixture(autouse=True)
+def no_process_group():
+    """Leave no process group behind, which a process that is forked later would wait for."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty current folder; what the command line changes in this process is put back, and modules of the folder are forgotten."""

@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch.utils.data import DataLoader
 
 from lightning_rl import A2C, DQN, PPO, SAC, EvaluationConfig, SettingError, Trainer, load_policy
 from tests.fitting import fit, tiny, weights
@@ -164,3 +165,72 @@ def test_experience_from_elsewhere_is_refused_in_one_line(given, tmp_path):
         pl.Trainer(default_root_dir=tmp_path, accelerator="cpu", **silent).fit(
             tiny(Mine if given == "method" else PPO), **arguments.get(given, {})
         )
+
+
+class Mixin:
+    """Overrides hooks for any algorithm, as a class that is no module."""
+
+    def configure_callbacks(self):
+        return []
+
+    def on_train_start(self):
+        pass
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = 1
+
+    def on_load_checkpoint(self, checkpoint):
+        self.mine = checkpoint["mine"]
+
+
+class MixedSAC(Mixin, SAC):
+    """Inherits the hooks."""
+
+
+def test_hooks_of_a_mixin_change_nothing(tmp_path):
+    plain, mixed = tiny(SAC), tiny(MixedSAC)
+    fit(plain)
+    fit(mixed).save_checkpoint(tmp_path / "mixed.ckpt")
+    assert torch.equal(weights(plain), weights(mixed)) and mixed.env_steps == 96
+    loaded = MixedSAC.load_from_checkpoint(tmp_path / "mixed.ckpt")
+    assert (loaded.mine, loaded.env_steps) == (1, 96)
+
+
+def test_a_hook_that_skips_all_batches_ends_the_run():
+    class Skips(PPO):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if self.env_steps > 32 else None
+
+    model = tiny(Skips)
+    assert fit(model).global_step == 2
+
+
+def test_a_train_dataloader_of_ones_own_is_refused_in_one_line(tmp_path):
+    class Loads(PPO):
+        def train_dataloader(self):
+            return DataLoader([1, 2])
+
+    with pytest.raises(SettingError, match=r"^Loads learns from its own experience: "):
+        Trainer(default_root_dir=tmp_path, accelerator="cpu").fit(tiny(Loads))
+
+
+@pytest.mark.filterwarnings("default")  # Lightning has its own
+def test_steps_of_loops_that_never_run_are_named_at_the_start(capsys):
+    class Validates(PPO):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+        def test_step(self, batch, batch_idx):
+            pass
+
+    fit(tiny(Validates), num_sanity_val_steps=0)
+    out = capsys.readouterr().out
+    assert all(f"Validates.{name} is not called: evaluations play episodes" in out for name in ("validation_step", "test_step"))
+
+
+def test_data_for_a_test_and_a_misspelt_flag_are_refused_in_one_line(tmp_path):
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu")
+    with pytest.raises(SettingError, match=r"^PPO is judged by episodes of its environment"):
+        trainer.test(tiny(PPO), dataloaders=[1])
+    with pytest.raises(SettingError, match=r"^trainer.max_stepss is not a flag; did you mean max_steps\?$"):
+        Trainer(max_stepss=3)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import optuna
 import pytest
@@ -9,6 +15,7 @@ import pytorch_lightning as pl
 import torch
 from optuna_integration import PyTorchLightningPruningCallback
 from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from torchmetrics import SumMetric
 
 from lightning_rl import (
     PPO,
@@ -24,6 +31,7 @@ from lightning_rl import (
     evaluate,
     load_policy,
 )
+from tests.apart import ROOT
 from tests.fitting import ALL, fit, tiny, weights
 
 EVERY = EvaluationConfig(every_n_env_steps=16, episodes=2, num_envs=2)
@@ -155,10 +163,24 @@ def test_the_checkpoint_callback_knows_its_files_and_score(tmp_path):
     assert saver.monitor == "eval/mean_reward" and float(saver.best_model_score) >= mean_return(trainer)
 
 
+FORKS = """
+import torch
+
+torch.set_num_threads(1)  # a forked process would wait for the other threads
+from lightning_rl import PPO, EvaluationConfig, Trainer
+from tests.fitting import tiny
+
+evaluation = EvaluationConfig(every_n_env_steps=48, episodes=1, num_envs=1)
+trainer = Trainer(strategy="ddp_fork", devices=1, accelerator="cpu", evaluation=evaluation)
+trainer.fit(tiny(PPO))
+assert trainer.checkpoint_callback.best_model_path == str(trainer.run_folder / "checkpoints" / "best.ckpt")
+"""
+
+
 def test_the_best_checkpoint_of_a_process_that_lightning_forked_is_known(tmp_path):
-    trainer = trainer_of(tmp_path, strategy="ddp_fork", devices=1)
-    trainer.fit(tiny(PPO))
-    assert trainer.checkpoint_callback.best_model_path == str(trainer.run_folder / "checkpoints" / "best.ckpt")
+    # in a process of its own: this one has threads, which a fork has not
+    program = subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert program.returncode == 0, program.stderr.decode()
 
 
 class Uploads(pl.loggers.Logger):
@@ -295,3 +317,66 @@ def test_optunas_callback_reports_each_evaluation_and_prunes(tmp_path):
     for trial, (trainer, model) in zip(study.trials, trained, strict=True):
         assert trial.state == optuna.trial.TrialState.PRUNED and [*trial.intermediate_values] == [1, 2]
         assert model.env_steps == 32 and trial.intermediate_values[2] == trainer.callback_metrics["eval/mean_reward"]
+
+
+# ---------------------------------------------------------------- what hooks log in an evaluation
+
+
+class Logs(PPO):
+    """Logs in the hooks of an evaluation."""
+
+    def on_validation_epoch_start(self):
+        self.summed = getattr(self, "summed", None) or SumMetric()
+
+    def on_validation_epoch_end(self):
+        self.summed.update(1.0)
+        self.log("val/sum", self.summed)
+        self.log("val/hidden", 2.0, logger=False)
+
+
+def test_a_metric_of_torchmetrics_counts_one_evaluation_and_what_is_not_for_loggers_reaches_none(tmp_path):
+    trainer = trainer_of(tmp_path)
+    model = tiny(Logs)
+    trainer.fit(model)
+    rows = list(csv.DictReader((trainer.run_folder / "metrics.csv").read_text().splitlines()))
+    assert [float(row["val/sum"]) for row in rows if row.get("val/sum")] == [1.0] * 6
+    assert "val/hidden" not in rows[0] and float(trainer.callback_metrics["val/hidden"]) == 2.0
+
+
+def test_an_evaluation_that_is_interrupted_calls_no_hook_that_waits_for_its_metrics(tmp_path):
+    class Reads(PPO):
+        def on_validation_epoch_end(self):
+            self.trainer.callback_metrics["eval/mean_reward"]
+
+    class Ends(pl.Callback):
+        def on_validation_start(self, trainer, pl_module):
+            trainer.stop.received = signal.SIGTERM
+
+    trainer = trainer_of(tmp_path, Ends())
+    with pytest.raises(SystemExit):
+        trainer.fit(tiny(Reads))
+
+
+@pytest.mark.parametrize("every", [16, 40])
+def test_the_epoch_of_an_algorithm_counts_evaluations(every, tmp_path):
+    heard = []
+
+    class Epochs(pl.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            heard.append(pl_module.current_epoch)
+
+    trainer_of(tmp_path, Epochs(), evaluation=EvaluationConfig(every_n_env_steps=every, episodes=1, num_envs=1)).fit(tiny(PPO))
+    assert heard == list(range(1, len(heard) + 1)) and len(heard) == {16: 6, 40: 3}[every]
+
+
+def test_best_and_last_may_be_those_of_a_callback_without_a_monitor(tmp_path):
+    saver = ModelCheckpoint(tmp_path / "mine", every_n_train_steps=2, save_last=True)
+    trainer = trainer_of(tmp_path, saver, checkpoint=None)
+    trainer.fit(tiny(PPO))
+    assert trainer.validate(ckpt_path="last")[0]["eval/mean_reward"] == trainer.callback_metrics["eval/mean_reward"]
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 1), (3, 5)])
+def test_observations_of_another_shape_are_refused_in_one_line(shape):
+    with pytest.raises(SettingError, match=r"^observations "):
+        tiny(PPO, "CartPole-v1")(np.zeros(shape))

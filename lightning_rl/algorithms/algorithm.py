@@ -22,7 +22,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.rewards.settings import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
-from lightning_rl.spaces import Spaces, allocate
+from lightning_rl.spaces import Spaces, allocate, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.experience import replay, rollouts
 from lightning_rl.training.learning import LearningRun
@@ -188,8 +188,13 @@ class Algorithm(LearningRun):
 
         A policy with a memory acts as at the beginning of an episode; `lightning_rl.Policy` remembers.
         """
+        if not is_batch_of(self.spaces.observation, obs):
+            raise SettingError(f"observations must be a batch, [N, ...] of {self.spaces.observation}")
         num = len(tree_leaves(obs)[0])
         rows = allocate(self.spaces.observation, num)
+        for leaf, row in zip(tree_leaves(obs), tree_leaves(rows), strict=True):
+            if np.shape(leaf) != row.shape:
+                raise SettingError(f"observations have the shape {[*np.shape(leaf)]}, not {[*row.shape]}")
         tree_map(partial(np.copyto, casting="unsafe"), rows, tree_to_numpy(obs))
         start = torch.ones(num, dtype=torch.bool, device=self.device)
         memory, mask = tree_to_torch(self.network.initial_memory(num), self.device), tree_to_torch(action_mask, self.device)

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities.seed import isolate_rng
 
@@ -100,7 +101,7 @@ class RolloutEvaluator(pl.Callback):
         """What other callbacks put around each environment."""
         self.variants: dict[str, Wrapper] = {}
         """Wrappers under whose names the policy is evaluated as well, in addition to the environment as it is."""
-        self.evaluated_at, self.continues = 0, False
+        self.evaluated_at, self.evaluations, self.continues = 0, 0, False
         self.reports_success = False
         """Whether any episode of the run, played here or learned from, has reported its success."""
 
@@ -137,7 +138,7 @@ class RolloutEvaluator(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.table = None if self.file is None else CsvTable(self.file, pl_module.counter, pl_module.say)
         if not self.continues:
-            self.evaluated_at = pl_module.count
+            self.evaluated_at, self.evaluations = pl_module.count, 0
 
     def on_run_continued(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Repeat the evaluation that was interrupted when the run was stopped."""
@@ -170,22 +171,25 @@ class RolloutEvaluator(pl.Callback):
         To Lightning's callbacks and the module's hooks it is a validation: what they change at its start, such as weights by their mean, is
         what is judged, and what they log up to `on_validation_epoch_end` are metrics of the evaluation too.
         """
-        with a_validation(trainer, algorithm) as logged:
-            tell(trainer, algorithm, "on_validation_start", "on_validation_epoch_start")
+        metrics = None
+        with run_as_validation(trainer, algorithm) as logged:
+            call_hooks(trainer, algorithm, "on_validation_start", "on_validation_epoch_start")
             try:
                 metrics = self._judge(trainer, algorithm)
-            finally:
-                tell(trainer, algorithm, "on_validation_epoch_end")
+            finally:  # of an evaluation that was interrupted only the averaging of weights is undone
+                call_hooks(trainer, algorithm, "on_validation_epoch_end", only=object if metrics is not None else WeightAveraging)
         if metrics is None:
             return
-        metrics |= logged
-        log_row(trainer, algorithm, metrics)
+        monitored, row = trainer.strategy.broadcast((logged["callback"], logged["log"]))  # all ranks decide by the same numbers
+        log_row(trainer, algorithm, metrics | row)
+        metrics |= monitored
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in monitored.items()})
         for callback in callbacks_of(trainer, object):
             if hasattr(callback, "on_evaluation_end"):
                 callback.on_evaluation_end(trainer, algorithm, metrics)
         check_monitors(trainer, metrics)
-        with a_validation(trainer, algorithm):
-            tell(trainer, algorithm, "on_validation_end")
+        with run_as_validation(trainer, algorithm):
+            call_hooks(trainer, algorithm, "on_validation_end")
 
     def _judge(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> dict[str, float] | None:
         """Play, and log what was found; return None if a rank is asked to stop."""
@@ -193,7 +197,7 @@ class RolloutEvaluator(pl.Callback):
         played = [each for each in ranks if each is not None]
         if len(played) < len(ranks):  # one was asked to stop
             return None
-        self.evaluated_at = algorithm.count
+        self.evaluated_at, self.evaluations = algorithm.count, self.evaluations + 1
         episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
         statistics = algorithm.collector.statistics
         statistics.share_reports()
@@ -223,11 +227,11 @@ class RolloutEvaluator(pl.Callback):
             return None
 
     def state_dict(self) -> State:
-        return {"evaluated_at": self.evaluated_at, "reports_success": self.reports_success}
+        return {"evaluated_at": self.evaluated_at, "evaluations": self.evaluations, "reports_success": self.reports_success}
 
     def load_state_dict(self, state_dict: State) -> None:
         self.evaluated_at, self.continues = state_dict["evaluated_at"], True
-        self.reports_success = state_dict.get("reports_success", False)
+        self.reports_success, self.evaluations = state_dict.get("reports_success", False), state_dict.get("evaluations", 0)
 
     @property
     def state_key(self) -> str:
@@ -273,9 +277,12 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
 
 
 @contextmanager
-def a_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, float]]:
-    """Have the Trainer in the stage of a validation, where hooks may log, also at the end of a run; yield what will hold their metrics."""
-    logged: dict[str, float] = {}
+def run_as_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, dict[str, float]]]:
+    """Put the Trainer into the stage of a validation, where hooks may log, also at the end of a run.
+
+    Yield what will hold their metrics: of `log` for the row, of `callback` for callbacks.
+    """
+    logged: dict[str, dict[str, float]] = {}
     stage, hook = trainer.state.stage, module._current_fx_name
     trainer.state.stage = RunningStage.VALIDATING
     results: Any = trainer._results
@@ -283,20 +290,25 @@ def a_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, float]]
     try:
         yield logged
         found = results.metrics(on_step=False)
-        logged |= {name: float(value) for name, value in found["callback"].items()}
+        for group in ("log", "callback"):
+            logged[group] = {name: float(value) for name, value in found[group].items()}
         trainer.progress_bar_metrics.update(found["pbar"])
     finally:
+        results.reset()
+        results.clear()
         trainer.state.stage, module._current_fx_name = stage, hook
 
 
-def tell(trainer: pl.Trainer, module: Any, *hooks: str) -> None:
-    """Call hooks of Lightning in callbacks, but for its progress bars, which would show batches, and then in the module."""
+def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = object) -> None:
+    """Call hooks of Lightning in callbacks, but for its progress bars, which would show batches, and then in the module.
+
+    `only`: the class of those that are called.
+    """
     for hook in hooks:
         module._current_fx_name = hook  # `log` asks where it is called
-        for callback in callbacks_of(trainer, object):
-            if hasattr(callback, hook) and not any(base.__name__ == "ProgressBar" for base in type(callback).__mro__):
-                getattr(callback, hook)(trainer, module)
-        getattr(module, hook)()
+        for each in [*callbacks_of(trainer, only), *([module] if isinstance(module, only) else [])]:
+            if hasattr(each, hook) and not any(base.__name__ == "ProgressBar" for base in type(each).__mro__):
+                getattr(each, hook)(*(() if each is module else (trainer, module)))
 
 
 def make_player(

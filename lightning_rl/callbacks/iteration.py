@@ -15,6 +15,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from lightning_rl.callbacks.checkpoints import check_savers
 from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
+from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import follow_evaluations
 from lightning_rl.errors import SettingError, check_range
@@ -83,7 +84,17 @@ class EndIteration(pl.Callback):
         check_savers(trainer)
         follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))
         bar = trainer.progress_bar_callback
-        self.shows_return = bar is not None and type(bar).__module__.startswith(LIGHTNING)
+        self.shows_return = bar is not None and not isinstance(bar, EnvStepsProgressBar)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        pl_module.check_experience()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        self.began_at = trainer.global_step
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        if trainer.global_step == self.began_at:  # a hook skips all batches: epochs would follow without end
+            trainer.should_stop = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         pl_module.end_iteration()
@@ -116,6 +127,8 @@ class EndRun(pl.Callback):
 GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 UNUSED_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "training_step_end")
 """Methods of a LightningModule that are not called where it makes its gradient steps itself."""
+UNUSED_LOOPS = ("validation_step", "val_dataloader", "test_step", "test_dataloader", "predict_step", "predict_dataloader")
+"""Those that are not called where evaluations play episodes."""
 
 
 def gradient_hooks(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[..., object]:

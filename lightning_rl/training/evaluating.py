@@ -15,7 +15,7 @@ from lightning_rl.callbacks.evaluation import RolloutEvaluator, metrics_of
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.data.episodes import Episode
 from lightning_rl.errors import SettingError
-from lightning_rl.training.loading import check_weights, read_checkpoint
+from lightning_rl.training.loading import best_of, check_weights, read_checkpoint
 from lightning_rl.training.run import Run
 
 
@@ -36,9 +36,9 @@ class EvaluatingTrainer(pl.Trainer):
         Args:
             model: the algorithm; default: that of the last `fit`.
             dataloaders, verbose, datamodule, weights_only: Lightning's, for modules that are no algorithms.
-            ckpt_path: a checkpoint, or `best` or `last` of the last `fit`, whose weights the algorithm takes first; None leaves its own.
+            ckpt_path: a checkpoint, a run's folder, or `best` or `last` of the last `fit`: the algorithm takes its weights first.
         """
-        judged = self._judged(model, ckpt_path)
+        judged = self._judged(model, ckpt_path, dataloaders is not None or datamodule is not None)
         if judged is None:
             return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return [self._remember(metrics_of(self._play(self._evaluator(), judged)))]
@@ -55,7 +55,7 @@ class EvaluatingTrainer(pl.Trainer):
         """Play 100 episodes that no evaluation of a run has seen, as `lightning-rl evaluate` does. Return metrics as `validate` does,
         `test/mean_reward` and others; arguments as there.
         """
-        judged = self._judged(model, ckpt_path)
+        judged = self._judged(model, ckpt_path, dataloaders is not None or datamodule is not None)
         if judged is None:
             return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return [self._remember(metrics_of(self._play(RolloutEvaluator(episodes=100, seed=20_000), judged), "test"))]
@@ -70,18 +70,20 @@ class EvaluatingTrainer(pl.Trainer):
         weights_only: bool | None = None,
     ) -> list[Episode] | None:
         """Play the episodes of an evaluation, and return them as `Episode`s; arguments as in `validate`."""
-        judged = self._judged(model, ckpt_path)
+        judged = self._judged(model, ckpt_path, dataloaders is not None or datamodule is not None)
         if judged is None:
             return super().predict(model, dataloaders, datamodule, return_predictions, ckpt_path, weights_only)  # type: ignore[return-value]
         return self._play(self._evaluator(), judged)
 
-    def _judged(self, model: pl.LightningModule | None, ckpt_path: str | Path | None) -> Run | None:
+    def _judged(self, model: pl.LightningModule | None, ckpt_path: str | Path | None, data: bool) -> Run | None:
         """Return the algorithm to play, with the weights of a checkpoint; None for a module that is no algorithm."""
         judged = self.lightning_module if model is None else model
         if not isinstance(judged, Run):
             return None
+        if data:
+            raise SettingError(f"{type(judged).__name__} is judged by episodes of its environment: give no dataloaders and no datamodule")
         if ckpt_path is not None:
-            path = self.saved(ckpt_path)
+            path = best_of(self.saved(ckpt_path))
             weights = read_checkpoint(path)["state_dict"]
             check_weights(weights, judged.state_dict(), path)
             judged.load_state_dict(weights)
@@ -90,11 +92,11 @@ class EvaluatingTrainer(pl.Trainer):
     def saved(self, ckpt_path: str | Path) -> str | Path:
         """Return the file that `best` or `last` stands for, or the path itself; raise `SettingError` if the last `fit` saved none.
 
-        Of several callbacks that save by a metric, it is the first one's, as in Lightning.
+        Of several callbacks it is the first one's, before all one that saves by a metric.
         """
         if ckpt_path not in ("best", "last"):
             return ckpt_path
-        savers = [each for each in self.checkpoint_callbacks if getattr(each, "monitor", None) is not None]
+        savers = sorted(self.checkpoint_callbacks, key=lambda each: getattr(each, "monitor", None) is None)
         found = next((path for each in savers if (path := getattr(each, f"{ckpt_path}_model_path", ""))), None)
         if found is None:
             raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved none; fit first, or name a file")

@@ -272,7 +272,8 @@ def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, a
     resumed = algorithm.env_steps > 0
     if resumed and not saved:
         goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
-        algorithm.say(f"the checkpoint holds no replay buffer: learning continues {goes_on}")
+        why = "the checkpoint holds no replay buffer" if algorithm.ranks else "the replay buffer begins anew without a checkpoint"
+        algorithm.say(f"{why}: learning continues {goes_on}")
     collector: Any = make_collector(algorithm, steps, False) if actors is None else make_actor_pool(algorithm, steps, actors)
     signals = dict(algorithm.reward_signals.items())
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-WORK = {
+RUN_HOOKS = {
     "on_train_start": "start_run",
     "on_save_checkpoint": "save_run",
     "on_load_checkpoint": "load_run",
@@ -15,7 +15,7 @@ WORK = {
 
 
 class HookedModule(pl.LightningModule):
-    """A module that works in hooks of Lightning without defining them: its subclasses may, and need not know."""
+    """A module that works in hooks of Lightning without defining them: subclasses may override them freely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,10 +23,10 @@ class HookedModule(pl.LightningModule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "configure_callbacks" in vars(cls):
-            cls.configure_callbacks = add_own_callbacks(cls.configure_callbacks)  # type: ignore[method-assign]
-        for hook in WORK.keys() & vars(cls).keys():
-            setattr(cls, hook, work_before(hook, vars(cls)[hook]))
+        for hook in (*RUN_HOOKS, "configure_callbacks"):
+            method = getattr(cls, hook)  # may be that of a mixin
+            if not hasattr(method, "does_work"):
+                setattr(cls, hook, work_before(hook, method) if hook in RUN_HOOKS else add_own_callbacks(method))
 
     def own_callbacks(self) -> list[pl.Callback]:
         """Return the callbacks that a run itself needs, whatever Trainer runs it."""
@@ -42,11 +42,12 @@ def work_before(name: str, hook: Callable[..., object]) -> Callable[..., object]
             return hook(self, *arguments)
         self.hooks_in_progress.add(name)
         try:
-            getattr(self, WORK[name])(*arguments)
+            getattr(self, RUN_HOOKS[name])(*arguments)
             return hook(self, *arguments)
         finally:
             self.hooks_in_progress.remove(name)
 
+    both.does_work = True  # type: ignore[attr-defined]
     return both
 
 
@@ -65,10 +66,11 @@ def add_own_callbacks(configure_callbacks: Callable[[Any], Any]) -> Any:
         more = [more] if isinstance(more, pl.Callback) else list(more)
         return [*(each for each in self.own_callbacks() if not has_kind(more, each)), *more]
 
+    add.does_work = True  # type: ignore[attr-defined]
     return add
 
 
-for name in WORK:
+for name in RUN_HOOKS:
     setattr(HookedModule, name, work_before(name, getattr(pl.LightningModule, name)))
 HookedModule.configure_callbacks = add_own_callbacks(pl.LightningModule.configure_callbacks)  # type: ignore[method-assign]
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, gradient_hooks, overrides
+from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, UNUSED_LOOPS, gradient_hooks, overrides
 from lightning_rl.callbacks.protocols import Env
 from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.compiling import CompiledLoss, compiled_losses
@@ -206,6 +206,9 @@ class LearningRun(Run):
         for hook in UNUSED_HOOKS:
             if overrides(self, hook):
                 self.say(f"{name}.{hook} is not called: `step` makes the gradient step, with its hooks {', '.join(GRADIENT_HOOKS)}")
+        for hook in UNUSED_LOOPS:
+            if overrides(self, hook):
+                self.say(f"{name}.{hook} is not called: evaluations play episodes, see docs/lightning.md")
         self.matmul_before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(best_matmul(self.modules(), self.device))
         self.compiled = {name: loss for name, loss in compiled_losses(self).items() if name not in vars(self)}  # else it was replaced

@@ -124,10 +124,10 @@ class Run(HookedModule):
 
     @property
     def current_epoch(self) -> int:
-        """Return how many evaluations were due, or Lightning's epoch if that is more: Optuna's callback reports validations by it."""
+        """Return how many evaluations there were, or Lightning's epoch if that is more: Optuna's callback reports validations by it."""
         epoch = super().current_epoch
         evaluators = callbacks_of(self.trainer, RolloutEvaluator) if self.is_driven else []
-        return max([epoch, *(self.count // each.interval for each in evaluators)])
+        return max([epoch, *(each.evaluations for each in evaluators)])
 
     @property
     def counted(self) -> str:
@@ -183,16 +183,19 @@ class Run(HookedModule):
             self.dataset.collected = self.count_steps
         return self.dataset
 
+    def check_experience(self) -> None:
+        """Raise `SettingError` if the Trainer's batches are not this run's experience."""
+        if self.dataset is None or self.trainer.train_dataloader is not self.dataset:
+            raise SettingError(no_data(self))
+
     def start_run(self) -> None:
         """Prepare everything for the first iteration, or continue a checkpoint's run.
 
         Raises:
-            SettingError: the Trainer's batches are not this run's experience, or more than it makes; or a checkpoint cannot be continued.
+            SettingError: the Trainer asks for more iterations than the run has, or a checkpoint cannot be continued.
         """
         trainer: Any = self.trainer
-        if self.dataset is None or trainer.train_dataloader is not self.dataset:
-            raise SettingError(no_data(self))
-        assert self.collector is not None
+        assert self.dataset is not None and self.collector is not None
         least = max(trainer.min_steps or 0, (trainer.min_epochs or 0) * trainer.num_training_batches)
         if least > self.dataset.iterations:
             line = f"trainer.min_steps and min_epochs ask for {least:,} iterations, and the run ends after {self.dataset.iterations:,}"

@@ -28,7 +28,7 @@ from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
-from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
+from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, nearest, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, quiet_tensorboard, set_up_wandb
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
@@ -44,7 +44,7 @@ from lightning_rl.training.run_folder import (
     take_run,
     write_config,
 )
-from lightning_rl.training.settings import plain
+from lightning_rl.training.settings import plain, settings_of
 
 STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
 REFUSED_FLAGS = {
@@ -57,7 +57,7 @@ REFUSED_FLAGS = {
     "limit_val_batches": (1.0, EVALUATES, "evaluation.episodes"),
     "limit_test_batches": (1.0, EVALUATES, "evaluation.episodes"),
     "limit_predict_batches": (1.0, EVALUATES, "evaluation.episodes"),
-    "overfit_batches": (0.0, "experience is made by the policy", "limit_train_batches"),
+    "overfit_batches": (0, "experience is made by the policy", "limit_train_batches"),
 }
 """Flags of Lightning's Trainer that have no effect here: the value that asks for none, why, and the setting to use instead."""
 
@@ -112,6 +112,8 @@ class Trainer(EvaluatingTrainer):
         plugins: Any = None,
         **kwargs: Any,
     ) -> None:
+        for name in kwargs.keys() - settings_of(pl.Trainer).keys():
+            raise SettingError(f"trainer.{name} is not a flag{nearest(name, [*settings_of(pl.Trainer), *settings_of(Trainer)])}")
         for name in os.environ:
             if name.startswith("PL_TRAINER_"):
                 raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
@@ -126,7 +128,8 @@ class Trainer(EvaluatingTrainer):
         checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
         without = {name: value for name, value in kwargs.items() if (name, value) != ("limit_val_batches", 0)}  # no evaluation
         for flag, (neutral, reason, instead) in REFUSED_FLAGS.items():
-            if repr(without.get(flag)) not in ("None", repr(neutral)):  # 1 is one batch and 1.0 are all
+            value = without.get(flag)
+            if value is not None and not (value == neutral and isinstance(value, float | type(neutral))):  # 1 is one batch, and 1.0 are all
                 raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: {reason}; use {instead}")
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
@@ -287,7 +290,8 @@ class Trainer(EvaluatingTrainer):
     def _choose_threads(self, model: Run, ckpt_path: str | Path | None) -> int:
         """Return the number that was set, else that of the run to continue, else 1 with an accelerator, else the faster one."""
         known = self.torch_threads or (None if ckpt_path is None else threads_of(ckpt_path))
-        if known is not None or self.strategy.root_device.type != "cpu":
+        forks = getattr(self.strategy.launcher, "is_interactive_compatible", False)  # a forked process would wait for torch's threads
+        if known is not None or forks or self.strategy.root_device.type != "cpu":
             return known or 1
         number, line = choose_threads(model)
         if line is not None:
