@@ -5,6 +5,7 @@ import inspect
 import pytest
 import pytorch_lightning as pl
 import torch
+import wandb
 from pytorch_lightning.strategies import StrategyRegistry
 
 from lightning_rl import PPO, SAC, SettingError, Trainer
@@ -51,6 +52,7 @@ def test_what_the_page_says_of_lightnings_parts_is_so(row, algorithm, expected, 
         assert one_line(caught.value) and model.env_steps == 0
         return
     Trainer(**arguments()).fit(model)
+    wandb.finish()  # or the next test's logger would go on in its run
     if row.name == "fast_dev_run":
         assert model.updates > 0
     elif isinstance(row.outcome, int):

@@ -89,11 +89,8 @@ class EndIteration(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         pl_module.check_experience()
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.began_at = trainer.global_step
-
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        if trainer.global_step == self.began_at:  # a hook skips all batches: epochs would follow without end
+        if trainer.fit_loop.epoch_loop.batch_progress.current.completed == 0:  # a hook skips all batches: epochs would follow without end
             trainer.should_stop = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
