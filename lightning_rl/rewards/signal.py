@@ -32,8 +32,13 @@ class RewardSignal(nn.Module):
         check_flag(f"reward_signals.{name}.ignore_done", ignore_done)
         self.gamma, self.strength, self.ignore_done = gamma, strength, ignore_done
 
+    @torch.no_grad()
     def forward(self, experience: Experience) -> Tensor:
         """Return the stream's rewards `[...]`, strength included."""
+        return self.reward(experience) * self.strength
+
+    def reward(self, experience: Experience) -> Tensor:
+        """Return the reward of each step, `[...]`, before `strength`."""
         raise NotImplementedError
 
     def gather(self, rollout: Rollout) -> None:
@@ -68,14 +73,6 @@ class LearnedSignal(RewardSignal):
         check_flag(f"{name}.normalize", normalize)
         self.learning_rate = learning_rate
         self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
-
-    @torch.no_grad()
-    def forward(self, experience: Experience) -> Tensor:
-        return self.reward(experience) * self.strength
-
-    def reward(self, experience: Experience) -> Tensor:
-        """Return the reward of each step, `[...]`, before `strength`."""
-        raise NotImplementedError
 
     def configure_optimizer(self) -> Optimizer:
         return FlatAdam(self)

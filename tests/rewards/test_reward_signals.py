@@ -225,9 +225,6 @@ class Paid(RewardSignal):
     def __init__(self, gamma: float = 0.5, strength: float = 1.0, ignore_done: bool = False) -> None:
         super().__init__(gamma, strength, ignore_done)
 
-    def forward(self, experience):
-        return self.reward(experience) * self.strength
-
     def reward(self, experience):
         return experience.next_obs[..., 1] + 0.01 * experience.obs[..., 1]
 
