@@ -226,12 +226,17 @@ def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float
                 raise
             algorithm.say(f"{type(logger).__name__} could not write and is left out, the run goes on: {refused.strerror or refused}")
             trainer.loggers = [each for each in trainer.loggers if each is not logger]
-    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+    show_to_callbacks(trainer, row)
+
+
+def show_to_callbacks(trainer: pl.Trainer, metrics: Mapping[str, float]) -> None:
+    """Put metrics where callbacks such as EarlyStopping and ModelCheckpoint look for the one that they monitor."""
+    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
 
 
 HIDDEN_NOTICES = ("💡", "GPU available", "TPU available", "HPU available", "`Trainer.fit` stopped")
 """How advertisements of Lightning begin, and what it says of devices that nobody asked for."""
-warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning, "pytorch_lightning")  # its own use of torch, which no user can mend
+warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning, "pytorch_lightning")  # its own use of torch, which no user can fix
 
 
 def is_wanted(notice: logging.LogRecord) -> bool:

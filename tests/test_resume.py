@@ -394,6 +394,14 @@ def test_a_buffer_that_shall_not_be_saved_is_not_and_fills_again(tmp_path, capsy
     assert len(model.state_dict()) and model.env_steps == STEPS
 
 
+def test_a_best_checkpoint_that_goes_on_says_that_it_holds_no_replay_buffer(tmp_path, capsys):
+    config = {"id": "Pendulum-v1"}
+    _, folder = run(tmp_path, SAC, config, {}, stop=StopAt(6))
+    capsys.readouterr()
+    run(tmp_path / "again", SAC, config, {}, ckpt_path=folder / "checkpoints" / "best.ckpt")
+    assert "the checkpoint holds no replay buffer: learning continues after 16 steps" in capsys.readouterr().out
+
+
 def test_the_best_checkpoint_holds_what_was_learned_and_nothing_of_the_run(tmp_path):
     _, folder = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {})
     best, last = (torch.load(folder / "checkpoints" / name, weights_only=True)["lightning_rl"] for name in ("best.ckpt", "last.ckpt"))

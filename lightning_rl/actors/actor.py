@@ -25,7 +25,7 @@ Lessons = Mapping[str, LessonValues]
 """What environments draw their parameters from at their next resets, see `envs/parameters.py`."""
 
 
-class Acted(NamedTuple):
+class ActorResult(NamedTuple):
     """What an actor did in one call, as arrays.
 
     experience: with log-probabilities; for a replay buffer single steps, and a `rollout` of all.
@@ -53,7 +53,7 @@ class Actor:
         self.random_rows: Iterator[Tree] | None = None
 
     @torch.no_grad()
-    def act(self, lessons: Lessons) -> Acted:
+    def act(self, lessons: Lessons) -> ActorResult:
         """Step `n_steps` times. The arrays belong to the caller."""
         collector, before = self.collector, self._begin(lessons)
         unroll = collector.unroll()
@@ -62,15 +62,15 @@ class Actor:
         start, memory = seen.episode_start[:-1], tree_index(seen.memory, 0)
         log_prob = collector.network.log_prob(tree_index(seen.obs, slice(-1)), seen.action, memory, start, seen.action_mask)
         arrays = tree_map(np.array, tree_to_numpy(seen._replace(log_prob=log_prob)))
-        return Acted(arrays._replace(ends=unroll.ends), None, *self._end(before))
+        return ActorResult(arrays._replace(ends=unroll.ends), None, *self._end(before))
 
-    def play(self, lessons: Lessons, random_steps: int) -> Acted:
+    def play(self, lessons: Lessons, random_steps: int) -> ActorResult:
         """Step `n_steps` times, first `random_steps` at random. The arrays belong to the caller."""
         collector, before, steps = self.collector, self._begin(lessons), []
         for stepped in collector.transitions(random_steps):
             step = stepped.step._replace(info={}, final_obs=stepped.step.final_obs if len(stepped.step.ended) else ())
             steps.append(tree_map(np.array, stepped._replace(step=step)))
-        return Acted(steps, tree_map(np.array, collector.rollout()), *self._end(before))
+        return ActorResult(steps, tree_map(np.array, collector.rollout()), *self._end(before))
 
     def random_steps(self, lessons: Lessons) -> tuple[Tree, int]:
         """Step `n_steps` times at random, from where the last call stopped; return observations and the number of environment steps."""
@@ -130,11 +130,11 @@ class BuildActor:
         return Actor(collector)
 
 
-def from_plain(saved: tuple[Any, ...]) -> Acted:
+def from_plain(saved: tuple[Any, ...]) -> ActorResult:
     """Restore what an actor did from a checkpoint's plain tuples."""
-    if len(saved) < len(Acted._fields):  # 0.1.0 stored no rollout beside an unroll
+    if len(saved) < len(ActorResult._fields):  # 0.1.0 stored no rollout beside an unroll
         saved = (saved[0], None, *saved[1:])
-    whole = Acted(*saved)
+    whole = ActorResult(*saved)
     whole = whole._replace(finished=[Finished(*episode) for episode in whole.finished])
     if whole.rollout is None:
         unroll = Unroll(*saved[0])

@@ -128,7 +128,7 @@ class BestModel(Checkpoint):
                 pl_module.saves_run = True
             if self.has_saved:
                 self.best_model_path = str(self.path)
-                tell_loggers(trainer)
+                notify_loggers(trainer)
 
     def state_dict(self) -> State:
         return {"best": self.best, "goal": f"{self.mode} {self.monitor}"}
@@ -209,7 +209,7 @@ class SaveCheckpoints(Checkpoint):
         saved = saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt"))
         algorithm.dataset.end_save(saved)
         if saved:
-            tell_loggers(trainer)
+            notify_loggers(trainer)
         if self.keep:
             save_checkpoint(trainer, algorithm, self._path(f"{algorithm.counter}={algorithm.count}.ckpt"))
         if self.keep > 0 and trainer.is_global_zero:
@@ -235,7 +235,7 @@ def check_savers(trainer: pl.Trainer) -> None:
     warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")  # it saves whole iterations
 
 
-def tell_loggers(trainer: pl.Trainer) -> None:
+def notify_loggers(trainer: pl.Trainer) -> None:
     """Tell loggers, which may upload them, that the best or the last checkpoint is a new one."""
     best = next(iter(callbacks_of(trainer, BestModel)), None)
     if best is not None and trainer.is_global_zero:

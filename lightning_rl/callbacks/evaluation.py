@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities.seed import isolate_rng
@@ -26,7 +25,7 @@ from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import RunStoppedError, SettingError, check_range
-from lightning_rl.loggers import CsvTable, log_row
+from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
 from lightning_rl.types import State
 
 Wrapper = Callable[[gym.Env], gym.Env]
@@ -96,7 +95,6 @@ class RolloutEvaluator(pl.Callback):
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
         self.env, self.file = env, file
         self.table: CsvTable | None = None
-        self.interval = 1
         self.wrappers: list[Wrapper] = []
         """What other callbacks put around each environment."""
         self.variants: dict[str, Wrapper] = {}
@@ -183,7 +181,7 @@ class RolloutEvaluator(pl.Callback):
         monitored, row = trainer.strategy.broadcast((logged["callback"], logged["log"]))  # all ranks decide by the same numbers
         log_row(trainer, algorithm, metrics | row)
         metrics |= monitored
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in monitored.items()})
+        show_to_callbacks(trainer, monitored)
         for callback in callbacks_of(trainer, object):
             if hasattr(callback, "on_evaluation_end"):
                 callback.on_evaluation_end(trainer, algorithm, metrics)
@@ -208,7 +206,7 @@ class RolloutEvaluator(pl.Callback):
         for name, each in zip(self.variants, others, strict=True):
             metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in each]))
         metrics |= algorithm.validate()
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        show_to_callbacks(trainer, metrics)
         if self.table is not None and trainer.is_global_zero:
             self.table.add(
                 {algorithm.counter: algorithm.count, "seed": e.seed, "return": e.return_, "length": e.length, "success": e.success}

@@ -19,7 +19,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
 from lightning_rl.types import Experience, State, Transition, tree_map, tree_to_torch
 
-BEGUN = ("learning_starts", "random_until", "phases")
+PROGRESS = ("learning_starts", "random_until", "phases")
 """What a run remembers of how it began."""
 
 
@@ -189,12 +189,12 @@ class ReplayDataset(ExperienceDataset):
         self._manifests = [manifest]
 
     def own_state(self) -> State:
-        return {**{name: getattr(self, name) for name in (*BEGUN, "rows")}, "replay": self._saving}
+        return {**{name: getattr(self, name) for name in (*PROGRESS, "rows")}, "replay": self._saving}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
         self.rows = state["rows"]
         if len(self.buffer):  # else it fills again before learning goes on
-            for name in BEGUN:
+            for name in PROGRESS:
                 setattr(self, name, state[name])
         if new_episodes is not None:
             self.buffer.cut()

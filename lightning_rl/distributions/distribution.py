@@ -105,7 +105,7 @@ class Distribution(nn.Module):
         return torch.stack([part.sum(-1) for part in x.split([leaf.num_parts for leaf in self.leaves()], -1)], -1)
 
 
-class Finite(Distribution):
+class DiscreteDistribution(Distribution):
     """A distribution over finitely many actions, `sizes` choices in each part."""
 
     def __init__(self, sizes: list[int], num_inputs: int) -> None:
@@ -125,7 +125,7 @@ class Finite(Distribution):
         return -self.evaluate(x, action)[0].sum(-1)
 
 
-class Categorical(Finite):
+class Categorical(DiscreteDistribution):
     """Discrete(n): a softmax over n logits. Actions are counted from 0, whatever the space's `start`."""
 
     def __init__(self, space: Discrete) -> None:
@@ -180,7 +180,7 @@ class EpsilonGreedy(Categorical):
         return torch.empty_like(x).uniform_(1e20, 2e20, generator=generator) * explores
 
 
-class MultiCategorical(Finite):
+class MultiCategorical(DiscreteDistribution):
     """MultiDiscrete(nvec): a softmax over each of the K = len(nvec) branches, D = K."""
 
     branch: Tensor
@@ -233,7 +233,7 @@ class MultiCategorical(Finite):
         return (action - self.start).reshape(len(action), -1).astype(np.int64)
 
 
-class Bernoulli(Finite):
+class Bernoulli(DiscreteDistribution):
     """MultiBinary(k): independent bits, each with a logit, D = k."""
 
     def __init__(self, space: MultiBinary) -> None:

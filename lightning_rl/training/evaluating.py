@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.utilities.types import EVAL_DATALOADERS
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator, metrics_of
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.data.episodes import Episode
 from lightning_rl.errors import SettingError
+from lightning_rl.loggers import show_to_callbacks
 from lightning_rl.training.loading import best_of, check_weights, read_checkpoint
 from lightning_rl.training.run import Run
 
@@ -31,14 +31,16 @@ class EvaluatingTrainer(pl.Trainer):
         datamodule: pl.LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Play the episodes of an evaluation of the run. Return its metrics, `eval/mean_reward` and others, in a list of one.
+        """Play the episodes of an evaluation of the run. Return their metrics, `eval/mean_reward` and others, in a list of one.
+
+        No hooks are called, and neither `validate` of the algorithm nor the variants of the environment that callbacks add.
 
         Args:
             model: the algorithm; default: that of the last `fit`.
             dataloaders, verbose, datamodule, weights_only: Lightning's, for modules that are no algorithms.
             ckpt_path: a checkpoint, a run's folder, or `best` or `last` of the last `fit`: the algorithm takes its weights first.
         """
-        judged = self._judged(model, ckpt_path, dataloaders is not None or datamodule is not None)
+        judged = self._judged(model, ckpt_path, dataloaders, datamodule)
         if judged is None:
             return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return [self._remember(metrics_of(self._play(self._evaluator(), judged)))]
@@ -55,7 +57,7 @@ class EvaluatingTrainer(pl.Trainer):
         """Play 100 episodes that no evaluation of a run has seen, as `lightning-rl evaluate` does. Return metrics as `validate` does,
         `test/mean_reward` and others; arguments as there.
         """
-        judged = self._judged(model, ckpt_path, dataloaders is not None or datamodule is not None)
+        judged = self._judged(model, ckpt_path, dataloaders, datamodule)
         if judged is None:
             return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return [self._remember(metrics_of(self._play(RolloutEvaluator(episodes=100, seed=20_000), judged), "test"))]
@@ -70,17 +72,20 @@ class EvaluatingTrainer(pl.Trainer):
         weights_only: bool | None = None,
     ) -> list[Episode] | None:
         """Play the episodes of an evaluation, and return them as `Episode`s; arguments as in `validate`."""
-        judged = self._judged(model, ckpt_path, dataloaders is not None or datamodule is not None)
+        judged = self._judged(model, ckpt_path, dataloaders, datamodule)
         if judged is None:
             return super().predict(model, dataloaders, datamodule, return_predictions, ckpt_path, weights_only)  # type: ignore[return-value]
         return self._play(self._evaluator(), judged)
 
-    def _judged(self, model: pl.LightningModule | None, ckpt_path: str | Path | None, data: bool) -> Run | None:
-        """Return the algorithm to play, with the weights of a checkpoint; None for a module that is no algorithm."""
+    def _judged(self, model: pl.LightningModule | None, ckpt_path: str | Path | None, *data: object) -> Run | None:
+        """Return the algorithm to play, with the weights of a checkpoint, which it keeps; None for a module that is no algorithm.
+
+        Raise `SettingError` if it is given `data`, which are for other modules.
+        """
         judged = self.lightning_module if model is None else model
         if not isinstance(judged, Run):
             return None
-        if data:
+        if any(each is not None for each in data):
             raise SettingError(f"{type(judged).__name__} is judged by episodes of its environment: give no dataloaders and no datamodule")
         if ckpt_path is not None:
             path = best_of(self.saved(ckpt_path))
@@ -113,5 +118,5 @@ class EvaluatingTrainer(pl.Trainer):
 
     def _remember(self, metrics: dict[str, float]) -> dict[str, float]:
         """Return metrics, which `callback_metrics` holds too."""
-        self.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        show_to_callbacks(self, metrics)
         return metrics

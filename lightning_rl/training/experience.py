@@ -73,7 +73,7 @@ class Learner(Protocol):
     @property
     def on_nan(self) -> str: ...
     @property
-    def is_driven(self) -> bool: ...
+    def has_trainer(self) -> bool: ...
     @property
     def world_size(self) -> int: ...
     @property
@@ -181,14 +181,14 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     frames = count_stacked_frames(algorithm.env)
     memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
     sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
-    node = algorithm.world_size // algorithm.trainer.num_nodes if algorithm.is_driven else 1
+    node = algorithm.world_size // algorithm.trainer.num_nodes if algorithm.has_trainer else 1
     algorithm.say(describe_memory(spaces, action, settings.buffer_size, config, node, frames, memory))
     rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps}
     rows |= {"frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
     seed = torch.initial_seed() + algorithm.global_rank
     own = {**rows, "capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed}
     if config.demonstration_share is not None:
-        return buffer_beside(algorithm, settings.batch_size, config, rows, own)
+        return make_mixed_buffer(algorithm, settings.batch_size, config, rows, own)
     buffer = ReplayBuffer(**own)
     if not saved:
         fill_first(algorithm, buffer, read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations))
@@ -210,7 +210,7 @@ def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstr
     algorithm.say(f"demonstrations: {summarize(episodes)}; they fill the replay buffer first")
 
 
-def buffer_beside(algorithm: Learner, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> ReplayBuffer:
+def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> ReplayBuffer:
     """Make a buffer that draws a share of each batch from demonstrations, which are kept for good, and report it.
 
     Args:
@@ -231,14 +231,14 @@ def buffer_beside(algorithm: Learner, batch_size: int, config: ReplayConfig, row
     least = n_steps + 1 if sequences is None else sequences.slots(n_steps)
     capacity = max(least, sum(len(each.reward) for each in episodes))
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
-    shown = ReplayBuffer(**rows, capacity=capacity, config=replace(config, prioritized=False), seed=seed)
-    write(algorithm, shown, episodes)
-    buffer = ReplayBuffer(**own, shown=shown, share=config.demonstration_share)
-    drawn = buffer.shown_rows(batch_size)
+    demonstrations = ReplayBuffer(**rows, capacity=capacity, config=replace(config, prioritized=False), seed=seed)
+    write(algorithm, demonstrations, episodes)
+    buffer = ReplayBuffer(**own, demonstrations=demonstrations, share=config.demonstration_share)
+    drawn = buffer.demonstration_rows(batch_size)
     what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
     needed = 1 if config.replace else drawn // length
-    if shown.ready < needed:
-        found = f"{summarize(episodes)}, of which {shown.ready} {what} can be drawn"
+    if demonstrations.ready < needed:
+        found = f"{summarize(episodes)}, of which {demonstrations.ready} {what} can be drawn"
         raise SettingError(f"replay.demonstrations: {found}; a batch needs {needed}")
     algorithm.say(f"demonstrations: {summarize(episodes)}; {drawn} of {batch_size} rows of each batch")
     return buffer
@@ -262,7 +262,7 @@ def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, a
     saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
-    if algorithm.is_driven and getattr(algorithm.trainer, "fast_dev_run", False):
+    if algorithm.has_trainer and getattr(algorithm.trainer, "fast_dev_run", False):
         # its first iteration must run the losses; the policy of TD3 waits for the second update
         enough = buffer.open_rows + settings.batch_size
         settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
@@ -272,7 +272,8 @@ def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, a
     resumed = algorithm.env_steps > 0
     if resumed and not saved:
         goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
-        why = "the checkpoint holds no replay buffer" if algorithm.ranks else "the replay buffer begins anew without a checkpoint"
+        continues = algorithm.has_trainer and algorithm.trainer.ckpt_path is not None
+        why = "the checkpoint holds no replay buffer" if continues else "the replay buffer starts empty"
         algorithm.say(f"{why}: learning continues {goes_on}")
     collector: Any = make_collector(algorithm, steps, False) if actors is None else make_actor_pool(algorithm, steps, actors)
     signals = dict(algorithm.reward_signals.items())
@@ -285,13 +286,13 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collect
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     acting = seed_draws(algorithm)
     stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * algorithm.num_envs)
-    network, precision = algorithm.network, precision_of(algorithm)
+    network, precision = algorithm.network, get_precision_context(algorithm)
     return Collector(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 
-def precision_of(algorithm: Learner) -> Precision:
+def get_precision_context(algorithm: Learner) -> Precision:
     """Return the context in which the Trainer lets networks compute."""
-    return algorithm.trainer.precision_plugin.forward_context if algorithm.is_driven else nullcontext
+    return algorithm.trainer.precision_plugin.forward_context if algorithm.has_trainer else nullcontext
 
 
 def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> ActorPool:
@@ -306,7 +307,7 @@ def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> A
         env if threads else resolve_to_sync(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm)
     )
     workers = make_workers(build, config, algorithm.network)
-    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, precision_of(algorithm))
+    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, get_precision_context(algorithm))
 
 
 def saved_buffer(algorithm: Learner) -> tuple[dict[str, Any], int] | None:

@@ -126,7 +126,7 @@ class Run(HookedModule):
     def current_epoch(self) -> int:
         """Return how many evaluations there were, or Lightning's epoch if that is more: Optuna's callback reports validations by it."""
         epoch = super().current_epoch
-        evaluators = callbacks_of(self.trainer, RolloutEvaluator) if self.is_driven else []
+        evaluators = callbacks_of(self.trainer, RolloutEvaluator) if self.has_trainer else []
         return max([epoch, *(each.evaluations for each in evaluators)])
 
     @property
@@ -157,14 +157,14 @@ class Run(HookedModule):
             getattr(self._trainer, "say", print)(printable(text))
 
     @property
-    def is_driven(self) -> bool:
+    def has_trainer(self) -> bool:
         """Return whether a Trainer drives it; without one its experience may still be looked at."""
         return self._trainer is not None
 
     @property
     def world_size(self) -> int:
         """Return how many ranks learn together."""
-        return self.trainer.world_size if self.is_driven else 1
+        return self.trainer.world_size if self.has_trainer else 1
 
     def _callbacks_with(self, method: str) -> list[Any]:
         trainer: Any = self.trainer
@@ -186,7 +186,7 @@ class Run(HookedModule):
     def check_experience(self) -> None:
         """Raise `SettingError` if the Trainer's batches are not this run's experience."""
         if self.dataset is None or self.trainer.train_dataloader is not self.dataset:
-            raise SettingError(no_data(self))
+            raise SettingError(describe_refused_data(self))
 
     def start_run(self) -> None:
         """Prepare everything for the first iteration, or continue a checkpoint's run.
@@ -280,7 +280,7 @@ class Run(HookedModule):
         """Continue the checkpoint's counts; a Trainer that continues its run gets everything else too, when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
-        self.ranks = state.get("ranks", []) if self.is_driven else []
+        self.ranks = state.get("ranks", []) if self.has_trainer else []
 
     def _states_of_ranks(self) -> list[Any]:
         """Return the state of each rank as plain data, known to all ranks."""
@@ -348,7 +348,7 @@ class Run(HookedModule):
                 raise SettingError(f"{begin}: all must find the same checkpoint, in a folder that their machines share")
 
 
-def no_data(run: Run) -> str:
+def describe_refused_data(run: Run) -> str:
     """Return the line that refuses data from elsewhere."""
     return (
         f"{type(run).__name__} learns from its own experience: give fit no dataloaders and no datamodule, and return "

@@ -33,7 +33,7 @@ from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, quiet_
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
-from lightning_rl.training.run import Run, no_data
+from lightning_rl.training.run import Run, describe_refused_data
 from lightning_rl.training.run_folder import (
     REPLACED,
     choose_run,
@@ -48,18 +48,32 @@ from lightning_rl.training.settings import plain, settings_of
 
 STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
 REFUSED_FLAGS = {
-    "gradient_clip_val": (None, STEPS, "model.max_grad_norm"),
-    "gradient_clip_algorithm": (None, STEPS, "model.max_grad_norm"),
-    "accumulate_grad_batches": (1, STEPS, "a larger model.batch_size"),
-    "val_check_interval": (1.0, EVALUATES, "evaluation.every_n_env_steps"),
-    "check_val_every_n_epoch": (1, EVALUATES, "evaluation.every_n_env_steps"),
-    "num_sanity_val_steps": (0, EVALUATES, "evaluation.every_n_env_steps"),
-    "limit_val_batches": (1.0, EVALUATES, "evaluation.episodes"),
-    "limit_test_batches": (1.0, EVALUATES, "evaluation.episodes"),
-    "limit_predict_batches": (1.0, EVALUATES, "evaluation.episodes"),
-    "overfit_batches": (0, "experience is made by the policy", "limit_train_batches"),
+    "gradient_clip_val": ((), STEPS, "model.max_grad_norm"),
+    "gradient_clip_algorithm": ((), STEPS, "model.max_grad_norm"),
+    "accumulate_grad_batches": ((1,), STEPS, "a larger model.batch_size"),
+    "val_check_interval": ((1.0,), EVALUATES, "evaluation.every_n_env_steps"),
+    "check_val_every_n_epoch": ((1,), EVALUATES, "evaluation.every_n_env_steps"),
+    "num_sanity_val_steps": ((0,), EVALUATES, "evaluation.every_n_env_steps"),
+    "limit_val_batches": ((1.0, 0, 0.0), EVALUATES, "evaluation.episodes"),
+    "limit_test_batches": ((1.0,), EVALUATES, "evaluation.episodes"),
+    "limit_predict_batches": ((1.0,), EVALUATES, "evaluation.episodes"),
+    "overfit_batches": ((0, 0.0), "experience is made by the policy", "limit_train_batches"),
 }
-"""Flags of Lightning's Trainer that have no effect here: the value that asks for none, why, and the setting to use instead."""
+"""Flags of Lightning's Trainer that have no effect here: the values that ask for none, why, and the setting to use instead."""
+
+
+def check_flags(flags: Mapping[str, Any]) -> None:
+    """Raise `SettingError` for a flag that Lightning's Trainer does not have, one that has no effect here, and one of the environment."""
+    for name in flags.keys() - settings_of(pl.Trainer).keys():
+        raise SettingError(f"trainer.{name} is not a flag{nearest(name, [*settings_of(pl.Trainer), *settings_of(Trainer)])}")
+    for name in os.environ:
+        if name.startswith("PL_TRAINER_"):
+            raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
+    for flag, (neutral, reason, instead) in REFUSED_FLAGS.items():
+        value = flags.get(flag)
+        same = any(value == each and type(value) is type(each) for each in neutral)  # 1 is one batch, and 1.0 are all
+        if value is not None and not same:
+            raise SettingError(f"trainer.{flag} {value!r}: {reason}; use {instead}")
 
 
 class Trainer(EvaluatingTrainer):
@@ -112,11 +126,7 @@ class Trainer(EvaluatingTrainer):
         plugins: Any = None,
         **kwargs: Any,
     ) -> None:
-        for name in kwargs.keys() - settings_of(pl.Trainer).keys():
-            raise SettingError(f"trainer.{name} is not a flag{nearest(name, [*settings_of(pl.Trainer), *settings_of(Trainer)])}")
-        for name in os.environ:
-            if name.startswith("PL_TRAINER_"):
-                raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
+        check_flags(kwargs)
         if barebones:
             for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
                 if section not in (None, default):
@@ -126,11 +136,6 @@ class Trainer(EvaluatingTrainer):
         evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
         evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
         checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
-        without = {name: value for name, value in kwargs.items() if (name, value) != ("limit_val_batches", 0)}  # no evaluation
-        for flag, (neutral, reason, instead) in REFUSED_FLAGS.items():
-            value = without.get(flag)
-            if value is not None and not (value == neutral and isinstance(value, float | type(neutral))):  # 1 is one batch, and 1.0 are all
-                raise SettingError(f"trainer.{flag} {kwargs[flag]!r}: {reason}; use {instead}")
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
         check_flag("trainer.plot", plot)
@@ -228,7 +233,7 @@ class Trainer(EvaluatingTrainer):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
             return
         if any(each is not None for each in (train_dataloaders, val_dataloaders, datamodule)):
-            raise SettingError(no_data(model))
+            raise SettingError(describe_refused_data(model))
         if ckpt_path is not None and init_from is not None:
             raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
         ckpt_path = self.saved("best") if ckpt_path == "best" else ckpt_path

@@ -49,7 +49,7 @@ def made(
     space, action = Scripted.observation_space, np.int64(0)
     demonstrations = ReplayBuffer(space, action, max(len(shown), n_steps + 1), config=beside, seed=7, **settings)
     demonstrations.extend(shown, plain)
-    mixed = ReplayBuffer(space, action, capacity, num_envs, config=kept, shown=demonstrations, share=share, **settings)
+    mixed = ReplayBuffer(space, action, capacity, num_envs, config=kept, demonstrations=demonstrations, share=share, **settings)
     mixed.extend(own, plain)
     return mixed
 
@@ -99,7 +99,7 @@ def test_windows_of_demonstrations_end_with_their_episodes(optimize_memory_usage
 
 def test_the_single_steps_of_a_batch_come_in_its_order():
     mixed = made(episodes(30), episodes(2, 4, first=100), 0.5, n_steps=3)
-    own, shown = np.array([4, 29]), np.array([2, 0]) + mixed.behind
+    own, shown = np.array([4, 29]), np.array([2, 0]) + mixed.first_demonstration
     row, next_seen, length = mixed.steps(np.array([own[0], shown[0], shown[1], own[1]]))
     assert row.reward.reshape(4, 3)[:3].tolist() == [[4, 5, 6], [1010, 1011, 1012], [1000, 1001, 1010]]
     assert next_seen.obs.reshape(4, 3, 2)[1].tolist() == [[101, 1], [101, 2], [101, 3]]
@@ -125,8 +125,8 @@ def test_sequences_of_both_buffers_are_concatenated(n_steps, prioritized):
     mixed = made(
         episodes(3, 5, 20), episodes(4, 9, 7, first=100), 0.4, 2, 60, n_steps=n_steps, sequences=SEQUENCES, prioritized=prioritized
     )
-    parts = [copy.deepcopy(buffer) for buffer in (mixed, mixed.shown)]
-    own, shown = parts[0].sample(9, only_own=True), parts[1].sample(6)  # three and two sequences of three rows
+    parts = [copy.deepcopy(buffer) for buffer in (mixed, mixed.demonstrations)]
+    own, shown = parts[0]._sample_own(9, progress=0.0), parts[1].sample(6)  # three and two sequences of three rows
     batch = mixed.sample(15)
     total = SEQUENCES.slots(n_steps)
     assert batch.obs.shape == (5 * total, 2) and batch.episode_start.shape == (total, 5) and batch.memory[0].shape == (5, 1)

@@ -35,10 +35,10 @@ class ReplayBuffer:
         frames: how many frames the environment stacks along the first dimension of its observations, so that each can be stored once.
         sequences: how to draw sequences instead of rows.
         action_mask: a mask of one environment, `[M]`; () if it rules out nothing.
-        shown: a second buffer with the same rows, full of demonstrations, which is only read: rows of both come in each batch, its own
+        demonstrations: a second buffer with the same rows, which is only read: rows of both come in each batch, its own
             first (Ball et al. 2023, https://arxiv.org/abs/2302.02948, where half of them are demonstrations). What this buffer reports is
             about its own rows, which alone may have priorities.
-        share: of each batch that comes from `shown`, in whole rows, or in whole sequences; at least one is of each kind.
+        share: of each batch that comes from `demonstrations`, in whole rows, or in whole sequences; at least one is of each kind.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ReplayBuffer:
         seed: int = 0,
         sequences: Sequences | None = None,
         action_mask: Tree = (),
-        shown: Self | None = None,
+        demonstrations: Self | None = None,
         share: float = 0.0,
     ) -> None:
         length = capacity // num_envs
@@ -85,8 +85,8 @@ class ReplayBuffer:
         self.written = np.zeros(num_envs, dtype=np.int64)
         """How many rows each ring has had; row number w is in slot w modulo the number of slots."""
         self.drawn = 0
-        self.shown, self.share = shown, share
-        self.behind = num_envs * self.slots
+        self.demonstrations, self.share = demonstrations, share
+        self.first_demonstration = num_envs * self.slots
         """The first place of the second buffer."""
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ class ReplayBuffer:
             if ended:
                 env = int(self.count.argmin())
 
-    def shown_rows(self, batch_size: int) -> int:
+    def demonstration_rows(self, batch_size: int) -> int:
         """Return how many rows of a batch are demonstrations; raise `SettingError` if none or all of them are."""
         length = 1 if self.sequences is None else self.sequences.length
         drawn = round(self.share * (batch_size // length))
@@ -199,15 +199,18 @@ class ReplayBuffer:
             raise SettingError(f"{share}; a batch must hold both demonstrations and the run's own")
         return drawn * length
 
-    def sample(self, batch_size: int, progress: float = 0.0, only_own: bool = False) -> Window:
+    def sample(self, batch_size: int, progress: float = 0.0) -> Window:
         """Draw rows, or sequences of `batch_size` rows in all; `progress` of the run anneals the importance weights.
 
-        Raises `SettingError`: there are none, or fewer than `batch_size` without replacement.
+        Raise `SettingError` if there are none, or fewer than `batch_size` without replacement.
         """
-        if self.shown is not None and not only_own:
-            shown = self.shown_rows(batch_size)
-            own = self.sample(batch_size - shown, progress, only_own=True)
-            return concatenate(own, self.shown.sample(shown), self.behind)
+        if self.demonstrations is None:
+            return self._sample_own(batch_size, progress)
+        shown = self.demonstration_rows(batch_size)
+        own = self._sample_own(batch_size - shown, progress)
+        return concatenate(own, self.demonstrations.sample(shown), self.first_demonstration)
+
+    def _sample_own(self, batch_size: int, progress: float) -> Window:
         if self.sequences is not None:
             return self._sample_sequences(self.sequences, batch_size, progress)
         rows, weight = self._draw(batch_size, progress)
@@ -268,8 +271,8 @@ class ReplayBuffer:
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
         """Set priorities from the errors `[B]` of drawn rows when they were learned from; they are computed only where they matter."""
         if self.priorities is not None:
-            own = rows[rows < self.behind]
-            self.priorities.update(own, errors if self.shown is None else lambda: errors()[: len(own)])
+            own = rows[rows < self.first_demonstration]
+            self.priorities.update(own, errors if self.demonstrations is None else lambda: errors()[: len(own)])
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """Return the rows of a window of so many steps from each row of its ring, `[B, steps]`."""
@@ -290,9 +293,9 @@ class ReplayBuffer:
 
     def steps(self, rows: np.ndarray) -> tuple[Row, Observation, np.ndarray]:
         """Return all steps of the windows that begin with rows, one by one `[B · n]`: rows, what followed each, and how many count."""
-        own = rows < self.behind
-        if self.shown is not None and not own.all():
-            parts = self.steps(rows[own]), self.shown.steps(rows[~own] - self.behind)
+        own = rows < self.first_demonstration
+        if self.demonstrations is not None and not own.all():
+            parts = self.steps(rows[own]), self.demonstrations.steps(rows[~own] - self.first_demonstration)
 
             def merge(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
                 places = own.repeat((len(mine) + len(other)) // len(own))
@@ -317,7 +320,7 @@ class ReplayBuffer:
 
     def age(self, rows: np.ndarray) -> np.ndarray:
         """Return how many transitions of the same environment are newer than each row of its own."""
-        rows = rows[rows < self.behind]
+        rows = rows[rows < self.first_demonstration]
         return (self.head[rows // self.slots] - 1 - rows) % self.slots
 
     def statistics(self) -> dict[str, float]:
@@ -328,7 +331,7 @@ class ReplayBuffer:
         """Return its state without its rows: counts, windows that are open, and what the next draws depend on."""
         opened = np.zeros_like(self.open) if self.lag else self.open  # of sequences it follows from the counts
         own = {"written": self.written, "open": opened, "drawn": self.drawn, "rng": self.rng.bit_generator.state}
-        own |= {} if self.shown is None else {"shown": self.shown.rng.bit_generator.state}
+        own |= {} if self.demonstrations is None else {"shown": self.demonstrations.rng.bit_generator.state}
         return {**own, "layout": self.layout.position(), "sampler": {} if self.priorities is None else self.priorities.position()}
 
     def continue_from(self, position: State) -> None:
@@ -344,14 +347,14 @@ class ReplayBuffer:
         self.layout.continue_from(position["layout"])
         if self.priorities is not None:
             self.priorities.continue_from(position["sampler"])
-        if self.shown is not None and "shown" in position:  # a run may go on with demonstrations that began without
-            self.shown.rng.bit_generator.state = position["shown"]
+        if self.demonstrations is not None and "shown" in position:  # a run may go on with demonstrations that began without
+            self.demonstrations.rng.bit_generator.state = position["shown"]
 
     def reseed(self, seed: int) -> None:
         """Draw from now on like a buffer that is made with this seed."""
         self.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
-        if self.shown is not None:
-            self.shown.reseed(seed + 1)
+        if self.demonstrations is not None:
+            self.demonstrations.reseed(seed + 1)
 
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
