@@ -98,7 +98,7 @@ OF_EPOCHS = "evaluations are validations"
 
 FLAGS = [
     *flag("accelerator", "cpu", "auto"),
-    *flag("accelerator", "gpu", outcome="CUDA|gpu", note="where there is one; else Lightning's own line"),
+    *flag("accelerator", "gpu", outcome="CUDA|gpu", note="by Lightning, on a machine without one; else it works"),
     *flag("accelerator", "tpu", "quantum", outcome="xla|quantum", note="by Lightning"),
     *flag("devices", 1, "auto", note="1 is the default, on a machine with several GPUs too; under torchrun its number"),
     *flag("devices", 0, outcome="accelerator|devices", note="by Lightning"),
@@ -263,7 +263,7 @@ LOGGERS = [
     logger("TensorBoardLogger", lambda folder: loggers.TensorBoardLogger(folder)),
     logger("WandbLogger", lambda folder: loggers.WandbLogger(save_dir=folder, mode="offline"), "offline too"),
     *(
-        Row("logger", name, name, lambda folder, name=name: {"logger": getattr(loggers, name)()}, package, "where its package is installed")
+        Row("logger", name, name, lambda folder, name=name: {"logger": getattr(loggers, name)()}, package, "by Lightning, without its package")
         for name, package in (("MLFlowLogger", "mlflow"), ("CometLogger", "comet"), ("LitLogger", "litlogger"))
     ),
 ]
