@@ -263,7 +263,14 @@ LOGGERS = [
     logger("TensorBoardLogger", lambda folder: loggers.TensorBoardLogger(folder)),
     logger("WandbLogger", lambda folder: loggers.WandbLogger(save_dir=folder, mode="offline"), "offline too"),
     *(
-        Row("logger", name, name, lambda folder, name=name: {"logger": getattr(loggers, name)()}, package, "by Lightning, without its package")
+        Row(
+            "logger",
+            name,
+            name,
+            lambda folder, name=name: {"logger": getattr(loggers, name)()},
+            package,
+            "by Lightning, without its package",
+        )
         for name, package in (("MLFlowLogger", "mlflow"), ("CometLogger", "comet"), ("LitLogger", "litlogger"))
     ),
 ]

@@ -126,7 +126,8 @@ def test_sequences_of_both_buffers_are_concatenated(n_steps, prioritized):
         episodes(3, 5, 20), episodes(4, 9, 7, first=100), 0.4, 2, 60, n_steps=n_steps, sequences=SEQUENCES, prioritized=prioritized
     )
     parts = [copy.deepcopy(buffer) for buffer in (mixed, mixed.demonstrations)]
-    own, shown = parts[0]._sample_own(9, progress=0.0), parts[1].sample(6)  # three and two sequences of three rows
+    parts[0].demonstrations = None
+    own, shown = parts[0].sample(9), parts[1].sample(6)  # three and two sequences of three rows
     batch = mixed.sample(15)
     total = SEQUENCES.slots(n_steps)
     assert batch.obs.shape == (5 * total, 2) and batch.episode_start.shape == (total, 5) and batch.memory[0].shape == (5, 1)

@@ -204,25 +204,21 @@ class ReplayBuffer:
 
         Raise `SettingError` if there are none, or fewer than `batch_size` without replacement.
         """
-        if self.demonstrations is None:
-            return self._sample_own(batch_size, progress)
-        shown = self.demonstration_rows(batch_size)
-        own = self._sample_own(batch_size - shown, progress)
-        return concatenate(own, self.demonstrations.sample(shown), self.first_demonstration)
-
-    def _sample_own(self, batch_size: int, progress: float) -> Window:
+        shown = 0 if self.demonstrations is None else self.demonstration_rows(batch_size)
         if self.sequences is not None:
-            return self._sample_sequences(self.sequences, batch_size, progress)
-        rows, weight = self._draw(batch_size, progress)
-        self.drawn += batch_size
-        if self.n_steps == 1:
-            row, following = self.layout.read(rows, rows)
-            reward, steps = row.reward[:, None], np.where(row.terminated, 0, 1)
+            own = self._sample_sequences(self.sequences, batch_size - shown, progress)
         else:
-            reward, steps, _, last = self.windows(rows)
-            row, following = self.layout.read(rows, last)
-        (obs, mask), (next_obs, next_mask) = row.observation, following
-        return Window(obs, row.action, reward, steps, next_obs, weight, rows, action_mask=mask, next_action_mask=next_mask)
+            rows, weight = self._draw(batch_size - shown, progress)
+            self.drawn += len(rows)
+            if self.n_steps == 1:
+                row, following = self.layout.read(rows, rows)
+                reward, steps = row.reward[:, None], np.where(row.terminated, 0, 1)
+            else:
+                reward, steps, _, last = self.windows(rows)
+                row, following = self.layout.read(rows, last)
+            (obs, mask), (next_obs, next_mask) = row.observation, following
+            own = Window(obs, row.action, reward, steps, next_obs, weight, rows, action_mask=mask, next_action_mask=next_mask)
+        return own if self.demonstrations is None else concatenate(own, self.demonstrations.sample(shown), self.first_demonstration)
 
     def _draw(self, number: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
         """Draw rows that may be learned from. Return them, and their weights, which sum to 1 where all are equally likely."""
