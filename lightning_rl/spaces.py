@@ -19,11 +19,21 @@ MASK = "action_mask"
 
 
 class Spaces(NamedTuple):
-    """The spaces of one environment, and whether it masks actions; observations as networks see them, without the key `action_mask`."""
+    """The spaces of one environment, and whether it masks actions; observations as networks see them, without the key `action_mask`.
+
+    agents: the names of all agents of an environment of several.  in_turn: whether they move in turn, and not all at once.
+    """
 
     observation: Space
     action: Space
     masked: bool = False
+    agents: tuple[str, ...] = ()
+    in_turn: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows of a vector environment one environment is: one for each agent that moves at the same time."""
+        return 1 if self.in_turn else max(1, len(self.agents))
 
     def masks(self, *batch: int) -> Tree:
         """Return masks `[*batch, M]` that allow everything; () where the environment has none."""

@@ -219,7 +219,7 @@ class Algorithm(LearningRun):
 
     @property
     def num_envs(self) -> int:
-        return getattr(self.env, "num_envs", 8)
+        return int(getattr(self.env, "num_envs", 8)) * self.spaces.rows
 
     @property
     def log_every(self) -> int:
@@ -240,4 +240,5 @@ class Algorithm(LearningRun):
 
     def describe(self) -> dict[str, Any]:
         spaces = [space_to_plain(space) for space in self.spaces[:2]]
-        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked}
+        agents = {"agents": list(self.spaces.agents), "in_turn": self.spaces.in_turn} if self.spaces.agents else {}
+        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, **agents}

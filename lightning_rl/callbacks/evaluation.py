@@ -20,8 +20,10 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from lightning_rl.callbacks.checkpoints import interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, must_stop
+from lightning_rl.data.agent_episodes import AgentEpisodePlayer
 from lightning_rl.data.episodes import Episode, EpisodePlayer
 from lightning_rl.distributed import of_all_ranks
+from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import RunStoppedError, SettingError, check_range
@@ -311,7 +313,7 @@ def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = objec
 
 def make_player(
     env: Env, num_envs: int, max_episode_steps: int | None, masked: bool = False, wrappers: Sequence[Wrapper] = ()
-) -> EpisodePlayer:
+) -> EpisodePlayer | AgentEpisodePlayer:
     """Return a player of episodes, which end at the given or the environment's own limit.
 
     `masked`: whether the environments must have action masks, as in `Spaces`. `wrappers` go around each environment, the last one outside.
@@ -326,7 +328,10 @@ def make_player(
             made = wrapper(made)
         return made
 
-    return EpisodePlayer(make, num_envs, max_episode_steps, masked)
+    envs = [make() for _ in range(num_envs)]
+    if isinstance(envs[0].unwrapped, AgentsEnv):
+        return AgentEpisodePlayer(envs, max_episode_steps or getattr(builder, "max_episode_steps", None))
+    return EpisodePlayer(envs, max_episode_steps, masked)
 
 
 def check_can_be_built(env: Env) -> EnvConfig | Callable[[], gym.Env]:

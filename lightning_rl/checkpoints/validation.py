@@ -111,7 +111,8 @@ CONTENT: Rules = {
     "lightning_rl/algorithm": TEXT,
     "lightning_rl/env_steps|updates|episodes": COUNT,
     "lightning_rl/spaces": Kind("two spaces of usual shapes", _are_spaces),
-    "lightning_rl/masked?": FLAG,
+    "lightning_rl/masked?|in_turn?": FLAG,
+    "lightning_rl/agents?/[]": TEXT,
     "state_dict/*": WEIGHT,
     "hyper_parameters": SETTINGS,
 }

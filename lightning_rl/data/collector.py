@@ -10,7 +10,7 @@ import torch
 from torch import Generator
 
 from lightning_rl.data.episodes import EpisodeStatistics
-from lightning_rl.envs.stepping import Stepper
+from lightning_rl.envs.stepping import AnyStepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import ActingNetwork, Precision, RandomActor, StepActor, make_actor, reset_memory
@@ -93,7 +93,7 @@ class Collector:
 
     def __init__(
         self,
-        stepper: Stepper,
+        stepper: AnyStepper,
         spaces: Spaces,
         network: ActingNetwork,
         n_steps: int,

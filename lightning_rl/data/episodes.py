@@ -14,7 +14,7 @@ from torch import Generator
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
-from lightning_rl.envs.sync import Contract, name_of
+from lightning_rl.envs.sync import contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
 from lightning_rl.spaces import allocate, as_spaces
@@ -148,6 +148,7 @@ class EpisodePlayer:
     An environment whose episodes are short plays no more of them than the others: "the first to finish" would favour short ones.
 
     Args:
+        envs: which the player closes.
         max_episode_steps: an episode of this length ends here, counted as truncated; see `longest_episode` unless given.
         masked: whether the environments must rule out actions, as in `Spaces`; if not, they may.
     """
@@ -155,8 +156,8 @@ class EpisodePlayer:
     on_nan = "raise"
     """What to do about numbers that are none, see `nan_policy.py`."""
 
-    def __init__(self, make: Callable[[], gym.Env], num_envs: int, max_episode_steps: int | None, masked: bool = False) -> None:
-        self.envs = [make() for _ in range(num_envs)]
+    def __init__(self, envs: list[gym.Env], max_episode_steps: int | None, masked: bool = False) -> None:
+        self.envs = envs
         self.max_episode_steps, self.masked = max_episode_steps or longest_episode(self.envs[0]), masked
 
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
@@ -217,7 +218,7 @@ class Seat:
     def __init__(self, index: int, env: gym.Env, masked: bool = False, on_nan: str = "raise", where: str = "in evaluation") -> None:
         self.index, self.env, self.masked, self.on_nan, self.where = index, env, masked, on_nan, where
         self.space = as_spaces(env.observation_space, env.action_space).observation
-        self.name, self.contract = name_of(env), Contract(env, index)
+        self.name, self.contract = name_of(env), contract_of(env, index)
 
     def start(self, seed: int) -> None:
         """Begin an episode."""

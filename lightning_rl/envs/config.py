@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import gymnasium as gym
 
+from lightning_rl.envs.agents.copies import is_path
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.errors import SettingError, as_settings, check_choice, check_range
 
@@ -21,8 +22,9 @@ class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: a gymnasium id such as `CartPole-v1`, or `module:EnvId-v0` for an environment that a module registers.
-        num_envs: how many environments to step at once, in each process of a run.
+        id: a gymnasium id such as `CartPole-v1`, or `module:EnvId-v0` for an environment that a module registers; for several agents the
+            path of a module of PettingZoo such as `mpe2.simple_spread_v3`, or of a function or class of one's own.
+        num_envs: how many environments to step at once, in each process of a run; of several agents each is a row.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto` is `async` for several Atari games on several cores, else `sync`.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (default: SAME_STEP), for the others
@@ -80,6 +82,21 @@ class EnvConfig:
             for name in ("wrappers", "frame_stack", "atari", "parameters"):
                 if getattr(self, name):
                     raise SettingError(f"env.{name} does not work with vectorization {self.vectorization}; use sync or async")
+        if self.has_agents:
+            self._check_agents()
+
+    def _check_agents(self) -> None:
+        """Raise `SettingError` for what environments of several agents do not take."""
+        if self.vectorization not in ("auto", "sync"):
+            raise SettingError(f"env.vectorization {self.vectorization} is for environments of one agent; leave it out for {self.id}")
+        for name in ("autoreset", "wrappers", "frame_stack", "atari", "parameters"):
+            if getattr(self, name):
+                raise SettingError(f"env.{name} is for environments of one agent; {self.id} has several: wrap it in a function of your own")
+
+    @property
+    def has_agents(self) -> bool:
+        """Return whether this is an environment of several agents: its id is a path."""
+        return is_path(self.id)
 
     @property
     def is_several_games(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs import Info, Options, StepResult
+from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
 from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
@@ -67,7 +68,10 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
     `index` says which of a run's environments it is. Raises `SettingError` for an unknown id, a missing package or wrong arguments.
     """
     if not isinstance(config, EnvConfig):
-        return with_mask_info(config())
+        built = config()
+        return wrap_agents(built, type(built).__name__, index) if has_agents(built) else with_mask_info(built)
+    if config.has_agents:
+        return wrap_agents(_build(config, partial(find_builder(config.id), **config.kwargs)), config.id, index)
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
     # the Atari wrapper skips frames and reads grey ones itself; grey is also the cheapest kind for those that it does not use
@@ -101,6 +105,9 @@ def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:
         with closing(envs):
             return _find_masks(envs, single_spaces(envs), env.id)
     single = make_env(single_env_config(env) if isinstance(env, EnvConfig) else env)
+    if isinstance(single, AgentsEnv):
+        with closing(single):
+            return single.find_spaces()
     name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
     with closing(single):
         return _find_masks(single, as_spaces(single.observation_space, single.action_space), name)
@@ -246,6 +253,8 @@ def prepare_package(env_id: str) -> None:
 
 def find_user_module(env_id: str) -> str | None:
     """Return the module of an id that a user's program has registered; None for ids of gymnasium, of this package and of its extras."""
+    if is_path(env_id):
+        return None if is_packaged(env_id) else env_id.rpartition(".")[0]
     spec = gym.registry.get(env_id)
     if spec is None or spec.entry_point is None:
         return None

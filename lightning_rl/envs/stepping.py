@@ -7,16 +7,20 @@
 | DISABLED | the final observation, and we reset | an ordinary row |
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs import Info
+from lightning_rl.envs.agents.copies import AgentsEnv
+from lightning_rl.envs.agents.stepper import AgentStepper, TurnStepper, choose_way_of_copies
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues
-from lightning_rl.envs.make import make_vector_env
+from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
@@ -154,17 +158,34 @@ class Stepper:
         return None
 
 
-def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> Stepper:
+AnyStepper = Stepper | AgentStepper | TurnStepper
+
+
+def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> AnyStepper:
     """Make the stepper of environments for a network that knows its spaces; `env` and `first` as in `make_vector_env`.
 
     Raises `SettingError`: the environments have other spaces.
     """
+    if spaces.agents:
+        return make_agent_stepper(env, spaces, first)
     stepper = make_stepper(make_vector_env(env, first=first), env if isinstance(env, EnvConfig) else None, spaces.masked)
     found = single_spaces(stepper.envs)
     if found._replace(masked=found.masked or spaces.masked) != spaces:
         stepper.close()
         raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
     return stepper
+
+
+def make_agent_stepper(env: Any, spaces: Spaces, first: int) -> AgentStepper | TurnStepper:
+    """Make the stepper of an environment of several agents; `first` counts rows. Raises `SettingError`: they have other spaces."""
+    make: Callable[[int], Any] = partial(make_env, env)
+    with closing(make(0)) as one:
+        settings = fingerprint(one, env if isinstance(env, EnvConfig) else None)
+        if not isinstance(one, AgentsEnv) or one.find_spaces() != spaces:
+            raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
+    way = choose_way_of_copies(make, repr(env) if isinstance(env, EnvConfig) else None)
+    copies, limit = (env.num_envs, env.max_episode_steps) if isinstance(env, EnvConfig) else (8, None)
+    return (TurnStepper if spaces.in_turn else AgentStepper)(make, copies, spaces, first // spaces.rows, way, limit, settings)
 
 
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:

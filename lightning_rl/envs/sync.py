@@ -18,11 +18,10 @@ NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 
 
 class Contract:
-    """Checks what an environment returns; `index` says which of several it is, for messages."""
+    """Checks what an environment returns, with observations of a space; `who` names it in messages."""
 
-    def __init__(self, env: gym.Env, index: int) -> None:
-        self.space, self.shape = env.observation_space, env.observation_space.shape
-        self.who = f"environment {index} of {name_of(env)}"
+    def __init__(self, space: gym.Space, who: str) -> None:
+        self.space, self.shape, self.who = space, space.shape, who
 
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
@@ -58,7 +57,7 @@ class CheckedEnv(gym.Wrapper):
 
     def __init__(self, build: Callable[[], gym.Env], index: int) -> None:
         super().__init__(env := build())
-        self.contract = Contract(env, index)
+        self.contract = contract_of(env, index)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         with self.contract.naming():
@@ -79,6 +78,11 @@ def name_of(env: gym.Env) -> str:
     return type(env.unwrapped).__name__ if env.spec is None else env.spec.id
 
 
+def contract_of(env: gym.Env, index: int) -> Contract:
+    """Return the contract of an environment; `index` says which of several it is, for messages."""
+    return Contract(env.observation_space, f"environment {index} of {name_of(env)}")
+
+
 class TurnVectorEnv(SyncVectorEnv):
     """gymnasium's `SyncVectorEnv` with episodes that begin anew in the step that ends them, in less time.
 
@@ -88,7 +92,7 @@ class TurnVectorEnv(SyncVectorEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
         super().__init__(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
-        self.contracts = [Contract(env, i) for i, env in enumerate(self.envs)]
+        self.contracts = [contract_of(env, i) for i, env in enumerate(self.envs)]
         self.shape = self.single_observation_space.shape or ()
         self.latest: list[Any] = [None] * self.num_envs
         """The newest observation of each environment."""

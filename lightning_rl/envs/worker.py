@@ -9,7 +9,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 
 from lightning_rl.envs import Info, Options
 from lightning_rl.envs.snapshot.state import get_state, record, set_state
-from lightning_rl.envs.sync import Contract
+from lightning_rl.envs.sync import contract_of
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import error_line
 from lightning_rl.types import State, Tree
@@ -52,7 +52,7 @@ class Worker:
         self.reward = np.frombuffer(outcome[0], np.float64)
         self.terminated, self.truncated = (np.frombuffer(flags, bool) for flags in outcome[1:])
         self.ended = False
-        self.contract = Contract(env, index)
+        self.contract = contract_of(env, index)
         self.env, self.way = record(env, way), way
 
     def reset(self, seed: int | None, options: Options) -> bytes:

@@ -32,6 +32,7 @@ from lightning_rl.data.demonstrations import (
     read_rows,
     split_by_episode,
 )
+from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
@@ -287,6 +288,7 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collect
     acting = seed_draws(algorithm)
     stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * algorithm.num_envs)
     network, precision = algorithm.network, get_precision_context(algorithm)
+    seat_opponents(stepper, network)
     return Collector(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 

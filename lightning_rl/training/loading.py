@@ -19,6 +19,7 @@ from lightning_rl import ALGORITHMS
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import last_generation, previous_path, read_verified, shown
 from lightning_rl.checkpoints.validation import check_content, check_run, is_finite
+from lightning_rl.envs.agents.copies import is_packaged, is_path
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
 from lightning_rl.types import State
@@ -67,9 +68,10 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
     try:
         check_names({key: value for key, value in stored.items() if key not in overrides}, path)
         observation, action = map(from_plain, own["spaces"])
+        spaces = Spaces(observation, action, own.get("masked", False), tuple(own.get("agents", ())), own.get("in_turn", False))
         if "env" not in overrides:
             check_environment(stored.get("env"), sum(math.prod(leaf.shape) for leaf in observation_leaves(observation)), path)
-        settings = {"spaces": Spaces(observation, action, own.get("masked", False)), **_without_new_folders(stored), **overrides}
+        settings = {"spaces": spaces, **_without_new_folders(stored), **overrides}
         sketch = _sketch(cls, settings)
         if sketch is not None:
             check_weights(checkpoint["state_dict"], sketch, path)
@@ -283,6 +285,8 @@ def _named(settings: Mapping[str, Any], path: str | Path) -> Iterator[tuple[str,
     module, colon, name = env["id"].rpartition(":")
     if colon:
         yield module, name
+    elif is_path(env["id"]) and not is_packaged(env["id"]):
+        yield env["id"].rpartition(".")[0], ""
     paths: list[object] = [each for each in wrappers if isinstance(each, str)]
     paths += [each[key] for each in mappings(settings) for key in ("class_path", "_instantiator") if key in each]
     for named in paths:

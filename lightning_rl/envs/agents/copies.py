@@ -1,0 +1,229 @@
+"""One environment of several agents, parallel or turn-based (PettingZoo's two forms), behind one interface."""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import shorten
+from typing import Any
+
+import gymnasium as gym
+
+from lightning_rl.envs import Info, Options
+from lightning_rl.envs.masks import make_masks
+from lightning_rl.envs.sync import Contract
+from lightning_rl.errors import SettingError, missing_extra
+from lightning_rl.spaces import MASK, Spaces, as_spaces
+from lightning_rl.types import Tree
+
+PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+"""How the id of such an environment looks: the path of a module, or of a function or class in it."""
+PACKAGED = re.compile(r"(pettingzoo\.(atari|butterfly|classic|sisl)|mpe2)\.\w+_v\d+")
+"""Modules of PettingZoo's packages that hold an environment."""
+
+
+class AgentsEnv(gym.Env):
+    """One environment of several agents, who are there and move at the same time or in turn.
+
+    `step` takes the actions of those in `to_move`, by name, and leaves what happened in the attributes.
+
+    Attributes:
+        agents: the names of all agents that may ever be there.
+        present: who is there.  to_move: who acts in the next step.
+        obs, info: the newest ones, by the name of an agent who is to move.
+        rewards: of the last step, by name, of all who were there.
+        terminated, truncated: who ended in the last step; `last` and `last_info` are what these agents saw and were told last.
+    """
+
+    takes_turns = False
+    """Whether agents move in turn."""
+
+    def __init__(self, env: Any, name: str, index: int = 0) -> None:
+        self.env, self.name, self.metadata, self.render_mode = env, name, env.metadata, getattr(env, "render_mode", None)
+        self.agents: list[str] = list(getattr(env, "possible_agents", ()))
+        who = f"environment {index} of {name}"
+        self.contracts = {agent: Contract(env.observation_space(agent), f"agent {agent} of {who}") for agent in self.agents}
+        self.contract = Contract(next((each.space for each in self.contracts.values()), gym.Space()), who)
+        self.present: Sequence[str] = []
+        self.to_move: Sequence[str] = []
+        self.obs: dict[str, Tree] = {}
+        self.info: Mapping[str, Info] = {}
+        self.rewards: dict[str, float] = {}
+        self.terminated: set[str] = set()
+        self.truncated: set[str] = set()
+        self.last: dict[str, Tree] = {}
+        self.last_info: dict[str, Info] = {}
+
+    def find_spaces(self) -> Spaces:
+        """Return the spaces of all agents as those of one behavior."""
+        self.reset(seed=0)
+        spaces = self.spaces_of(self.agents)
+        for agent in self.to_move:
+            make_masks(spaces, f"agent {agent} of {self.name}").one(*self.look(agent))
+        return spaces._replace(agents=tuple(self.agents), in_turn=self.takes_turns)
+
+    def spaces_of(self, agents: Sequence[str]) -> Spaces:
+        """Return the spaces that agents have in common, after a reset; raise `SettingError` where they differ."""
+        found = {agent: as_spaces(self.env.observation_space(agent), self.env.action_space(agent)) for agent in agents}
+        spaces = found[agents[0]]
+        for agent, each in found.items():
+            if each != spaces:
+                raise SettingError(f"{self.name}: {agents[0]} and {agent} have other spaces; one behavior needs agents with the same ones")
+        return spaces._replace(masked=spaces.masked or any(MASK in self.info.get(agent, {}) for agent in agents))
+
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
+        """Begin an episode. Return what those see who are to move."""
+        self.terminated, self.truncated, self.rewards, self.last, self.last_info = set(), set(), {}, {}, {}
+        with self.contract.naming():
+            self._reset(seed, options)
+        self._check(self.obs)
+        return dict(self.obs), {}
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[Tree, float, bool, bool, Info]:
+        """Let all of `to_move` act. Return what those see who move next, the sum of all rewards, and whether the last agent has left."""
+        self.last, self.last_info = {}, {}
+        with self.contract.naming():
+            self._step(actions)
+        self._check(self.obs)
+        self._check(self.last)
+        for agent, reward in self.rewards.items():
+            if agent in self.contracts:
+                self.contracts[agent].check_reward(reward)
+        return dict(self.obs), float(sum(self.rewards.values())), not self.present, False, {}
+
+    def _check(self, seen: Mapping[str, Tree]) -> None:
+        for agent, obs in seen.items():
+            if agent in self.contracts:
+                self.contracts[agent].check_obs(obs)
+
+    def _reset(self, seed: int | None, options: Options) -> None:
+        raise NotImplementedError
+
+    def _step(self, actions: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def look(self, agent: str) -> tuple[Tree, Info]:
+        """Return what an agent sees who is there, and its info."""
+        return self.obs[agent], self.info.get(agent, {})
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class ParallelAgents(AgentsEnv):
+    """An environment in which all who are there move at once, PettingZoo's `ParallelEnv`."""
+
+    def _reset(self, seed: int | None, options: Options) -> None:
+        self.obs, self.info = self.env.reset(seed=seed, options=options)
+        self.present = self.to_move = list(self.env.agents)
+
+    def _step(self, actions: Mapping[str, Any]) -> None:
+        obs, self.rewards, terminated, truncated, info = self.env.step(dict(actions))
+        self.info = info
+        self.terminated = {agent for agent, over in terminated.items() if over}
+        self.truncated = {agent for agent, over in truncated.items() if over} - self.terminated
+        over = self.terminated | self.truncated
+        self.last = {agent: obs[agent] for agent in over}
+        self.last_info = {agent: info.get(agent, {}) for agent in over}
+        self.present = self.to_move = [agent for agent in self.env.agents if agent not in over]
+        self.obs = {agent: obs[agent] for agent in self.present}
+
+
+class TurnAgents(AgentsEnv):
+    """An environment in which agents move in turn, PettingZoo's `AECEnv`. Those that ended are stepped away at once."""
+
+    takes_turns = True
+
+    def _reset(self, seed: int | None, options: Options) -> None:
+        self.env.reset(seed=seed, options=options)
+        self.gone: set[str] = set()
+        """Who has ended, whether or not the environment has let them step away yet."""
+        self.present = list(self.env.agents)
+        self._look()
+
+    def look(self, agent: str) -> tuple[Tree, Info]:
+        return self.env.observe(agent), dict(self.env.infos.get(agent, {}))
+
+    def _look(self) -> None:
+        self.to_move = [self.env.agent_selection] if self.present else []
+        self.obs = {agent: self.env.observe(agent) for agent in self.to_move}
+        self.info = {agent: self.env.infos.get(agent, {}) for agent in self.to_move}
+
+    def _step(self, actions: Mapping[str, Any]) -> None:
+        env = self.env
+        env.step(actions[env.agent_selection])
+        there = [agent for agent in env.agents if agent not in self.gone]
+        self.rewards = {agent: env.rewards.get(agent, 0.0) for agent in there}  # of this step alone; `last()` has their sum since its move
+        self.terminated = {agent for agent in there if env.terminations[agent]}
+        self.truncated = {agent for agent in there if env.truncations[agent]} - self.terminated
+        over = self.terminated | self.truncated
+        self.last = {agent: env.observe(agent) for agent in over}
+        self.last_info = {agent: dict(env.infos.get(agent, {})) for agent in over}
+        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+            env.step(None)
+        self.gone |= over
+        self.present = [agent for agent in env.agents if agent not in self.gone]
+        self._look()
+
+
+def is_path(env_id: str) -> bool:
+    """Return whether an id is the path of a module, function or class, and not one that gymnasium knows."""
+    return PATH.fullmatch(env_id) is not None
+
+
+def is_packaged(env_id: str) -> bool:
+    """Return whether a path is that of an environment of PettingZoo, which a checkpoint may name."""
+    return PACKAGED.fullmatch(env_id) is not None
+
+
+def find_builder(env_id: str) -> Callable[..., Any]:
+    """Import what builds the environment of a path: a module's `parallel_env`, or else its `env`; or the function or class of this name.
+
+    Raises `SettingError`: there is no such thing, or a package is not installed.
+    """
+    try:
+        found = _import(env_id)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("pettingzoo", "mpe2", "pygame", "rlcard", "chess", "vmas"):
+            raise missing_extra(package, "pettingzoo", env_id) from error
+        raise SettingError(f"env.id {env_id!r}: there is no module {error.name!r}") from error
+    except Exception as error:  # a module may raise anything as it is imported
+        reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
+        raise SettingError(f"env.id {env_id!r} cannot be imported: {reason}") from error
+    builder = getattr(found, "parallel_env", None) or getattr(found, "env", None) or found
+    if not callable(builder):
+        raise SettingError(f"env.id {env_id!r} is no environment of PettingZoo: it has neither parallel_env nor env")
+    return builder
+
+
+def _import(path: str) -> Any:
+    """Import a module, or an attribute of one."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        parent, _, name = path.rpartition(".")
+        if error.name != path and not (error.name == parent and "." in parent):
+            raise
+        module = importlib.import_module(parent)
+        if not hasattr(module, name):
+            raise
+        return getattr(module, name)
+
+
+def has_agents(env: object) -> bool:
+    """Return whether this is an environment of PettingZoo."""
+    return hasattr(env, "agent_iter") or (hasattr(env, "observation_space") and callable(env.observation_space))
+
+
+def wrap_agents(env: Any, name: str, index: int = 0) -> AgentsEnv:
+    """Return an environment of PettingZoo behind the common interface; `name` and `index` are for messages.
+
+    Raises `SettingError`: it does not name the agents that there may be.
+    """
+    made = (TurnAgents if hasattr(env, "agent_iter") else ParallelAgents)(env, name, index)
+    if not made.agents:
+        raise SettingError(f"{name} has no possible_agents: name all agents that may ever be there, each is a row")
+    return made
