@@ -47,4 +47,4 @@ class PolicyOpponent:
 def seat_opponents(stepper: Any, network: ActingNetwork) -> None:
     """Let the policy play the other seats, where there are any."""
     if isinstance(stepper, TurnStepper):
-        stepper.opponent = PolicyOpponent(network, stepper.num_rows)
+        stepper.opponent = PolicyOpponent(network, stepper.side.num)

@@ -17,7 +17,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.stepper import AgentStepper, TurnStepper, choose_way_of_copies
+from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, TurnStepper
+from lightning_rl.envs.agents.world import World, choose_way_of_copies
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env, make_vector_env
@@ -185,7 +186,8 @@ def make_agent_stepper(env: Any, spaces: Spaces, first: int) -> AgentStepper | T
             raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
     way = choose_way_of_copies(make, repr(env) if isinstance(env, EnvConfig) else None)
     copies, limit = (env.num_envs, env.max_episode_steps) if isinstance(env, EnvConfig) else (8, None)
-    return (TurnStepper if spaces.in_turn else AgentStepper)(make, copies, spaces, first // spaces.rows, way, limit, settings)
+    world = World(make, copies, {SIDE: spaces}, first // spaces.rows, way, limit, settings)
+    return TurnStepper(world) if spaces.in_turn else AgentStepper(world)
 
 
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:

@@ -30,7 +30,7 @@ class AgentsEnv(gym.Env):
         agents: the names of all agents that may ever be there.
         present: who is there.  to_move: who acts in the next step.
         obs, info: the newest ones, by the name of an agent who is to move.
-        rewards: of the last step, by name, of all who were there.
+        moved: who acted in the last step.  rewards: of it, by name, of all who were there.
         terminated, truncated: who ended in the last step; `last` and `last_info` are what these agents saw and were told last.
     """
 
@@ -47,6 +47,7 @@ class AgentsEnv(gym.Env):
         self.to_move: Sequence[str] = []
         self.obs: dict[str, Tree] = {}
         self.info: Mapping[str, Info] = {}
+        self.moved: Sequence[str] = []
         self.rewards: dict[str, float] = {}
         self.terminated: set[str] = set()
         self.truncated: set[str] = set()
@@ -80,7 +81,7 @@ class AgentsEnv(gym.Env):
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Tree, float, bool, bool, Info]:
         """Let all of `to_move` act. Return what those see who move next, the sum of all rewards, and whether the last agent has left."""
-        self.last, self.last_info = {}, {}
+        self.last, self.last_info, self.moved = {}, {}, self.to_move
         with self.contract.naming():
             self._step(actions)
         self._check(self.obs)

@@ -1,0 +1,266 @@
+"""Copies of an environment of several agents, stepped together: the agents of each side are rows of a vector environment."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from lightning_rl.envs import Info
+from lightning_rl.envs.agents.copies import AgentsEnv
+from lightning_rl.envs.masks import make_masks
+from lightning_rl.envs.snapshot.state import choose_way, get_state, record, set_state
+from lightning_rl.spaces import Spaces, allocate, legal_sample
+from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack
+
+SUCCESS = ("is_success", "success")
+"""Under which names infos report the success of an episode."""
+
+
+class Outcome:
+    """What happened to N rows since it was last told: rewards are added up, and episodes that ended are noted."""
+
+    def __init__(self, num: int) -> None:
+        self.num, self.all_valid = num, np.ones(num, dtype=bool)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, in new arrays."""
+        self.reward, self.acted = np.zeros(self.num), np.zeros(self.num, dtype=bool)
+        self.terminated, self.truncated, self.start = (np.zeros(self.num, dtype=bool) for _ in range(3))
+        self.final: dict[int, tuple[Tree, Tree, Info]] = {}
+
+    def end(self, row: int, seen: tuple[Tree, Tree], info: Info, terminated: bool) -> None:
+        """Note that the episode of a row ended, and what it saw last."""
+        self.terminated[row], self.truncated[row] = terminated, not terminated
+        self.final[row] = (*tree_map(np.array, seen), info)
+
+    def tell(self, obs: Tree, mask: Tree) -> EnvStep:
+        """Return what happened, with the newest observations and masks of all rows, and forget it."""
+        ended = np.flatnonzero(self.terminated | self.truncated)
+        finals = [self.final[int(row)] for row in ended]
+        final_obs = tree_stack([obs for obs, _, _ in finals]) if finals else None
+        final_mask = np.stack([mask for _, mask, _ in finals]) if finals and len(mask) else ()
+        info = gather_success({int(row): info for row, (_, _, info) in zip(ended, finals, strict=True)}, self.num)
+        valid = self.all_valid if self.acted.all() else self.acted
+        step = EnvStep(obs, self.reward, self.terminated, self.truncated, valid, self.start, ended, final_obs, info, mask, final_mask)
+        self.forget()
+        return step
+
+
+def gather_success(told: Mapping[int, Info], num: int) -> dict[str, Any]:
+    """Return what infos of rows report of their success as arrays `[num]`, with gymnasium's mask of who reports it."""
+    for name in SUCCESS:
+        given = {row: float(info[name]) for row, info in told.items() if name in info}
+        if given:
+            values, reported = np.zeros(num), np.zeros(num, dtype=bool)
+            values[list(given)], reported[list(given)] = list(given.values()), True
+            return {name: values, f"_{name}": reported}
+    return {}
+
+
+class Side:
+    """The A agents of one behavior, in all copies: row e · A + a is agent a of copy e.
+
+    The row of an agent that is not there is no experience: `valid` is False, its observation zeros, its mask all true, and `episode_start`
+    True, so that it remembers nothing when it comes.
+
+    Attributes:
+        rows: the row of each agent, for each copy.
+        obs, mask: the newest of each row.  present: whether its agent is there.
+        outcome: what happened to the rows.
+    """
+
+    def __init__(self, name: str, spaces: Spaces, num_copies: int) -> None:
+        self.name, self.spaces, self.agents = name, spaces, list(spaces.agents)
+        agents, self.num = len(self.agents), num_copies * len(self.agents)
+        self.rows = [{agent: e * agents + a for a, agent in enumerate(self.agents)} for e in range(num_copies)]
+        self.masks = make_masks(spaces, f"row {{}} of {name}")
+        self.obs, self.mask = allocate(spaces.observation, self.num), spaces.masks(self.num)
+        self.present = np.zeros(self.num, dtype=bool)
+        self.outcome = Outcome(self.num)
+
+    def read(self, row: int, obs: Tree, info: Info, over: bool = False) -> tuple[Tree, Tree]:
+        """Return what a row sees as observation and mask; `over`: at the end of its episode, where a mask may be missing."""
+        return self.masks.one(obs, info, row, over)
+
+    def look(self, e: int, copy: AgentsEnv) -> None:
+        """Take in who is there in a copy, and what those see who move next."""
+        there = set(copy.present)
+        for agent, row in self.rows[e].items():
+            was, self.present[row] = self.present[row], agent in there
+            if agent in copy.obs:
+                self._write(row, *self.read(row, *copy.look(agent)))
+            elif not self.present[row]:
+                self._write(row, None, True)
+            self.outcome.start[row] |= not (was and self.present[row])
+
+    def _write(self, row: int, obs: Tree, mask: Any) -> None:
+        """Write an observation, zeros if it is None, and a mask into a row."""
+        if isinstance(self.obs, np.ndarray):
+            self.obs[row] = 0 if obs is None else obs
+        elif obs is None:
+            tree_map(lambda rows: rows.__setitem__(row, 0), self.obs)
+        else:
+            tree_map(lambda rows, leaf: rows.__setitem__(row, leaf), self.obs, obs)
+        if len(self.mask):
+            self.mask[row] = mask
+
+    def newest(self) -> tuple[Tree, Tree]:
+        """Return observations and masks of all rows, which the next step leaves as they are."""
+        return tree_map(np.array, (self.obs, self.mask))
+
+    def tell(self) -> EnvStep:
+        """Return what happened to the rows since the last time."""
+        return self.outcome.tell(*self.newest())
+
+    def get_state(self) -> State:
+        return tree_map(np.array, {"obs": self.obs, "mask": self.mask, "present": self.present})
+
+    def set_state(self, state: State) -> None:
+        tree_map(np.copyto, (self.obs, self.mask, self.present), (state["obs"], state["mask"], state["present"]))
+
+
+class World:
+    """E copies of an environment, and the sides of their agents. Where all move at once, `step` steps all copies.
+
+    A copy begins its next episode in the step in which its last agent leaves.
+
+    Args:
+        make: builds a copy, by its index among those of all ranks.
+        num_copies: E.
+        sides: the spaces of each side, with the names of its agents.
+        first: the index of the first copy.
+        way: how the state of a copy is saved, see `envs/snapshot/state.py`; None if it cannot be.
+        max_episode_steps: truncate episodes here.
+        settings: a fingerprint of the settings, which a state must fit.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], AgentsEnv],
+        num_copies: int,
+        sides: Mapping[str, Spaces],
+        first: int = 0,
+        way: str | None = None,
+        max_episode_steps: int | None = None,
+        settings: str = "",
+    ) -> None:
+        self.envs = [record(make(first + e), way) for e in range(num_copies)]
+        self.copies: list[Any] = [env.unwrapped for env in self.envs]
+        self.name: str = self.copies[0].name
+        self.way, self.max_episode_steps, self.settings = way, max_episode_steps, settings
+        self.sides = {name: Side(f"{self.name} {name}".rstrip(), spaces, num_copies) for name, spaces in sides.items()}
+        self.lengths = np.zeros(num_copies, dtype=np.int64)
+        """Steps of each copy in its episode."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start an episode everywhere, with seed, seed + 1, …"""
+        for e in range(len(self.copies)):
+            self.start(e, None if seed is None else seed + e)
+        for side in self.sides.values():
+            side.outcome.forget()
+
+    def start(self, e: int, seed: int | None = None) -> None:
+        """Start an episode of one copy."""
+        self.envs[e].reset(seed=seed)
+        self.lengths[e] = 0
+        for side in self.sides.values():
+            side.present[list(side.rows[e].values())] = False
+            side.look(e, self.copies[e])
+
+    def move(self, e: int, actions: Mapping[str, Any]) -> bool:
+        """Step one copy with the actions of those who move. Return whether its episode has reached its longest."""
+        self.envs[e].step(actions)
+        self.lengths[e] += 1
+        return bool(self.lengths[e] == self.max_episode_steps)
+
+    def step(self, actions: Mapping[str, Tree]) -> dict[str, EnvStep]:
+        """Step all copies with the actions `[N, ...]` of each side, in its own form; those of who is not there are ignored.
+
+        Return what happened to the rows of each side.
+        """
+        for e, copy in enumerate(self.copies):
+            sides = [(side, side.rows[e], actions[name]) for name, side in self.sides.items()]
+            cut = self.move(e, {agent: tree_index(own, rows[agent]) for _, rows, own in sides for agent in copy.to_move if agent in rows})
+            for side, rows, _ in sides:
+                self._note(side.outcome, side, copy, rows, cut)
+            if cut or not copy.present:
+                self.start(e)
+            else:
+                for side, _, _ in sides:
+                    side.look(e, copy)
+        return {name: side.tell() for name, side in self.sides.items()}
+
+    def _note(self, outcome: Outcome, side: Side, copy: AgentsEnv, rows: Mapping[str, int], cut: bool) -> None:
+        """Note rewards of a step, and whose episode ended in it: all, if it was `cut`."""
+        for agent in copy.moved:
+            if agent in rows:
+                outcome.acted[rows[agent]] = True
+        for agent, reward in copy.rewards.items():
+            if agent in rows:
+                outcome.reward[rows[agent]] += reward
+        ended = {agent: (copy.last[agent], copy.last_info[agent]) for agent in copy.last}
+        if cut:
+            ended |= {agent: copy.look(agent) for agent in copy.present}
+        for agent, (obs, info) in ended.items():
+            row = rows.get(agent)
+            if row is not None and outcome.acted[row]:  # else it left as it came
+                outcome.end(row, side.read(row, obs, info, over=True), info, agent in copy.terminated)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def get_state(self) -> State:
+        """Return all that the next steps depend on, as plain data, between two steps."""
+        own = {"num_copies": len(self.copies), "settings": self.settings, "lengths": self.lengths.copy()}
+        states = None if self.way is None else [get_state(env, self.way) for env in self.envs]
+        return {**own, "states": states, "sides": {name: side.get_state() for name, side in self.sides.items()}}
+
+    def set_state(self, state: State) -> str | None:
+        """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
+        if state["states"] is None or self.way is None:
+            return f"{self.name} cannot be saved in the middle of one"
+        if (state["num_copies"], list(state["sides"])) != (len(self.copies), list(self.sides)):
+            return f"the checkpoint has {state['num_copies']} copies with sides {', '.join(state['sides']) or 'of another kind'}"
+        if state["settings"] != self.settings:
+            return "its settings changed since it was saved"
+        if not all(set_state(env, self.way, each) for env, each in zip(self.envs, state["states"], strict=True)):
+            return f"{self.name} did not come back as it was saved"
+        self.lengths = state["lengths"].copy()
+        for name, side in self.sides.items():
+            side.set_state(state["sides"][name])
+        return None
+
+
+class RandomPlay(gym.Wrapper):
+    """Plays random legal moves: an action is their seed. In this form it can be tried which way of saving a state is exact."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.action_space, self.observation_space = Discrete(2**31 - 1), Discrete(1)
+
+    def step(self, action: Any) -> Any:
+        copy: Any = self.env
+        return self.env.step({agent: random_action(copy, agent, int(action) + k) for k, agent in enumerate(copy.to_move)})
+
+
+def random_action(copy: AgentsEnv, agent: str, seed: int) -> Tree:
+    """Draw a legal action of an agent who is to move."""
+    space = deepcopy(copy.env.action_space(agent))
+    space.seed(seed % 2**31)
+    mask = make_masks(copy.spaces_of([agent]), f"agent {agent} of {copy.name}").one(*copy.look(agent))[1]
+    return legal_sample(space, mask) if len(mask) else space.sample()
+
+
+def choose_way_of_copies(make: Callable[[int], AgentsEnv], key: str | None) -> str | None:
+    """Return how the state of a copy can be saved exactly; None if it cannot. It is tried once for each `key`."""
+    return choose_way(partial(_make_random_play, make), key)
+
+
+def _make_random_play(make: Callable[[int], AgentsEnv]) -> gym.Env:
+    return RandomPlay(make(0))
