@@ -28,6 +28,8 @@ ALGORITHMS = {
 EXPORTS = {
     **ALGORITHMS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
+    "MultiAgent": "lightning_rl.algorithms.multi_agent",
+    "Behavior": "lightning_rl.algorithms.multi_agent",
     "Range": "lightning_rl.training.settings",
     "EnvConfig": "lightning_rl.envs.config",
     "ActorsConfig": "lightning_rl.actors.config",

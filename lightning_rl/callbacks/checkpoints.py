@@ -174,8 +174,9 @@ class SaveCheckpoints(Checkpoint):
         if not pl_module.collector.can_be_saved:
             what = f"{pl_module.collector.name} cannot be saved in the middle of an episode"
             pl_module.say(f"{what}: a run that continues starts new ones (see docs/runs.md: get_state)")
-        if isinstance(pl_module.dataset, ReplayDataset) and self._saves_buffer(pl_module, pl_module.dataset):
-            pl_module.dataset.store = SegmentStore(self._path("last.ckpt.d") / f"rank{trainer.global_rank}")
+        for name, dataset in getattr(pl_module.dataset, "datasets", {"": pl_module.dataset}).items():
+            if isinstance(dataset, ReplayDataset) and self._saves_buffer(pl_module, dataset):
+                dataset.store = SegmentStore(self._path("last.ckpt.d") / f"rank{trainer.global_rank}" / name)
 
     def _saves_buffer(self, algorithm: AlgorithmRun, dataset: ReplayDataset) -> bool:
         rows = min(dataset.buffer.length * len(dataset.buffer.envs), algorithm.max_env_steps // algorithm.trainer.world_size)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, get_args
 import gymnasium as gym
 
 from lightning_rl.envs.agents.copies import is_path
+from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.errors import SettingError, as_settings, check_choice, check_range
 
@@ -118,8 +119,8 @@ def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gy
         return as_settings("env", EnvConfig, env)
     if isinstance(env, gym.Env):
         raise SettingError("env is a single environment; pass its id, an EnvConfig, or a function that builds it")
-    if isinstance(env, EnvConfig | gym.vector.VectorEnv) or callable(env):
-        return env
+    if isinstance(env, EnvConfig | gym.vector.VectorEnv | SharedEnv) or callable(env):
+        return env  # type: ignore[return-value]
     raise SettingError(f"env must be an id such as CartPole-v1 or an EnvConfig, got {env!r}")
 
 

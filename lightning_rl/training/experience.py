@@ -37,8 +37,10 @@ from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.shared import SharedCollector, SharedStepper
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize, transitions
 from lightning_rl.distributed import of_all_ranks
+from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvConfig, resolve_to_sync
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
@@ -59,6 +61,7 @@ class Learner(Protocol):
     max_env_steps: int
     env_steps: int
     began_at: int
+    behavior: str
     dataset: Any
     ranks: list[dict[str, Any]]
     reward_signals: Any
@@ -286,10 +289,20 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collect
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     acting = seed_draws(algorithm)
+    if isinstance(algorithm.env, SharedEnv):
+        return make_shared_collector(algorithm, algorithm.env, n_steps, acting, log_probs)
     stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * algorithm.num_envs)
     network, precision = algorithm.network, get_precision_context(algorithm)
     seat_opponents(stepper, network)
     return Collector(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+
+
+def make_shared_collector(algorithm: Learner, env: SharedEnv, n_steps: int, acting: int, log_probs: bool) -> Collector:
+    """Make the collector of one behavior of several."""
+    assert env.side is not None
+    stepper: Any = SharedStepper(env.side)
+    precision = get_precision_context(algorithm)
+    return SharedCollector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 
 def get_precision_context(algorithm: Learner) -> Precision:
@@ -327,7 +340,9 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
     """Load the replay buffer, if any, that a checkpoint holds for this rank; `continues`: with the episodes in progress."""
     if (saved := saved_buffer(algorithm)) is not None:
         manifest, number = saved
-        algorithm.dataset.load_buffer(manifest, Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}")
+        algorithm.dataset.load_buffer(
+            manifest, Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}" / algorithm.behavior
+        )
         if not continues:
             algorithm.dataset.buffer.cut()
             algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one
@@ -370,7 +385,12 @@ def sees_next(algorithm: Learner) -> bool:
 
 def seed_draws(algorithm: Learner) -> int:
     """Seed the generator of this rank's learning. Return the seed of its acting."""
-    entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # a continued run draws on, it does not repeat
+    entropy = [
+        torch.initial_seed(),
+        algorithm.global_rank,
+        algorithm.count,
+        *algorithm.behavior.encode(),
+    ]  # a continued run draws on, it does not repeat
     acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
     algorithm.seed = learning
     algorithm.generator = Generator().manual_seed(learning)

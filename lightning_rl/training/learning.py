@@ -55,6 +55,10 @@ class LearningRun(Run):
     """Of this rank's draws while it learns, on the CPU."""
     min_optimizers = 1
     """How many optimizers the updates need."""
+    optimizer_numbers = slice(None)
+    """Which of the Trainer's optimizers are its own: all, unless it learns beside others."""
+    behavior = ""
+    """Its name where several behaviors learn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +118,7 @@ class LearningRun(Run):
     def all_optimizers(self) -> list[Optimizer]:
         """Return all optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
         optimizers: Any = self.optimizers(use_pl_optimizer=False)
-        return optimizers if isinstance(optimizers, list) else [optimizers]
+        return (optimizers if isinstance(optimizers, list) else [optimizers])[self.optimizer_numbers]
 
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
         """Make one gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Return the norm before clipping.

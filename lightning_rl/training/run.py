@@ -36,6 +36,8 @@ class Run(HookedModule):
     counter = "env_steps"
     """What a run counts up to its `length`: its schedules, rows, evaluations and checkpoints follow it."""
     COUNTS = ("env_steps", "updates", "episodes")
+    format_version = 1
+    """Of its checkpoints."""
     spaces: Spaces
     """Observation and action space of one environment."""
 
@@ -274,7 +276,7 @@ class Run(HookedModule):
         """Add what a checkpoint of ours holds besides Lightning's entries."""
         counts = {name: getattr(self, name) for name in self.COUNTS}
         ranks = self._states_of_ranks() if self.saves_run and self.dataset is not None else []
-        checkpoint["lightning_rl"] = {"format_version": 1, **self.describe(), **counts, "ranks": ranks}
+        checkpoint["lightning_rl"] = {"format_version": self.format_version, **self.describe(), **counts, "ranks": ranks}
 
     def load_run(self, checkpoint: dict[str, Any]) -> None:
         """Continue the checkpoint's counts; a Trainer that continues its run gets everything else too, when training starts."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -122,6 +123,14 @@ class Side:
 
     def set_state(self, state: State) -> None:
         tree_map(np.copyto, (self.obs, self.mask, self.present), (state["obs"], state["mask"], state["present"]))
+
+
+@dataclass(eq=False)
+class SharedEnv:
+    """What an algorithm has for `env` where several behaviors share one world: `side`, while a run lasts, is its side of it."""
+
+    num_envs: int
+    side: Side | None = field(default=None, repr=False)
 
 
 class World:

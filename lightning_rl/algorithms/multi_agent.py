@@ -1,0 +1,287 @@
+"""Several behaviors in one environment, each learned by an algorithm of its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Dict
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.shared import JointDataset
+from lightning_rl.envs.agents.copies import AgentsEnv
+from lightning_rl.envs.agents.world import SharedEnv, World, choose_way_of_copies
+from lightning_rl.envs.config import EnvConfig, as_config
+from lightning_rl.envs.make import make_env
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.spaces import Spaces, to_plain
+from lightning_rl.training.loading import stored_name
+from lightning_rl.training.run import Run
+from lightning_rl.training.settings import plain
+from lightning_rl.training.state import RunLog
+from lightning_rl.types import State
+
+
+@dataclass(frozen=True)
+class Behavior:
+    """Agents that act by one policy, and who learns it.
+
+    Args:
+        agents: their names, or patterns of names such as `adversary_*`.
+        learner: an algorithm, with its settings: a class such as `SAC`, or `partial(SAC, buffer_size=50_000)`.
+    """
+
+    agents: str | list[str]
+    learner: Callable[..., Algorithm]
+
+    def choose(self, agents: Sequence[str]) -> list[str]:
+        """Return those of an environment's agents that have this behavior."""
+        patterns = [self.agents] if isinstance(self.agents, str) else self.agents
+        return [agent for agent in agents if any(fnmatchcase(agent, pattern) for pattern in patterns)]
+
+
+class MultiAgent(Run):
+    """A run in which several behaviors learn at the same time, each by an algorithm of its own, from the same steps of one world.
+
+    A batch holds the iterations of those behaviors whose experience is full, by name: iterations have the length that each algorithm asks
+    for. Environment steps are those of the copies; the agents of a behavior are rows of its algorithm, which counts their steps.
+
+    Args:
+        env: an environment of several agents that move at the same time, see docs/several_agents.md.
+        behaviors: by name; each agent has one of them.
+        max_env_steps: steps of all copies together, all ranks together.
+        log_interval: environment steps between rows; None: 1 % of the run.
+
+    Metrics: those of each algorithm under the name of its behavior, such as `good/train/loss` and `good/rollout/ep_rew_mean`; means over
+    behaviors as `rollout/ep_rew_mean`; `eval/<behavior>/mean_reward`.
+    """
+
+    COUNTS = ("env_steps", "updates", "episodes")
+    format_version = 2
+    on_nan = "raise"
+
+    def __init__(
+        self, env: Any, behaviors: Mapping[str, Behavior], max_env_steps: int = 1_000_000, log_interval: int | None = None
+    ) -> None:
+        super().__init__()
+        check_range("max_env_steps", max_env_steps, 1, whole=True)
+        self.env, self.max_env_steps, self.log_interval = as_config(env), max_env_steps, log_interval
+        self.sides = find_sides(self.env, behaviors)
+        learners: dict[str, Algorithm] = {}
+        for name, behavior in behaviors.items():
+            with torch.random.fork_rng(devices=[]):  # no behavior changes what another one draws
+                torch.manual_seed(seed_of(name))
+                spaces = self.sides[name]
+                learner = behavior.learner(SharedEnv(self.num_envs), spaces=spaces, max_env_steps=max_env_steps * spaces.rows)
+            check_learner(name, learner)
+            learner.behavior = name
+            learners[name] = learner
+        self.learners = nn.ModuleDict(learners)
+        self.counted_steps = 0
+        """Steps of the world that are in `env_steps`."""
+        self.newest: dict[str, dict[str, float]] = {}
+        """What the newest iteration of each behavior recorded."""
+        own = {name: {"agents": list(self.sides[name].agents), "learner": describe_learner(each)} for name, each in learners.items()}
+        self.save_hyperparameters({"env": plain(self.env), "behaviors": own, "max_env_steps": max_env_steps, "log_interval": log_interval})
+
+    @property
+    def each(self) -> Mapping[str, Algorithm]:
+        """Return the algorithm of each behavior."""
+        return dict(self.learners.items())  # type: ignore[arg-type]
+
+    @property
+    def spaces(self) -> Spaces:  # type: ignore[override]
+        """Return the spaces of all behaviors, by name."""
+        sides = self.sides
+        observation, action = Dict({name: each.observation for name, each in sides.items()}), Dict({n: s.action for n, s in sides.items()})
+        return Spaces(observation, action, any(each.masked for each in sides.values()))
+
+    # ---------------------------------------------------------------- experience
+
+    def experience(self) -> JointDataset:
+        make: Any = partial(make_env, self.env)  # type: ignore[arg-type]
+        settings = repr(self.env) if isinstance(self.env, EnvConfig) else None
+        limit = getattr(self.env, "max_episode_steps", None)
+        way = choose_way_of_copies(make, settings)
+        first = self.global_rank * self.num_envs if self.has_trainer else 0
+        world = World(make, self.num_envs, self.sides, first, way, limit, settings or "")
+        datasets: dict[str, Any] = {}
+        for name, learner in self.each.items():
+            if self.has_trainer:
+                learner.trainer = self.trainer
+            learner.env.side = world.sides[name]  # type: ignore[attr-defined]
+            datasets[name] = learner.dataset = learner.experience()
+            if not isinstance(learner.dataset, RolloutDataset | ReplayDataset):
+                raise SettingError(f"behavior {name}: {type(learner).__name__} does not learn from steps of a world that others share")
+        lengths = [each.collector.n_steps * self.num_envs * self.world_size for each in datasets.values()]
+        seed = int(np.random.SeedSequence([torch.initial_seed(), self.global_rank, self.count]).generate_state(1)[0]) // 2
+        return JointDataset(world, datasets, seed, sum(-(-self.max_env_steps // length) for length in lengths))
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        for name, own in batch.items():
+            self.each[name].training_step(own, batch_idx)
+
+    def configure_optimizers(self) -> list[Optimizer]:
+        optimizers: list[Optimizer] = []
+        for name, learner in self.each.items():
+            own = learner.configure_optimizers()
+            if not isinstance(own, list | tuple) or not all(isinstance(each, Optimizer) for each in own):
+                raise SettingError(f"behavior {name}: configure_optimizers must return a list of optimizers where several behaviors learn")
+            learner.optimizer_numbers = slice(len(optimizers), len(optimizers) + len(own))
+            optimizers += own
+        return optimizers
+
+    # ---------------------------------------------------------------- what its run asks
+
+    @property
+    def length(self) -> int:
+        return self.max_env_steps
+
+    @property
+    def num_envs(self) -> int:
+        return int(getattr(self.env, "num_envs", 8))
+
+    @property
+    def log_every(self) -> int:
+        return int(self.log_interval or super().log_every)
+
+    def count_steps(self) -> None:
+        assert isinstance(self.dataset, JointDataset)
+        for learner in self.each.values():
+            learner.count_steps()
+        steps = self.dataset.joint.steps
+        self.env_steps += (steps - self.counted_steps) * self.num_envs * self.world_size
+        self.counted_steps = steps
+        self.updates, self.episodes = (sum(getattr(each, name) for each in self.each.values()) for name in ("updates", "episodes"))
+
+    def begin_learning(self) -> None:
+        trainer: Any = self.trainer
+        self.counted_steps = 0
+        for learner in self.each.values():
+            learner.log_rows = RunLog(1, 0)
+            learner.begin_learning()
+            if learner.target_update is not None:
+                learner.target_update.on_train_start(trainer, learner)  # type: ignore[arg-type]
+                learner.followers = [learner.target_update, *learner.followers]
+
+    def schedule(self, progress: float) -> None:
+        for learner in self.each.values():
+            if not learner.collector.is_open:  # type: ignore[union-attr]
+                self._begin(learner, learner.env_steps, progress)
+
+    def _begin(self, learner: Algorithm, began_at: int, progress: float) -> None:
+        """Give everything of a behavior that is scheduled its value for an iteration."""
+        assert learner.dataset is not None
+        learner.began_at, learner.progress = began_at, progress
+        learner.schedule(progress)
+        learner.dataset.begin_iteration(began_at, progress)
+
+    def finish_learning(self) -> None:
+        assert isinstance(self.dataset, JointDataset)
+        for name in self.dataset.full:
+            learner = self.each[name]
+            learner.finish_learning()
+            self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
+
+    def learning_metrics(self) -> dict[str, float]:
+        return {f"{name}/{key}": value for name, metrics in self.newest.items() for key, value in metrics.items()}
+
+    def take_notices(self) -> list[str]:
+        return [f"{name}: {notice}" for name, learner in self.each.items() for notice in learner.take_notices()]
+
+    def validate(self) -> dict[str, float]:
+        return {f"{name}/{key}": value for name, learner in self.each.items() for key, value in learner.validate().items()}
+
+    def describe(self) -> dict[str, Any]:
+        spaces = [to_plain(space) for space in self.spaces[:2]]
+        own = {
+            name: {**learner.describe(), **{count: getattr(learner, count) for count in self.COUNTS}} for name, learner in self.each.items()
+        }
+        return {"algorithm": type(self).__name__, "spaces": spaces, "masked": self.spaces.masked, "behaviors": own}
+
+    def load_run(self, checkpoint: dict[str, Any]) -> None:
+        super().load_run(checkpoint)
+        for name, learner in self.each.items():
+            for count in self.COUNTS:
+                setattr(learner, count, checkpoint["lightning_rl"]["behaviors"][name][count])
+            learner.ranks = [{**rank, "num_envs": learner.num_envs, "data": rank["data"]["behaviors"][name]} for rank in self.ranks]
+
+    def get_learning_state(self) -> State:
+        own = {
+            name: {**learner.get_learning_state(), "began_at": learner.began_at, "progress": learner.progress}
+            for name, learner in self.each.items()
+        }
+        return {"behaviors": own, "newest": self.newest}
+
+    def set_learning_state(self, state: State) -> None:
+        assert isinstance(self.dataset, JointDataset)
+        self.counted_steps, self.newest = self.dataset.joint.steps, state["newest"]
+        for name, learner in self.each.items():
+            own = state["behaviors"][name]
+            learner.set_learning_state(own)
+            learner.counted_rows = learner.collector.rows  # type: ignore[union-attr]
+            if learner.collector.is_open:  # type: ignore[union-attr]
+                self._begin(learner, own["began_at"], own["progress"])
+
+    def load_buffer(self, continues: bool = True) -> None:
+        for learner in self.each.values():
+            learner.load_buffer(continues)
+
+    def end_learning(self) -> None:
+        for learner in self.each.values():
+            learner.end_learning()
+            learner.dataset = None
+
+
+def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
+    """Return the spaces of each behavior, with the names of its agents, by building one environment.
+
+    Raises `SettingError`: agents of no behavior, or of two, or of one with different spaces; or agents move in turn.
+    """
+    with closing(make_env(env)) as one:
+        if not isinstance(one, AgentsEnv):
+            raise SettingError("MultiAgent needs an environment of several agents, such as mpe2.simple_spread_v3")
+        if one.takes_turns:
+            raise SettingError(
+                f"MultiAgent: the agents of {one.name} move in turn, and cannot learn all at once; use one algorithm for them"
+            )
+        one.reset(seed=0)
+        chosen = {name: behavior.choose(one.agents) for name, behavior in behaviors.items()}
+        for agent in one.agents:
+            owners = [name for name, agents in chosen.items() if agent in agents]
+            if len(owners) != 1:
+                whose = f"has {len(owners)} behaviors, {' and '.join(owners)}" if owners else "has no behavior"
+                raise SettingError(f"agent {agent} {whose}: `agents` of the behaviors must name each once")
+        for name, agents in chosen.items():
+            if not agents:
+                raise SettingError(f"behavior {name} has no agents; those of the environment are {', '.join(one.agents)}")
+        return {name: one.spaces_of(agents)._replace(agents=tuple(agents)) for name, agents in chosen.items()}
+
+
+def check_learner(name: str, learner: Algorithm) -> None:
+    """Raise `SettingError` for what an algorithm cannot do where several behaviors share a world."""
+    if not isinstance(learner, Algorithm):
+        raise SettingError(f"behavior {name}: learner must make an algorithm, got a {type(learner).__name__}")
+    if getattr(learner, "actors", None) is not None or getattr(learner, "threaded", False):
+        raise SettingError(f"behavior {name}: actors and threaded are for one behavior alone; leave them out")
+    if learner.normalize_obs == "frozen":
+        raise SettingError(f"behavior {name}: normalize_obs frozen needs random steps of its own; use running")
+
+
+def describe_learner(learner: Algorithm) -> dict[str, Any]:
+    """Return the class and the settings of an algorithm as plain data."""
+    settings = {name: value for name, value in learner.hparams.items() if name not in ("env", "max_env_steps")}
+    return {"class_path": stored_name(type(learner)), "init_args": settings}
+
+
+def seed_of(name: str) -> int:
+    """Return the seed of a behavior, by its name and not its place: others may come and go."""
+    return int(np.random.SeedSequence([torch.initial_seed(), *name.encode()]).generate_state(1)[0])
