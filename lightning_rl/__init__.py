@@ -25,10 +25,11 @@ ALGORITHMS = {
     "BehavioralCloning": "lightning_rl.algorithms.bc",
 }
 
+MODELS = {**ALGORITHMS, "MultiAgent": "lightning_rl.algorithms.multi_agent"}
+"""What can be trained: an algorithm, or several of them in one world."""
 EXPORTS = {
-    **ALGORITHMS,
+    **MODELS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
-    "MultiAgent": "lightning_rl.algorithms.multi_agent",
     "Behavior": "lightning_rl.algorithms.multi_agent",
     "Range": "lightning_rl.training.settings",
     "EnvConfig": "lightning_rl.envs.config",

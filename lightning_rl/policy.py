@@ -3,6 +3,7 @@
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Generator
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.multi_agent import MultiAgent
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.envs.config import EnvConfig
@@ -18,6 +20,8 @@ from lightning_rl.errors import SettingError, check_flag, check_range
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import MASK, Spaces, allocate, is_batch_of
 from lightning_rl.threads import torch_threads
+from lightning_rl.training.loading import load
+from lightning_rl.training.run import Run
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 
@@ -79,17 +83,28 @@ class Policy:
         return (env_action if batched else tree_index(env_action, 0)), memory
 
 
-def load_policy(path: str | Path, map_location: str | torch.device = "cpu") -> Policy:
-    """Load the policy of a checkpoint, or of a run's folder (its `checkpoints/best.ckpt`).
+def load_policy(path: str | Path, map_location: str | torch.device = "cpu", behavior: str | None = None) -> Policy:
+    """Load the policy of a checkpoint, or of a run's folder (its `checkpoints/best.ckpt`); of several behaviors, that of the one named.
 
-    Raises `SettingError`: see `Algorithm.load_from_checkpoint`.
+    Raises `SettingError`: there is no such behavior; and see `Algorithm.load_from_checkpoint`.
     """
-    algorithm = Algorithm.load_from_checkpoint(path, map_location)
+    algorithm = choose_behavior(load(path, Run, Algorithm, map_location), behavior)
     return Policy(algorithm.network.to(map_location), algorithm.spaces)
 
 
+def choose_behavior(run: Run, behavior: str | None) -> Algorithm:
+    """Return the algorithm of a run, of several behaviors that of the one named; raise `SettingError` if there is none of this name."""
+    if isinstance(run, Algorithm) and behavior is None:
+        return run
+    each = run.each if isinstance(run, MultiAgent) else {}
+    if behavior is None or behavior not in each:
+        asked = "name a behavior" if behavior is None else f"there is no behavior {behavior!r}"
+        raise SettingError(f"{asked}: this run has {', '.join(each)}" if each else f"{asked}: this run has one policy, without a name")
+    return each[behavior]
+
+
 def evaluate(
-    checkpoint_or_algorithm: str | Path | Algorithm,
+    checkpoint_or_algorithm: str | Path | Run,
     episodes: int = 100,
     seed: int = 20_000,
     num_envs: int = 10,
@@ -126,7 +141,7 @@ def evaluate(
         check_range("max_episode_steps", max_episode_steps, 1, whole=True)
     given = checkpoint_or_algorithm
     algorithm = load_with_env(given) if isinstance(given, str | Path) else given
-    if not isinstance(algorithm, Algorithm):
+    if not isinstance(algorithm, Run):
         raise SettingError(f"evaluate takes a checkpoint, a run's folder or an algorithm, got {type(algorithm).__name__}")
     if not (isinstance(algorithm.env, EnvConfig) or callable(algorithm.env)):
         raise SettingError("evaluate cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
@@ -135,15 +150,15 @@ def evaluate(
         return statistics(algorithm, player.play(algorithm.network, episodes, seed, deterministic), seed)
 
 
-def statistics(algorithm: Algorithm, episodes: list[Episode], seed: int) -> dict[str, float]:
+def statistics(algorithm: Run, episodes: list[Episode], seed: int) -> dict[str, float]:
     """Return the statistics of episodes from a seed on, and how long the algorithm had been trained."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
     return {**summarize(episodes), "episodes": len(episodes), **counts, "seed": seed}
 
 
-def load_with_env(path: str | Path) -> Algorithm:
+def load_with_env(path: str | Path) -> Any:
     """Load the algorithm of a checkpoint that names its environment."""
-    algorithm = Algorithm.load_from_checkpoint(path)
+    algorithm: Any = load(path, Run, Algorithm)
     if algorithm.env is None:
         raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; play it from Python")
     return algorithm

@@ -14,16 +14,18 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.shared import JointDataset
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.world import SharedEnv, World, choose_way_of_copies
+from lightning_rl.envs.agents.world import SharedEnv, World
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import make_env
+from lightning_rl.envs.snapshot.state import choose_way
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import Spaces, to_plain
-from lightning_rl.training.loading import stored_name
+from lightning_rl.training.loading import algorithm_class, load, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import plain
 from lightning_rl.training.state import RunLog
@@ -59,6 +61,7 @@ class MultiAgent(Run):
         behaviors: by name; each agent has one of them.
         max_env_steps: steps of all copies together, all ranks together.
         log_interval: environment steps between rows; None: 1 % of the run.
+        spaces: of each behavior, with the names of its agents; None: found in one environment.
 
     Metrics: those of each algorithm under the name of its behavior, such as `good/train/loss` and `good/rollout/ep_rew_mean`; means over
     behaviors as `rollout/ep_rew_mean`; `eval/<behavior>/mean_reward`.
@@ -69,18 +72,24 @@ class MultiAgent(Run):
     on_nan = "raise"
 
     def __init__(
-        self, env: Any, behaviors: Mapping[str, Behavior], max_env_steps: int = 1_000_000, log_interval: int | None = None
+        self,
+        env: Any,
+        behaviors: Mapping[str, Behavior | Mapping[str, Any]],
+        max_env_steps: int = 1_000_000,
+        log_interval: int | None = None,
+        spaces: Mapping[str, Spaces] | None = None,
     ) -> None:
         super().__init__()
+        chosen = {name: as_behavior(name, each) for name, each in behaviors.items()}
         check_range("max_env_steps", max_env_steps, 1, whole=True)
         self.env, self.max_env_steps, self.log_interval = as_config(env), max_env_steps, log_interval
-        self.sides = find_sides(self.env, behaviors)
+        self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
         learners: dict[str, Algorithm] = {}
-        for name, behavior in behaviors.items():
+        for name, behavior in chosen.items():
             with torch.random.fork_rng(devices=[]):  # no behavior changes what another one draws
                 torch.manual_seed(seed_of(name))
-                spaces = self.sides[name]
-                learner = behavior.learner(SharedEnv(self.num_envs), spaces=spaces, max_env_steps=max_env_steps * spaces.rows)
+                own = self.sides[name]
+                learner = behavior.learner(SharedEnv(self.num_envs), spaces=own, max_env_steps=max_env_steps * own.rows)
             check_learner(name, learner)
             learner.behavior = name
             learners[name] = learner
@@ -89,8 +98,17 @@ class MultiAgent(Run):
         """Steps of the world that are in `env_steps`."""
         self.newest: dict[str, dict[str, float]] = {}
         """What the newest iteration of each behavior recorded."""
-        own = {name: {"agents": list(self.sides[name].agents), "learner": describe_learner(each)} for name, each in learners.items()}
-        self.save_hyperparameters({"env": plain(self.env), "behaviors": own, "max_env_steps": max_env_steps, "log_interval": log_interval})
+        plans = {name: {"agents": list(self.sides[name].agents), "learner": describe_learner(each)} for name, each in learners.items()}
+        self.save_hyperparameters(
+            {"env": plain(self.env), "behaviors": plans, "max_env_steps": max_env_steps, "log_interval": log_interval}
+        )
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: Any, map_location: Any = "cpu", hparams_file: None = None, strict: bool = True, **overrides: Any
+    ) -> Any:
+        """Load the run of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
+        return load(checkpoint_path, cls, MultiAgent, map_location, **overrides)
 
     @property
     def each(self) -> Mapping[str, Algorithm]:
@@ -104,13 +122,18 @@ class MultiAgent(Run):
         observation, action = Dict({name: each.observation for name, each in sides.items()}), Dict({n: s.action for n, s in sides.items()})
         return Spaces(observation, action, any(each.masked for each in sides.values()))
 
+    @property
+    def network(self) -> BehaviorPolicies:
+        """Return the policies of all behaviors."""
+        return BehaviorPolicies(self.sides, {name: learner.network for name, learner in self.each.items()})
+
     # ---------------------------------------------------------------- experience
 
     def experience(self) -> JointDataset:
         make: Any = partial(make_env, self.env)  # type: ignore[arg-type]
         settings = repr(self.env) if isinstance(self.env, EnvConfig) else None
         limit = getattr(self.env, "max_episode_steps", None)
-        way = choose_way_of_copies(make, settings)
+        way = choose_way(partial(make, 0), settings)
         first = self.global_rank * self.num_envs if self.has_trainer else 0
         world = World(make, self.num_envs, self.sides, first, way, limit, settings or "")
         datasets: dict[str, Any] = {}
@@ -205,7 +228,7 @@ class MultiAgent(Run):
         own = {
             name: {**learner.describe(), **{count: getattr(learner, count) for count in self.COUNTS}} for name, learner in self.each.items()
         }
-        return {"algorithm": type(self).__name__, "spaces": spaces, "masked": self.spaces.masked, "behaviors": own}
+        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, "behaviors": own}
 
     def load_run(self, checkpoint: dict[str, Any]) -> None:
         super().load_run(checkpoint)
@@ -239,6 +262,25 @@ class MultiAgent(Run):
         for learner in self.each.values():
             learner.end_learning()
             learner.dataset = None
+
+
+def as_behavior(name: str, given: Behavior | Mapping[str, Any]) -> Behavior:
+    """Return a behavior that settings describe: `agents`, and a `learner` with `class_path` and `init_args`.
+
+    Raises `SettingError`: they do not, or there is no such algorithm.
+    """
+    if isinstance(given, Behavior):
+        return given
+    if not isinstance(given, Mapping) or given.keys() != {"agents", "learner"}:
+        raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")
+    learner = given["learner"]
+    if isinstance(learner, str):
+        learner = {"class_path": learner}
+    if isinstance(learner, Mapping):
+        if not {"class_path"} <= learner.keys() <= {"class_path", "init_args"}:
+            raise SettingError(f"behaviors.{name}.learner must be {{class_path, init_args}}, got {learner!r}")
+        learner = partial(algorithm_class(learner["class_path"], Algorithm), **(learner.get("init_args") or {}))
+    return Behavior(given["agents"], learner)
 
 
 def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:

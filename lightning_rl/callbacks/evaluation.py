@@ -273,6 +273,8 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
     }
     if any(success is not None for success in successes):
         metrics["success_rate"] = np.mean([success or 0.0 for success in successes])
+    for part in episodes[0].parts:
+        metrics[f"{part}/mean_reward"] = np.mean([each.parts[part] for each in episodes if part in each.parts])
     return {f"{group}/{name}": float(value) for name, value in metrics.items()}
 
 

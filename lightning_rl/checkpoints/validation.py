@@ -22,7 +22,7 @@ from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import shown
 from lightning_rl.errors import SettingError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_COUNT = 1 << 53  # up to which a float64 counts by one
 MAX_OBSERVATION = 1 << 26  # numbers
 TWISTER_WORDS = 624  # in the state of a Mersenne twister
@@ -113,6 +113,11 @@ CONTENT: Rules = {
     "lightning_rl/spaces": Kind("two spaces of usual shapes", _are_spaces),
     "lightning_rl/masked?|in_turn?": FLAG,
     "lightning_rl/agents?/[]": TEXT,
+    "lightning_rl/behaviors?": MAPPING,
+    "lightning_rl/behaviors?/*/env_steps|updates|episodes": COUNT,
+    "lightning_rl/behaviors?/*/spaces": Kind("two spaces of usual shapes", _are_spaces),
+    "lightning_rl/behaviors?/*/masked": FLAG,
+    "lightning_rl/behaviors?/*/agents/[]": TEXT,
     "state_dict/*": WEIGHT,
     "hyper_parameters": SETTINGS,
 }
@@ -122,38 +127,64 @@ OPTIMIZER: Rules = {
     "param_groups/[]/params/[]": COUNT,
     "state": Kind("a mapping of finite states", _are_optimizer_states),
 }
-RANK: Rules = {
-    "num_envs": POSITIVE,
-    "data/learning_starts?": NUMBER.or_null(),
-    "data/random_until?|phases?": NUMBER,
-    "data/rows?": ROWS.or_null(),
-    "data/replay?": MAPPING.or_null(),
-    "data/collector/env_steps|rows": COUNT,
-    "data/collector/generator?": GENERATOR,
-    "data/collector/actors?/[]/generator": GENERATOR,
-    "data/collector/statistics/episodes": COUNT,
-    "data/collector/statistics/running_return": FLOATS,
-    "data/collector/statistics/running_length": INTEGERS,
-    "data/collector/statistics/returns|lengths|successes/[]": NUMBER,
-    "data/collector/statistics/reports_success?": FLAG.or_null(),
-    "data/collector/statistics/parameters?": MAPPING,
-    "data/collector/statistics/parameters?/*/[]": NUMBER,
-    "data/collector/episodes?/obs|memory": ANYTHING,
-    "data/collector/episodes?/envs": MAPPING,
-    "data/collector/episodes?/start": FLAGS,
-    "data/collector/episodes?/begin_anew?": FLAG,
-    "log/logged_env_steps": COUNT,
-    "log/elapsed": NUMBER,
+DATA: Rules = {
+    "learning_starts?": NUMBER.or_null(),
+    "random_until?|phases?": NUMBER,
+    "rows?": ROWS.or_null(),
+    "replay?": MAPPING.or_null(),
+    "collector/env_steps|rows": COUNT,
+    "collector/generator?": GENERATOR,
+    "collector/actors?/[]/generator": GENERATOR,
+    "collector/statistics/episodes": COUNT,
+    "collector/statistics/running_return": FLOATS,
+    "collector/statistics/running_length": INTEGERS,
+    "collector/statistics/returns|lengths|successes/[]": NUMBER,
+    "collector/statistics/reports_success?": FLAG.or_null(),
+    "collector/statistics/parameters?": MAPPING,
+    "collector/statistics/parameters?/*/[]": NUMBER,
+    "collector/episodes?/obs|memory": ANYTHING,
+    "collector/episodes?/envs": MAPPING,
+    "collector/episodes?/start": FLAGS,
+    "collector/episodes?/begin_anew?": FLAG,
+}
+"""Experience of an algorithm."""
+LEARNER: Rules = {
     "guard/bad_updates/*": COUNT,
     "guard/replaced|skipped|restored|bad_steps|bad_iterations": COUNT,
     "guard/is_bad_iteration": FLAG,
     "beside/[]": MAPPING,
     "learning|noise": GENERATOR,
+}
+RANK: Rules = {
+    "num_envs": POSITIVE,
+    "log/logged_env_steps": COUNT,
+    "log/elapsed": NUMBER,
     "random/torch": GENERATOR,
     "random/cuda/[]": GENERATOR,
     "random/python": Kind("a state of random", _is_python_generator),
     "random/numpy": Kind("a state of numpy.random", _is_numpy_generator),
 }
+
+
+def below(place: str, rules: Rules) -> Rules:
+    """Return rules for places below another."""
+    return {f"{place}/{path}": kind for path, kind in rules.items()}
+
+
+ALONE = {**RANK, **below("data", DATA), **LEARNER}
+"""What a rank holds of an algorithm that learns alone."""
+SHARED = {
+    **RANK,
+    **below("data/behaviors/*", DATA),
+    "data/behaviors/*/collector/under_way": MAPPING.or_null(),
+    "data/world": MAPPING,
+    "data/steps": COUNT,
+    **below("behaviors/*", LEARNER),
+    "behaviors/*/began_at": COUNT,
+    "behaviors/*/progress": NUMBER,
+    "newest/*/*": Kind("a number", lambda value: isinstance(value, float | int)),
+}
+"""What a rank holds of several behaviors."""
 RUN: Rules = {
     "pytorch-lightning_version": LIGHTNING,
     "epoch?|global_step?": COUNT,
@@ -173,7 +204,6 @@ RUN: Rules = {
     "callbacks?/Curriculum?/windows/*/[]": NUMBER,
     "callbacks?/Curriculum?/unreported?": COUNT.or_null(),
     "lightning_rl/ranks?": LIST,
-    **{f"lightning_rl/ranks?/[]/{path}": kind for path, kind in RANK.items()},
 }
 """What else a run holds that can be continued."""
 
@@ -218,7 +248,8 @@ def check_content(checkpoint: object, path: str | Path) -> None:
 
 def check_run(checkpoint: Checkpoint, path: str | Path, optimizers: Sequence[Optimizer] | None = None) -> None:
     """Raise `SettingError` unless a run, with these optimizers if they are known, can continue from a checkpoint that has our content."""
-    if error := first_error(checkpoint, RUN) or next(_contradictions(checkpoint, optimizers), None):
+    rules = {**RUN, **below("lightning_rl/ranks?/[]", SHARED if "behaviors" in checkpoint["lightning_rl"] else ALONE)}
+    if error := first_error(checkpoint, rules) or next(_contradictions(checkpoint, optimizers), None):
         raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {error}")
 
 
@@ -230,14 +261,14 @@ def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | No
     for number, optimizer in enumerate(optimizers or ()):
         yield from (f"optimizer {number}: {error}" for error in _optimizer_differences(states[number], optimizer))
     ranks = checkpoint["lightning_rl"].get("ranks", [])
-    collectors = [rank["data"]["collector"] for rank in ranks]
-    for number, (rank, collector) in enumerate(zip(ranks, collectors, strict=True)):
+    collectors = [] if "behaviors" in checkpoint["lightning_rl"] else [rank["data"]["collector"] for rank in ranks]
+    for number, (rank, collector) in enumerate(zip(ranks, collectors, strict=False)):
         vectors = [collector["statistics"]["running_return"], collector["statistics"]["running_length"]]
         vectors += [collector["episodes"]["start"]] if collector.get("episodes") else []
         if any(len(vector) != rank["num_envs"] for vector in vectors):
             yield f"rank {number} has not one number for each of {rank['num_envs']} environments"
     for name, counts in (("env_steps", collectors), ("episodes", [collector["statistics"] for collector in collectors])):
-        if ranks and sum(count[name] for count in counts) < checkpoint["lightning_rl"][name]:
+        if collectors and sum(count[name] for count in counts) < checkpoint["lightning_rl"][name]:
             yield f"all ranks together have fewer {name} than the run"
     for name, state in checkpoint.get("callbacks", {}).items():
         if name.partition("{")[0] == "Curriculum" and not state["lessons"].keys() == state["smoothed"].keys() == state["windows"].keys():

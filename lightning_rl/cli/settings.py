@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 import lightning_rl
+from lightning_rl import ALGORITHMS
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
@@ -24,7 +25,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, closest, closest_of, nearest
 from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.startup import find_modules_here
-from lightning_rl.training.loading import ALGORITHMS, algorithm_class
+from lightning_rl.training.loading import algorithm_class
 from lightning_rl.training.settings import convert_integers, settings_of
 from lightning_rl.training.side_learners import CloningConfig
 from lightning_rl.training.trainer import Trainer

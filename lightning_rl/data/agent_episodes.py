@@ -1,55 +1,84 @@
 """Whole episodes of environments of several agents, with a fixed policy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Generator
+from torch import Generator, nn
 
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
-from lightning_rl.spaces import allocate, legal_sample
+from lightning_rl.spaces import Spaces, allocate, legal_sample
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+
+
+class BehaviorPolicies:
+    """The policy of each behavior, where a player of episodes expects one network.
+
+    Args:
+        sides: the spaces of each behavior, with the names of its agents.
+        networks: theirs.
+    """
+
+    def __init__(self, sides: Mapping[str, Spaces], networks: Mapping[str, Any]) -> None:
+        self.sides, self.networks = sides, networks
+        self.side_of = {agent: name for name, spaces in sides.items() for agent in spaces.agents}
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield all modules of all networks."""
+        for network in self.networks.values():
+            yield from network.modules()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield all parameters of all networks."""
+        for network in self.networks.values():
+            yield from network.parameters()
 
 
 class AgentEpisodePlayer:
     """Plays episodes on environments of its own, as `EpisodePlayer` does, each with its own seed.
 
-    Where all move at once, the policy is every agent, and the return of an episode is the mean of theirs. In games of turns it plays
-    against random legal moves, in the seat seed mod A, and the return is its own. The length of an episode counts all moves.
+    Where all move at once, each agent acts by the policy of its behavior; the return of an episode is the mean of the behaviors', and that
+    of a behavior the mean of its agents'. In games of turns the policy plays against random legal moves, in the seat seed mod A, and the
+    return is its own. The length of an episode counts all moves.
     """
 
     on_nan = "raise"
 
     def __init__(self, envs: list[gym.Env], max_episode_steps: int | None) -> None:
         self.envs = envs
-        first: Any = self.envs[0].unwrapped
-        self.spaces = first.find_spaces()
         self.max_episode_steps = max_episode_steps or MAX_EPISODE_STEPS
 
     @torch.no_grad()
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
         """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's modes as they were.
 
-        Raise `RunStoppedError` if `stop` says so.
+        `network`: a policy, or `BehaviorPolicies`. Raise `RunStoppedError` if `stop` says so.
         """
+        first: Any = self.envs[0].unwrapped
+        policies = network if isinstance(network, BehaviorPolicies) else BehaviorPolicies({"": first.find_spaces()}, {"": network})
         modes = [(part, part.training) for part in network.modules()]
-        network.eval()
+        for policy in policies.networks.values():
+            policy.eval()
         generator = Generator(next(network.parameters()).device).manual_seed(seed)
         shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
-        tables = [_Table(env, share, self, network) for env, share in zip(self.envs, shares, strict=True) if share]
+        tables = [_Table(env, share, self, policies) for env, share in zip(self.envs, shares, strict=True) if share]
         finished: list[Episode] = []
         try:
             while tables:
                 if stop():
                     raise RunStoppedError
-                self._move(tables, network, generator, deterministic)
+                movers = [(table, agent) for table in tables for agent in table.choose()]
+                for name, policy in policies.networks.items():
+                    own = [(table, agent) for table, agent in movers if policies.side_of[agent] == name]
+                    if own:
+                        move(own, policies.sides[name], policy, generator, deterministic)
                 for table in tables:
                     finished += table.step()
                 tables = [table for table in tables if table.seeds]
@@ -57,24 +86,6 @@ class AgentEpisodePlayer:
         finally:
             for part, was_training in modes:
                 part.training = was_training
-
-    def _move(self, tables: Sequence["_Table"], network: Any, generator: Generator, deterministic: bool) -> None:
-        """Choose the actions of all who are to move."""
-        movers = [(table, agent) for table in tables for agent in table.choose()]
-        if not movers:
-            return
-        seen = [table.seen[agent] for table, agent in movers]
-        obs = allocate(self.spaces.observation, len(movers))
-        for row, (each, _) in enumerate(seen):
-            tree_map(lambda rows, leaf, row=row: rows.__setitem__(row, leaf), obs, each)
-        start = np.array([agent not in table.moved for table, agent in movers])
-        arrays = obs, tree_stack([table.memory[agent] for table, agent in movers]), start, tree_stack([mask for _, mask in seen])
-        obs, memory, starts, mask = tree_to_torch(arrays, generator.device)
-        action, memory = network.sample(obs, memory, starts, mask, deterministic=deterministic, generator=generator)
-        actions, memory = network.distribution.to_env(tree_to_numpy(action)), tree_to_numpy(memory)
-        for row, (table, agent) in enumerate(movers):
-            table.actions[agent], table.memory[agent] = tree_index(actions, row), tree_index(memory, row)
-            table.moved.add(agent)
 
     def close(self) -> None:
         for env in self.envs:
@@ -84,13 +95,13 @@ class AgentEpisodePlayer:
 class _Table:
     """One environment, and the episode under way in it; `seeds` are those still to play, the current one first."""
 
-    def __init__(self, env: gym.Env, seeds: Sequence[int], player: AgentEpisodePlayer, network: Any) -> None:
+    def __init__(self, env: gym.Env, seeds: Sequence[int], player: AgentEpisodePlayer, policies: BehaviorPolicies) -> None:
         self.env, self.seeds, self.player = env, list(seeds), player
         assert isinstance(env.unwrapped, AgentsEnv)
         self.copy = env.unwrapped
-        self.agents, self.in_turn = player.spaces.agents, player.spaces.in_turn
-        self.masks = make_masks(player.spaces, f"{{}} of {self.copy.name}")
-        self.initial_memory = tree_to_numpy(tree_index(network.initial_memory(1), 0))
+        self.policies, self.agents, self.in_turn = policies, self.copy.agents, self.copy.takes_turns
+        self.masks = {name: make_masks(spaces, f"{{}} of {self.copy.name}") for name, spaces in policies.sides.items()}
+        self.initial = {name: tree_to_numpy(tree_index(each.initial_memory(1), 0)) for name, each in policies.networks.items()}
         self.space = deepcopy(self.copy.env.action_space(self.agents[0]))
         self.start()
 
@@ -101,7 +112,7 @@ class _Table:
         self.space.seed(seed)
         self.length, self.returns = 0, dict.fromkeys(self.copy.present, 0.0)
         self.learner = self.agents[seed % len(self.agents)]
-        self.memory: dict[str, Tree] = dict.fromkeys(self.agents, self.initial_memory)
+        self.memory: dict[str, Tree] = {agent: self.initial[name] for agent, name in self.policies.side_of.items()}
         self.moved: set[str] = set()
         self.reports: list[float] = []
         self.look()
@@ -112,7 +123,7 @@ class _Table:
         self.seen: dict[str, tuple[Tree, Tree]] = {}
         self.actions: dict[str, Tree] = {}
         for agent in self.copy.to_move:
-            obs, mask = self.masks.one(*self.copy.look(agent))
+            obs, mask = self.masks[self.policies.side_of[agent]].one(*self.copy.look(agent))
             zeros = tree_map(np.zeros_like, obs)
             self.seen[agent] = check_episode(obs, 0.0, zeros, where, self.player.on_nan)[0], mask
 
@@ -134,9 +145,31 @@ class _Table:
         if self.copy.present and not over and self.length < self.player.max_episode_steps:
             self.look()
             return []
-        own = [self.returns.get(self.learner, 0.0)] if self.in_turn else list(self.returns.values())
+        players = [self.learner] if self.in_turn else list(self.returns)
+        parts = {
+            name: float(np.mean([self.returns.get(agent, 0.0) for agent in own]))
+            for name in self.policies.sides
+            if (own := [agent for agent in players if self.policies.side_of[agent] == name])
+        }
         reported = float(np.mean(self.reports)) if self.reports else None
-        episode = Episode(self.seeds.pop(0), float(np.mean(own)), self.length, reported)
+        several = parts if len(self.policies.sides) > 1 else {}
+        episode = Episode(self.seeds.pop(0), float(np.mean(list(parts.values()))), self.length, reported, several)
         if self.seeds:
             self.start()
         return [episode]
+
+
+def move(movers: Sequence[tuple[_Table, str]], spaces: Spaces, network: Any, generator: Generator, deterministic: bool) -> None:
+    """Choose the actions of agents of one behavior."""
+    seen = [table.seen[agent] for table, agent in movers]
+    obs = allocate(spaces.observation, len(movers))
+    for row, (each, _) in enumerate(seen):
+        tree_map(lambda rows, leaf, row=row: rows.__setitem__(row, leaf), obs, each)
+    start = np.array([agent not in table.moved for table, agent in movers])
+    arrays = obs, tree_stack([table.memory[agent] for table, agent in movers]), start, tree_stack([mask for _, mask in seen])
+    obs, memory, starts, mask = tree_to_torch(arrays, generator.device)
+    action, memory = network.sample(obs, memory, starts, mask, deterministic=deterministic, generator=generator)
+    actions, memory = network.distribution.to_env(tree_to_numpy(action)), tree_to_numpy(memory)
+    for row, (table, agent) in enumerate(movers):
+        table.actions[agent], table.memory[agent] = tree_index(actions, row), tree_index(memory, row)
+        table.moved.add(agent)

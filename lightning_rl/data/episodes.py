@@ -134,12 +134,16 @@ MAX_EPISODE_STEPS = 10_000
 
 
 class Episode(NamedTuple):
-    """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if it did not report it)."""
+    """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if it did not report it).
+
+    parts: the returns of behaviors by name, where there are several; then `return_` is their mean.
+    """
 
     seed: int
     return_: float
     length: int
     success: float | None
+    parts: Mapping[str, float] = {}
 
 
 class EpisodePlayer:

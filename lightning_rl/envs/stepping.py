@@ -18,11 +18,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, TurnStepper
-from lightning_rl.envs.agents.world import World, choose_way_of_copies
+from lightning_rl.envs.agents.world import World
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.masks import NoMasks, make_masks
+from lightning_rl.envs.snapshot.state import choose_way
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
@@ -184,7 +185,7 @@ def make_agent_stepper(env: Any, spaces: Spaces, first: int) -> AgentStepper | T
         settings = fingerprint(one, env if isinstance(env, EnvConfig) else None)
         if not isinstance(one, AgentsEnv) or one.find_spaces() != spaces:
             raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
-    way = choose_way_of_copies(make, repr(env) if isinstance(env, EnvConfig) else None)
+    way = choose_way(partial(make, 0), repr(env) if isinstance(env, EnvConfig) else None)
     copies, limit = (env.num_envs, env.max_episode_steps) if isinstance(env, EnvConfig) else (8, None)
     world = World(make, copies, {SIDE: spaces}, first // spaces.rows, way, limit, settings)
     return TurnStepper(world) if spaces.in_turn else AgentStepper(world)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_rl import ALGORITHMS
+from lightning_rl import MODELS
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import last_generation, previous_path, read_verified, shown
 from lightning_rl.checkpoints.validation import check_content, check_run, is_finite
@@ -67,8 +67,8 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         raise SettingError(f"ckpt_path {shown(path)} holds {name}, not {wanted.__name__}; load it with {name}.load_from_checkpoint")
     try:
         check_names({key: value for key, value in stored.items() if key not in overrides}, path)
-        observation, action = map(from_plain, own["spaces"])
-        spaces = Spaces(observation, action, own.get("masked", False), tuple(own.get("agents", ())), own.get("in_turn", False))
+        spaces = stored_spaces(own)
+        observation = from_plain(own["spaces"][0])
         if "env" not in overrides:
             check_environment(stored.get("env"), sum(math.prod(leaf.shape) for leaf in observation_leaves(observation)), path)
         settings = {"spaces": spaces, **_without_new_folders(stored), **overrides}
@@ -84,6 +84,14 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
         raise SettingError(f"ckpt_path {shown(path)} does not hold what a {name[:40]} needs ({reason})") from error
     return algorithm
+
+
+def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
+    """Return the spaces that a checkpoint names, or those of each behavior."""
+    if "behaviors" in own:
+        return {name: Spaces(*stored_spaces(each)) for name, each in own["behaviors"].items()}
+    observation, action = map(from_plain, own["spaces"])
+    return Spaces(observation, action, own.get("masked", False), tuple(own.get("agents", ())), own.get("in_turn", False))
 
 
 def _without_new_folders(settings: dict[str, Any]) -> dict[str, Any]:
@@ -140,14 +148,14 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
     own, name = checkpoint["lightning_rl"], stored_name(type(algorithm))
     stored = own["algorithm"]
     if stored != name:
-        way_out = f"; continue it with --model {stored}" if stored in ALGORITHMS else ""
+        way_out = f"; continue it with --model {stored}" if stored in MODELS else ""
         raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     algorithm.configure_model()  # which may be called often, says Lightning
     check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
     check_run(checkpoint, path, _optimizers(algorithm))
     expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
-    for rank in own.get("ranks", []):
+    for rank in own.get("ranks", []) if "behaviors" not in own else []:
         episodes = rank["data"]["collector"].get("episodes")
         if rank["num_envs"] == algorithm.num_envs and episodes is not None and _shapes(episodes["obs"]) != expected:
             raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments give")
@@ -179,16 +187,16 @@ def _shapes(tree: object) -> object:
 
 def stored_name(cls: type) -> str:
     """Return how a file names an algorithm: `PPO` for one of this package, `my_module.MyPPO` for others."""
-    return cls.__name__ if cls.__module__ == ALGORITHMS.get(cls.__name__) else f"{cls.__module__}.{cls.__qualname__}"
+    return cls.__name__ if cls.__module__ == MODELS.get(cls.__name__) else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def algorithm_class(name: str, base: type) -> type:
     """Return an algorithm of this package, or one that was imported before, by its class name or its stored name."""
-    if name in ALGORITHMS:
+    if name in MODELS:
         return getattr(importlib.import_module("lightning_rl"), name)
     imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
     if name not in imported:
-        names = {*ALGORITHMS, *imported} - {"Algorithm", "lightning_rl.algorithms.algorithm.Algorithm"}
+        names = {*MODELS, *imported} - {"Algorithm", "lightning_rl.algorithms.algorithm.Algorithm"}
         raise SettingError(f"there is no algorithm {name[:60]!r} (one of your own needs --import its_module){nearest(name, names)}")
     return imported[name]
 

@@ -3,8 +3,9 @@
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from textwrap import shorten
-from typing import Any
+from typing import Any, Self
 
 import gymnasium as gym
 
@@ -12,7 +13,7 @@ from lightning_rl.envs import Info, Options
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError, missing_extra
-from lightning_rl.spaces import MASK, Spaces, as_spaces
+from lightning_rl.spaces import MASK, Spaces, as_spaces, legal_sample
 from lightning_rl.types import Tree
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
@@ -43,6 +44,7 @@ class AgentsEnv(gym.Env):
         who = f"environment {index} of {name}"
         self.contracts = {agent: Contract(env.observation_space(agent), f"agent {agent} of {who}") for agent in self.agents}
         self.contract = Contract(next((each.space for each in self.contracts.values()), gym.Space()), who)
+        self.observation_space, self.action_space = gym.Space(), JointActions(self)
         self.present: Sequence[str] = []
         self.to_move: Sequence[str] = []
         self.obs: dict[str, Tree] = {}
@@ -111,6 +113,26 @@ class AgentsEnv(gym.Env):
 
     def close(self) -> None:
         self.env.close()
+
+
+class JointActions(gym.Space[Any]):
+    """The legal actions of those who are to move in an environment, by name, to draw from."""
+
+    def __init__(self, env: AgentsEnv) -> None:
+        super().__init__()
+        self.env = env
+
+    def sample(self, mask: Any = None, probability: Any = None) -> dict[str, Tree]:
+        return {agent: self._draw(agent) for agent in self.env.to_move}
+
+    def _draw(self, agent: str) -> Tree:
+        space = deepcopy(self.env.env.action_space(agent))
+        space.seed(int(self.np_random.integers(2**31)))
+        mask = make_masks(self.env.spaces_of([agent]), f"agent {agent} of {self.env.name}").one(*self.env.look(agent))[1]
+        return legal_sample(space, mask) if len(mask) else space.sample()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return type(self)(self.env)
 
 
 class ParallelAgents(AgentsEnv):

@@ -1,20 +1,16 @@
 """Copies of an environment of several agents, stepped together: the agents of each side are rows of a vector environment."""
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Discrete
 
 from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.masks import make_masks
-from lightning_rl.envs.snapshot.state import choose_way, get_state, record, set_state
-from lightning_rl.spaces import Spaces, allocate, legal_sample
+from lightning_rl.envs.snapshot.state import get_state, record, set_state
+from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack
 
 SUCCESS = ("is_success", "success")
@@ -244,32 +240,3 @@ class World:
         for name, side in self.sides.items():
             side.set_state(state["sides"][name])
         return None
-
-
-class RandomPlay(gym.Wrapper):
-    """Plays random legal moves: an action is their seed. In this form it can be tried which way of saving a state is exact."""
-
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
-        self.action_space, self.observation_space = Discrete(2**31 - 1), Discrete(1)
-
-    def step(self, action: Any) -> Any:
-        copy: Any = self.env
-        return self.env.step({agent: random_action(copy, agent, int(action) + k) for k, agent in enumerate(copy.to_move)})
-
-
-def random_action(copy: AgentsEnv, agent: str, seed: int) -> Tree:
-    """Draw a legal action of an agent who is to move."""
-    space = deepcopy(copy.env.action_space(agent))
-    space.seed(seed % 2**31)
-    mask = make_masks(copy.spaces_of([agent]), f"agent {agent} of {copy.name}").one(*copy.look(agent))[1]
-    return legal_sample(space, mask) if len(mask) else space.sample()
-
-
-def choose_way_of_copies(make: Callable[[int], AgentsEnv], key: str | None) -> str | None:
-    """Return how the state of a copy can be saved exactly; None if it cannot. It is tried once for each `key`."""
-    return choose_way(partial(_make_random_play, make), key)
-
-
-def _make_random_play(make: Callable[[int], AgentsEnv]) -> gym.Env:
-    return RandomPlay(make(0))
