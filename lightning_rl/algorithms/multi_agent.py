@@ -73,8 +73,8 @@ class MultiAgent(Run):
 
     def __init__(
         self,
-        env: Any,
-        behaviors: Mapping[str, Behavior | Mapping[str, Any]],
+        env: EnvConfig,
+        behaviors: dict[str, Any],
         max_env_steps: int = 1_000_000,
         log_interval: int | None = None,
         spaces: Mapping[str, Spaces] | None = None,
@@ -89,7 +89,10 @@ class MultiAgent(Run):
             with torch.random.fork_rng(devices=[]):  # no behavior changes what another one draws
                 torch.manual_seed(seed_of(name))
                 own = self.sides[name]
-                learner = behavior.learner(SharedEnv(self.num_envs), spaces=own, max_env_steps=max_env_steps * own.rows)
+                try:
+                    learner = behavior.learner(SharedEnv(self.num_envs), spaces=own, max_env_steps=max_env_steps * own.rows)
+                except SettingError as error:
+                    raise SettingError(f"behavior {name}: {error}") from error
             check_learner(name, learner)
             learner.behavior = name
             learners[name] = learner

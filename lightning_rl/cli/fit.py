@@ -14,10 +14,10 @@ from lightning_utilities.core.enums import StrEnum
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.cli.settings import SECTIONS, explain, explain_flag, read_arguments
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.loggers import is_wanted
+from lightning_rl.training.run import Run
 from lightning_rl.training.trainer import Trainer
 
 FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
@@ -64,7 +64,7 @@ class CLI(LightningCLI):
         set_parsing_settings(docstring_parse_attribute_docstrings=True)  # the text below a setting is its help
         yaml.SafeDumper.add_multi_representer(StrEnum, represent_word)  # the default of Lightning's Timer is one
         super().__init__(
-            Algorithm,
+            Run,
             trainer_class=Trainer,
             subclass_mode_model=True,
             save_config_callback=None,
@@ -82,7 +82,7 @@ class CLI(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options of the Trainer, the algorithm and our sections."""
         parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip=set(SECTIONS))
-        parser.add_subclass_arguments(Algorithm, "model", skip={"spaces"}, fail_untyped=False, required=True)
+        parser.add_subclass_arguments(Run, "model", skip={"spaces"}, fail_untyped=False, required=True)
         for name, kind in SECTIONS.items():
             parser.add_argument(f"--{name}", type=kind | None, default=kind())
 

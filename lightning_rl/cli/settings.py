@@ -17,6 +17,7 @@ import lightning_rl
 from lightning_rl import ALGORITHMS
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.multi_agent import MultiAgent
 from lightning_rl.callbacks.checkpoints import CheckpointConfig
 from lightning_rl.callbacks.evaluation import EvaluationConfig
 from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse, read_config, spell_out
@@ -213,7 +214,7 @@ def find_algorithm(class_path: object) -> type:
     found = getattr(imported, name, None)
     if found is None:
         raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, vars(imported))}")
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+    if not (isinstance(found, type) and issubclass(found, Algorithm | MultiAgent)):
         raise SettingError(f"model {class_path!r} is not an algorithm: it must be a subclass of lightning_rl.Algorithm")
     return found
 

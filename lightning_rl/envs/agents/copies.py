@@ -2,8 +2,10 @@
 
 import importlib
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from pkgutil import iter_modules
 from textwrap import shorten
 from typing import Any, Self
 
@@ -12,7 +14,7 @@ import gymnasium as gym
 from lightning_rl.envs import Info, Options
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract
-from lightning_rl.errors import SettingError, missing_extra
+from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import MASK, Spaces, as_spaces, legal_sample
 from lightning_rl.types import Tree
 
@@ -209,10 +211,12 @@ def find_builder(env_id: str) -> Callable[..., Any]:
     try:
         found = _import(env_id)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("pettingzoo", "mpe2", "pygame", "rlcard", "chess", "vmas"):
+        package, missing = str(error.name).partition(".")[0], str(error.name)
+        if missing == package and package in ("pettingzoo", "mpe2", "pygame", "rlcard", "chess", "vmas"):
             raise missing_extra(package, "pettingzoo", env_id) from error
-        raise SettingError(f"env.id {env_id!r}: there is no module {error.name!r}") from error
+        names = [each.name for each in iter_modules(getattr(sys.modules.get(missing.rpartition(".")[0]), "__path__", []))]
+        hint = nearest(missing.rpartition(".")[2], names)
+        raise SettingError(f"env.id {env_id!r}: there is no module {missing!r}{hint}") from error
     except Exception as error:  # a module may raise anything as it is imported
         reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
         raise SettingError(f"env.id {env_id!r} cannot be imported: {reason}") from error
