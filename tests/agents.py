@@ -78,6 +78,20 @@ class Visited(Together):
     length = 6
 
 
+class Sealed(Mortal):
+    """Pays what a running generator says, which nobody can save: an episode has to be played again."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.seed = self.seed if seed is None else seed
+        self.numbers = (np.sin(self.seed + k) for k in range(10**6))
+        return super().reset(seed, options)
+
+    seed = 0
+
+    def pay(self, agent: str, action: Any) -> float:
+        return float(next(self.numbers)) + float(action)
+
+
 class Teams(Together):
     """What reds get the blue one pays; all end together, after two steps."""
 

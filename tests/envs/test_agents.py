@@ -10,13 +10,12 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lightning_rl import SettingError
 from lightning_rl.envs.agents.copies import AgentsEnv, ParallelAgents, TurnAgents, is_path, wrap_agents
 from lightning_rl.envs.agents.stepper import AgentStepper, TurnStepper
-from lightning_rl.envs.agents.world import random_action
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper, make_stepper
@@ -24,7 +23,7 @@ from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.spaces import legal_sample
 from lightning_rl.types import tree_map
 from tests import agents
-from tests.agents import PARALLEL, TURNS, FirstWins, InTurn, Mortal, Together
+from tests.agents import PARALLEL, TURNS, FirstWins, InTurn, Mortal, Sealed, Together
 
 CLASSIC = {
     "tictactoe_v3": {},
@@ -49,7 +48,10 @@ GENERATED = {
 
 
 class Script:
-    """An opponent that makes the same move in every seat, or a random legal one; it notes what it is asked."""
+    """An opponent that makes the same move in every seat, the first legal one where there are masks, or random legal ones of a space.
+
+    It notes what it is asked.
+    """
 
     def __init__(self, action=0, space=None):
         self.action, self.space, self.asked = action, space, []
@@ -61,7 +63,7 @@ class Script:
     def act(self, obs, mask, rows, start):
         self.asked += list(zip(rows.tolist(), start.tolist(), strict=True))
         if self.space is None:
-            return np.full(len(rows), self.action)
+            return np.array([np.flatnonzero(each)[0] for each in mask] if len(mask) else [self.action] * len(rows))
         return np.array([legal_sample(self.space, each) if len(mask) else self.space.sample() for each in (mask if len(mask) else rows)])
 
 
@@ -70,6 +72,10 @@ def stepper_of(cls, num_envs=1, opponent=None, **settings):
     stepper = make_fitting_stepper(config, probe_spaces(config), 0)
     stepper.opponent = opponent or Script()
     return stepper
+
+
+def place(obs):
+    return obs["observation"] if isinstance(obs, dict) else obs
 
 
 def flags(step):
@@ -273,11 +279,11 @@ def test_masks_are_those_of_who_is_to_move(cls):
     space = Discrete(3, seed=0)
     stepper = stepper_of(cls, 3, Script(space=space))
     obs, mask = stepper.reset(0)
-    assert obs.tolist() == [[0, 0], [1, 1], [2, 2]] and (~mask).astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert place(obs).tolist() == [[0, 0], [1, 1], [2, 2]] and (~mask).astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     for _ in range(20):  # an illegal move of anyone raises
         step = stepper.step(np.array([legal_sample(space, each) for each in mask]))
         mask = step.mask
-        assert (~mask).argmax(1).tolist() == (step.obs[:, 1] % 3).tolist()
+        assert (~mask).argmax(1).tolist() == (place(step.obs)[:, 1] % 3).tolist()
         assert len(step.final_mask) == len(step.ended)
 
 
@@ -287,7 +293,7 @@ def test_restarting_games_takes_the_next_seats():
     stepper.step(np.zeros(2, int))
     step = stepper.restart_all()
     assert flags(step) == ["s", "s"] and step.obs.tolist() == [[1, 1], [2, 2]] and step.reward.tolist() == [0, 0]
-    assert stepper.step(np.zeros(2, int)).reward.tolist() == [101 + 1, 201]
+    assert stepper.step(np.zeros(2, int)).reward.tolist() == [101, 201]
 
 
 def test_an_agent_that_comes_back_under_its_old_name_is_there_again():
@@ -323,7 +329,7 @@ def play(copy, seed):
     copy.reset(seed=seed)
     moves, paid = [], Counter()
     while copy.present:
-        actions = {agent: random_action(copy, agent, seed + len(moves)) for agent in copy.to_move}
+        actions = copy.random_actions(seed + len(moves))
         moves += actions.values()
         copy.step(actions)
         paid.update(copy.rewards)
@@ -338,24 +344,25 @@ def load_game(package, name):
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in GENERATED.items() for name in names])
 def test_agents_that_nobody_named_come_and_go_in_the_adapter(kind, name):
     module = load_game("pettingzoo.test.example_envs", name)
-    env = module.parallel_env(max_cycles=40) if kind is ParallelAgents else module.env(max_cycles=20)
+    env = module.parallel_env() if kind is ParallelAgents else module.raw_env(max_cycles=10)
     copy, seen = kind(env, name), set()
     for seed in range(3):
         copy.reset(seed=seed)
         steps = 0
-        while copy.present:
+        while copy.present and steps < 60:  # the parallel ones do not end
             seen |= {str(agent) for agent in copy.present}
             assert set(copy.obs) == set(copy.to_move) <= set(copy.present)
             for agent in copy.to_move:
                 assert copy.env.observation_space(agent).contains(copy.look(agent)[0])
             there = set(map(str, copy.present))
-            copy.step({agent: random_action(copy, agent, steps) for agent in copy.to_move})
+            copy.step({agent: copy.env.action_space(agent).sample() for agent in copy.to_move})
             steps += 1
             gone = there - set(map(str, copy.present))
             assert gone == {str(agent) for agent in copy.last} <= there | {str(agent) for agent in copy.last}
     assert steps > 20 and len(seen) > 5
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CLASSIC])
 def test_rewards_of_a_classic_game_are_those_of_its_own_loop(name):
     module = load_game("pettingzoo.classic", name)
@@ -389,6 +396,7 @@ class Ledger:
             self.episodes[-1].update(self.game.rewards)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CLASSIC])
 def test_a_learner_gets_what_the_game_pays_its_seat(name):
     module, ledgers = load_game("pettingzoo.classic", name), []
@@ -429,8 +437,8 @@ class Nameless(Together):
 
 
 class Unequal(Together):
-    def observation_space(self, agent):
-        return Box(-1, 1, (3,)) if agent == "b" else self.observation
+    def action_space(self, agent):
+        return Discrete(3) if agent == "b" else self.action
 
 
 class Clueless(Together):
@@ -493,7 +501,7 @@ class Blind(InTurn):
         (Vanishing, "environment 0 of Vanishing: agent b left without being terminated or truncated"),
         (Stranger, "environment 0 of Stranger: agent z is there, and is not one of its possible_agents"),
         (Empty, "environment 0 of Empty: nobody is there after a reset"),
-        (Blind, "environment 0 of Blind raised RuntimeError: fog"),
+        (Blind, "environment 2 of Blind raised RuntimeError: fog"),
     ],
 )
 def test_an_environment_that_breaks_the_interface_is_named_in_one_line(cls, line):
@@ -514,7 +522,7 @@ def test_an_environment_that_breaks_the_interface_is_named_in_one_line(cls, line
         ("tests.agents.Nobody", "env.id 'tests.agents.Nobody': there is no module 'tests.agents.Nobody'"),
         ("tests.agents.ALWAYS", "env.id 'tests.agents.ALWAYS' is no environment of PettingZoo: it has neither parallel_env nor env"),
         ("tests.environments.Scripted", "env.id 'tests.environments.Scripted' makes a Scripted, which is no environment of PettingZoo"),
-        ("tests.agents.Together.there", "the environment tests.agents.Together.there cannot be built"),
+        ("tests.agents.Together.there", "env.id 'tests.agents.Together.there': there is no module 'tests.agents.Together'"),
     ],
 )
 def test_an_id_that_is_no_environment_is_refused_in_one_line(env_id, line):
@@ -590,12 +598,11 @@ def test_rewards_of_those_who_did_not_act_are_no_experience():
 # -------------------------------------------------------------------- state
 
 
-
-
-@pytest.mark.parametrize("cls", [*PARALLEL, *TURNS])
+@pytest.mark.parametrize("cls", [*PARALLEL, *TURNS, Sealed])
 def test_a_stepper_goes_on_from_its_state_as_the_one_that_was_saved(cls):
     saved, other = (stepper_of(cls, 2, max_episode_steps=5) for _ in range(2))
     assert saved.can_be_saved
+    assert (saved.world.way == "attributes") == (cls is not Sealed)
     actions = partial(scripted_actions, saved)
     _, mask = saved.reset(1)
     for k in range(5):
@@ -607,13 +614,13 @@ def test_a_stepper_goes_on_from_its_state_as_the_one_that_was_saved(cls):
         step, same = saved.step(action), other.step(action)
         mask = step.mask
         tree_map(assert_array_equal, step._replace(final_obs=(), info=()), same._replace(final_obs=(), info=()))
-        assert len(step.ended) == 0 or tree_map(assert_array_equal, step.final_obs, same.final_obs) is not False
+        if len(step.ended):
+            tree_map(assert_array_equal, step.final_obs, same.final_obs)
 
 
 def scripted_actions(stepper, k, mask):
     space = stepper.side.spaces.action
     if len(mask):
-        stepper.opponent.space = space
         return np.array([np.flatnonzero(each)[k % 2] for each in mask])
     return np.full((stepper.num_envs, *space.shape), k % 2, space.dtype)
 
@@ -623,4 +630,4 @@ def test_a_state_of_another_kind_of_environment_is_not_taken():
     ours.reset(0), theirs.reset(0)
     mine, other = ours.state_dict(), theirs.state_dict()
     assert ours.load_state_dict(other) is not None and theirs.load_state_dict(mine) is not None
-    assert stepper_of(Mortal, 2).load_state_dict(mine) == "the checkpoint has 1 copies with sides all"
+    assert stepper_of(Mortal, 2).load_state_dict(mine) == "the checkpoint has 1 copies of the environment, not 2"

@@ -1,7 +1,6 @@
 """Copies of an environment of several agents, stepped together: the agents of each side are rows of a vector environment."""
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.snapshot.state import choose_way, get_state, record, set_state
-from lightning_rl.spaces import Spaces, allocate, legal_sample
+from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack
 
 SUCCESS = ("is_success", "success")
@@ -35,7 +34,7 @@ class Outcome:
 
     def end(self, row: int, seen: tuple[Tree, Tree], info: Info, terminated: bool) -> None:
         """Note that the episode of a row ended, and what it saw last."""
-        self.terminated[row], self.truncated[row] = terminated, not terminated
+        self.terminated[row], self.truncated[row], self.start[row] = terminated, not terminated, True
         self.final[row] = (*tree_map(np.array, seen), info)
 
     def tell(self, obs: Tree, mask: Tree) -> EnvStep:
@@ -225,8 +224,10 @@ class World:
         """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
         if state["states"] is None or self.way is None:
             return f"{self.name} cannot be saved in the middle of one"
-        if (state["num_copies"], list(state["sides"])) != (len(self.copies), list(self.sides)):
-            return f"the checkpoint has {state['num_copies']} copies with sides {', '.join(state['sides']) or 'of another kind'}"
+        if "num_copies" not in state or list(state["sides"]) != list(self.sides):
+            return "the checkpoint has environments of another kind"
+        if state["num_copies"] != len(self.copies):
+            return f"the checkpoint has {state['num_copies']} copies of the environment, not {len(self.copies)}"
         if state["settings"] != self.settings:
             return "its settings changed since it was saved"
         if not all(set_state(env, self.way, each) for env, each in zip(self.envs, state["states"], strict=True)):
@@ -246,15 +247,7 @@ class RandomPlay(gym.Wrapper):
 
     def step(self, action: Any) -> Any:
         copy: Any = self.env
-        return self.env.step({agent: random_action(copy, agent, int(action) + k) for k, agent in enumerate(copy.to_move)})
-
-
-def random_action(copy: AgentsEnv, agent: str, seed: int) -> Tree:
-    """Draw a legal action of an agent who is to move."""
-    space = deepcopy(copy.env.action_space(agent))
-    space.seed(seed % 2**31)
-    mask = make_masks(copy.spaces_of([agent]), f"agent {agent} of {copy.name}").one(*copy.look(agent))[1]
-    return legal_sample(space, mask) if len(mask) else space.sample()
+        return self.env.step(copy.random_actions(int(action)))
 
 
 def choose_way_of_copies(make: Callable[[int], AgentsEnv], key: str | None) -> str | None:
