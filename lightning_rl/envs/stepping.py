@@ -150,6 +150,8 @@ class Stepper:
         """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
         if state["states"] is None or self.keeper is None:
             return f"{self.name} cannot be saved in the middle of one"
+        if "mode" not in state:
+            return "the checkpoint has environments of several agents"
         if (NAMES_IN_0_1_0.get(state["mode"], state["mode"]), state["num_envs"]) != (self.mode.name, self.num_envs):
             return f"the checkpoint has {state['num_envs']} environments that reset in another mode or are not as many"
         if state.get("settings") != self.settings:

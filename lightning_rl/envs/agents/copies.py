@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pkgutil import iter_modules
 from textwrap import shorten
+from types import ModuleType
 from typing import Any, Self
 
 import gymnasium as gym
@@ -43,9 +44,9 @@ class AgentsEnv(gym.Env):
     def __init__(self, env: Any, name: str, index: int = 0) -> None:
         self.env, self.name, self.metadata, self.render_mode = env, name, env.metadata, getattr(env, "render_mode", None)
         self.agents: list[str] = list(getattr(env, "possible_agents", ()))
-        who = f"environment {index} of {name}"
-        self.contracts = {agent: Contract(env.observation_space(agent), f"agent {agent} of {who}") for agent in self.agents}
-        self.contract = Contract(next((each.space for each in self.contracts.values()), gym.Space()), who)
+        self.contract = Contract(gym.Space(), f"environment {index} of {name}")
+        with self.contract.naming():
+            self.contracts = {each: Contract(env.observation_space(each), f"agent {each} of {self.contract.who}") for each in self.agents}
         self.observation_space, self.action_space = gym.Space(), JointActions(self)
         self.present: Sequence[str] = []
         self.to_move: Sequence[str] = []
@@ -68,11 +69,12 @@ class AgentsEnv(gym.Env):
 
     def spaces_of(self, agents: Sequence[str]) -> Spaces:
         """Return the spaces that agents have in common, after a reset; raise `SettingError` where they differ."""
-        found = {agent: as_spaces(self.env.observation_space(agent), self.env.action_space(agent)) for agent in agents}
+        with self.contract.naming():
+            found = {agent: as_spaces(self.env.observation_space(agent), self.env.action_space(agent)) for agent in agents}
         spaces = found[agents[0]]
         for agent, each in found.items():
             if each != spaces:
-                raise SettingError(f"{self.name}: {agents[0]} and {agent} have other spaces; one behavior needs agents with the same ones")
+                raise SettingError(f"{self.name}: the spaces of {agents[0]} and {agent} differ; one policy needs agents with equal ones")
         return spaces._replace(masked=spaces.masked or any(MASK in self.info.get(agent, {}) for agent in agents))
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
@@ -80,14 +82,20 @@ class AgentsEnv(gym.Env):
         self.terminated, self.truncated, self.rewards, self.last, self.last_info = set(), set(), {}, {}, {}
         with self.contract.naming():
             self._reset(seed, options)
+        if not self.present:
+            raise SettingError(f"{self.contract.who}: nobody is there after a reset")
         self._check(self.obs)
         return dict(self.obs), {}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Tree, float, bool, bool, Info]:
         """Let all of `to_move` act. Return what those see who move next, the sum of all rewards, and whether the last agent has left."""
         self.last, self.last_info, self.moved = {}, {}, self.to_move
+        before = self.present
         with self.contract.naming():
             self._step(actions)
+        for agent in before:
+            if agent not in self.present and agent not in self.last:
+                raise SettingError(f"{self.contract.who}: agent {agent} left without being terminated or truncated")
         self._check(self.obs)
         self._check(self.last)
         for agent, reward in self.rewards.items():
@@ -99,6 +107,8 @@ class AgentsEnv(gym.Env):
         for agent, obs in seen.items():
             if agent in self.contracts:
                 self.contracts[agent].check_obs(obs)
+            elif self.contracts:
+                raise SettingError(f"{self.contract.who}: agent {agent} is there, and is not one of its possible_agents")
 
     def _reset(self, seed: int | None, options: Options) -> None:
         raise NotImplementedError
@@ -109,6 +119,16 @@ class AgentsEnv(gym.Env):
     def look(self, agent: str) -> tuple[Tree, Info]:
         """Return what an agent sees who is there, and its info."""
         return self.obs[agent], self.info.get(agent, {})
+
+    def random_actions(self, seed: int) -> dict[str, Tree]:
+        """Draw a legal action of each agent who is to move."""
+        return {agent: self._random_action(agent, (seed + k) % 2**31) for k, agent in enumerate(self.to_move)}
+
+    def _random_action(self, agent: str, seed: int) -> Tree:
+        space = deepcopy(self.env.action_space(agent))
+        space.seed(seed)
+        mask = make_masks(self.spaces_of([agent]), f"agent {agent} of {self.name}").one(*self.look(agent))[1]
+        return legal_sample(space, mask) if len(mask) else space.sample()
 
     def render(self) -> Any:
         return self.env.render()
@@ -125,13 +145,7 @@ class JointActions(gym.Space[Any]):
         self.env = env
 
     def sample(self, mask: Any = None, probability: Any = None) -> dict[str, Tree]:
-        return {agent: self._draw(agent) for agent in self.env.to_move}
-
-    def _draw(self, agent: str) -> Tree:
-        space = deepcopy(self.env.env.action_space(agent))
-        space.seed(int(self.np_random.integers(2**31)))
-        mask = make_masks(self.env.spaces_of([agent]), f"agent {agent} of {self.env.name}").one(*self.env.look(agent))[1]
-        return legal_sample(space, mask) if len(mask) else space.sample()
+        return self.env.random_actions(int(self.np_random.integers(2**31)))
 
     def __deepcopy__(self, memo: object) -> Self:
         return type(self)(self.env)
@@ -145,13 +159,14 @@ class ParallelAgents(AgentsEnv):
         self.present = self.to_move = list(self.env.agents)
 
     def _step(self, actions: Mapping[str, Any]) -> None:
-        obs, self.rewards, terminated, truncated, info = self.env.step(dict(actions))
+        obs, rewards, terminated, truncated, info = self.env.step(dict(actions))
         self.info = info
+        self.rewards = {agent: rewards.get(agent, 0.0) for agent in self.moved}
         self.terminated = {agent for agent, over in terminated.items() if over}
         self.truncated = {agent for agent, over in truncated.items() if over} - self.terminated
         over = self.terminated | self.truncated
-        self.last = {agent: obs[agent] for agent in over}
-        self.last_info = {agent: info.get(agent, {}) for agent in over}
+        self.last = {agent: obs[agent] for agent in self.moved if agent in over}
+        self.last_info = {agent: info.get(agent, {}) for agent in self.last}
         self.present = self.to_move = [agent for agent in self.env.agents if agent not in over]
         self.obs = {agent: obs[agent] for agent in self.present}
 
@@ -163,13 +178,16 @@ class TurnAgents(AgentsEnv):
 
     def _reset(self, seed: int | None, options: Options) -> None:
         self.env.reset(seed=seed, options=options)
-        self.gone: set[str] = set()
-        """Who has ended, whether or not the environment has let them step away yet."""
         self.present = list(self.env.agents)
         self._look()
 
     def look(self, agent: str) -> tuple[Tree, Info]:
-        return self.env.observe(agent), dict(self.env.infos.get(agent, {}))
+        if agent in self.obs:
+            return super().look(agent)
+        with self.contract.naming():
+            obs, info = self.env.observe(agent), dict(self.env.infos.get(agent, {}))
+        self._check({agent: obs})
+        return obs, info
 
     def _look(self) -> None:
         self.to_move = [self.env.agent_selection] if self.present else []
@@ -177,25 +195,30 @@ class TurnAgents(AgentsEnv):
         self.info = {agent: self.env.infos.get(agent, {}) for agent in self.to_move}
 
     def _step(self, actions: Mapping[str, Any]) -> None:
-        env = self.env
+        env, before = self.env, set(self.present)
         env.step(actions[env.agent_selection])
-        there = [agent for agent in env.agents if agent not in self.gone]
+        ended = self._find_ended()
+        there = [agent for agent in env.agents if agent in before or agent not in ended]  # others ended before, and wait to step away
         self.rewards = {agent: env.rewards.get(agent, 0.0) for agent in there}  # of this step alone; `last()` has their sum since its move
         self.terminated = {agent for agent in there if env.terminations[agent]}
         self.truncated = {agent for agent in there if env.truncations[agent]} - self.terminated
-        over = self.terminated | self.truncated
+        over = [agent for agent in there if agent in ended]
         self.last = {agent: env.observe(agent) for agent in over}
         self.last_info = {agent: dict(env.infos.get(agent, {})) for agent in over}
-        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+        while env.agents and env.agent_selection in self._find_ended():
             env.step(None)
-        self.gone |= over
-        self.present = [agent for agent in env.agents if agent not in self.gone]
+        ended = self._find_ended()
+        self.present = [agent for agent in env.agents if agent not in ended]
         self._look()
+
+    def _find_ended(self) -> set[str]:
+        """Return who has ended, of those whom the environment has not let step away yet."""
+        return {agent for agent in self.env.agents if self.env.terminations[agent] or self.env.truncations[agent]}
 
 
 def is_path(env_id: str) -> bool:
     """Return whether an id is the path of a module, function or class, and not one that gymnasium knows."""
-    return PATH.fullmatch(env_id) is not None
+    return PATH.fullmatch(env_id) is not None and env_id not in gym.registry
 
 
 def is_packaged(env_id: str) -> bool:
@@ -220,7 +243,7 @@ def find_builder(env_id: str) -> Callable[..., Any]:
     except Exception as error:  # a module may raise anything as it is imported
         reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
         raise SettingError(f"env.id {env_id!r} cannot be imported: {reason}") from error
-    builder = getattr(found, "parallel_env", None) or getattr(found, "env", None) or found
+    builder = getattr(found, "parallel_env", getattr(found, "env", None)) if isinstance(found, ModuleType) else found
     if not callable(builder):
         raise SettingError(f"env.id {env_id!r} is no environment of PettingZoo: it has neither parallel_env nor env")
     return builder

@@ -32,7 +32,7 @@ class Outcome:
 
     def end(self, row: int, seen: tuple[Tree, Tree], info: Info, terminated: bool) -> None:
         """Note that the episode of a row ended, and what it saw last."""
-        self.terminated[row], self.truncated[row] = terminated, not terminated
+        self.terminated[row], self.truncated[row], self.start[row] = terminated, not terminated, True
         self.final[row] = (*tree_map(np.array, seen), info)
 
     def tell(self, obs: Tree, mask: Tree) -> EnvStep:
@@ -230,8 +230,10 @@ class World:
         """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
         if state["states"] is None or self.way is None:
             return f"{self.name} cannot be saved in the middle of one"
-        if (state["num_copies"], list(state["sides"])) != (len(self.copies), list(self.sides)):
-            return f"the checkpoint has {state['num_copies']} copies with sides {', '.join(state['sides']) or 'of another kind'}"
+        if "num_copies" not in state or list(state["sides"]) != list(self.sides):
+            return "the checkpoint has environments of another kind"
+        if state["num_copies"] != len(self.copies):
+            return f"the checkpoint has {state['num_copies']} copies of the environment, not {len(self.copies)}"
         if state["settings"] != self.settings:
             return "its settings changed since it was saved"
         if not all(set_state(env, self.way, each) for env, each in zip(self.envs, state["states"], strict=True)):

@@ -81,9 +81,8 @@ class Recorder(gym.Wrapper):
         """Replay the episode; return whether it led to the same observation."""
         decode, episode = Decoder().decode, state["episode"]
         if episode["worn"]:
-            space, actions = deepcopy(self.action_space), state["actions"]
-            any_action = partial(decode, actions[0]) if actions else space.sample
-            self.env.step(legal_action(self, space, any_action, *self.env.reset(seed=0)))
+            seen, own = self.env.reset(seed=0), getattr(self.env, "random_actions", None)
+            self.env.step(self._legal_action(state["actions"], *seen) if own is None else own(0))
             self.stepped = True
         write_layers(self.env, episode["before"], lenient=True)
         self.reset(seed=episode["seed"], options=decode(episode["options"]))
@@ -91,6 +90,11 @@ class Recorder(gym.Wrapper):
             self.step(decode(action))
         self.episode = episode
         return are_equal(self.obs, decode(state["obs"]))
+
+    def _legal_action(self, actions: list[Plain], obs: Tree, info: Info) -> Tree:
+        """Return a legal action for the beginning of an episode, one that was recorded where all are legal."""
+        space = deepcopy(self.action_space)
+        return legal_action(self, space, partial(Decoder().decode, actions[0]) if actions else space.sample, obs, info)
 
 
 def has_sticky_actions(env: AnyEnv) -> bool:

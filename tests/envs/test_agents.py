@@ -1,0 +1,633 @@
+"""Agents as rows: what the adapter and the steppers make of PettingZoo's two forms, in numbers worked by hand."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections import Counter
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Discrete
+from numpy.testing import assert_allclose, assert_array_equal
+
+from lightning_rl import SettingError
+from lightning_rl.envs.agents.copies import AgentsEnv, ParallelAgents, TurnAgents, is_path, wrap_agents
+from lightning_rl.envs.agents.stepper import AgentStepper, TurnStepper
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import make_env, probe_spaces
+from lightning_rl.envs.stepping import make_fitting_stepper, make_stepper
+from lightning_rl.envs.sync import TurnVectorEnv
+from lightning_rl.spaces import legal_sample
+from lightning_rl.types import tree_map
+from tests import agents
+from tests.agents import PARALLEL, TURNS, FirstWins, InTurn, Mortal, Sealed, Together
+
+CLASSIC = {
+    "tictactoe_v3": {},
+    "connect_four_v3": {},
+    "rps_v2": {"max_cycles": 3},
+    "leduc_holdem_v4": {},
+    "texas_holdem_v4": {},
+    "texas_holdem_no_limit_v6": {},
+    "chess_v6": {},
+    "go_v5": {"board_size": 5},
+}
+LONG = ("chess_v6", "go_v5")
+GENERATED = {
+    ParallelAgents: ("generated_agents_parallel_v0", "generated_agents_parallel_cust_agentid_v0"),
+    TurnAgents: (
+        "generated_agents_env_v0",
+        "generated_agents_env_cust_agentid_v0",
+        "generated_agents_env_action_mask_obs_v0",
+        "generated_agents_env_action_mask_info_v0",
+    ),
+}
+
+
+class Script:
+    """An opponent that makes the same move in every seat, the first legal one where there are masks, or random legal ones of a space.
+
+    It notes what it is asked.
+    """
+
+    def __init__(self, action=0, space=None):
+        self.action, self.space, self.asked = action, space, []
+
+    def reset(self, seed):
+        if self.space is not None:
+            self.space.seed(seed)
+
+    def act(self, obs, mask, rows, start):
+        self.asked += list(zip(rows.tolist(), start.tolist(), strict=True))
+        if self.space is None:
+            return np.array([np.flatnonzero(each)[0] for each in mask] if len(mask) else [self.action] * len(rows))
+        return np.array([legal_sample(self.space, each) if len(mask) else self.space.sample() for each in (mask if len(mask) else rows)])
+
+
+def stepper_of(cls, num_envs=1, opponent=None, **settings):
+    config = EnvConfig(f"tests.agents.{cls}" if isinstance(cls, str) else f"tests.agents.{cls.__name__}", num_envs, **settings)
+    stepper = make_fitting_stepper(config, probe_spaces(config), 0)
+    stepper.opponent = opponent or Script()
+    return stepper
+
+
+def place(obs):
+    return obs["observation"] if isinstance(obs, dict) else obs
+
+
+def flags(step):
+    """Valid, terminated, truncated and start of each row, as letters."""
+    letters = {"v": step.valid, "t": step.terminated, "c": step.truncated, "s": step.episode_start}
+    return ["".join(name for name, flag in letters.items() if flag[row]) for row in range(len(step.reward))]
+
+
+def test_agents_are_rows_and_a_dead_one_is_no_experience_until_the_next_episode():
+    stepper = stepper_of(Mortal)
+    assert type(stepper) is AgentStepper and stepper.num_envs == 2
+    obs, mask = stepper.reset(0)
+    assert obs.tolist() == [[0, 0], [1, 0]] and mask == ()
+
+    step = stepper.step(np.array([0, 1]))
+    assert_allclose(step.reward, [0, 10.1])
+    assert flags(step) == ["v", "v"] and step.valid is stepper.all_valid and step.obs.tolist() == [[0, 1], [1, 1]]
+
+    step = stepper.step(np.array([1, 1]))
+    assert_allclose(step.reward, [1.1, 11.1])
+    assert flags(step) == ["v", "vts"] and step.obs.tolist() == [[0, 2], [0, 0]]
+    assert step.ended.tolist() == [1] and step.final_obs.tolist() == [[1, 2]]
+    assert step.info["is_success"].tolist() == [0, 0] and step.info["_is_success"].tolist() == [False, True]
+
+    step = stepper.step(np.array([0, 1]))
+    assert_allclose(step.reward, [2, 0])
+    assert flags(step) == ["v", "s"] and step.obs.tolist() == [[0, 3], [0, 0]] and len(step.ended) == 0
+
+    step = stepper.step(np.array([0, 1]))
+    assert_allclose(step.reward, [3, 0])
+    assert flags(step) == ["vts", "s"] and step.obs.tolist() == [[0, 0], [1, 0]]  # the next episode has begun
+    assert step.final_obs.tolist() == [[0, 4]] and step.info["is_success"].tolist() == [1, 0]
+    assert flags(stepper.step(np.zeros(2, int))) == ["v", "v"]
+
+
+def test_an_agent_may_come_late_and_come_again_and_remembers_nothing():
+    stepper = stepper_of("Visited")
+    assert stepper.reset(0)[0].tolist() == [[0, 0], [0, 0]]
+    steps = [stepper.step(np.zeros(2, int)) for _ in range(6)]
+    assert [flags(step)[1] for step in steps] == ["s", "v", "vts", "s", "v", "vts"]
+    assert [step.obs[1].tolist() for step in steps] == [[1, 1], [1, 2], [0, 0], [1, 4], [1, 5], [0, 0]]
+    assert [step.reward[1] for step in steps] == [0, 11, 12, 0, 14, 15]
+    assert flags(steps[5])[0] == "vts" and steps[5].final_obs.tolist() == [[0, 6], [1, 6]]
+
+
+def test_copies_stand_one_after_the_other_and_end_apart():
+    stepper = stepper_of(Mortal, 3)
+    assert stepper.reset(0)[0].tolist() == [[0, 0], [1, 0]] * 3
+    stepper.world.start(1)
+    stepper.step(np.zeros(6, int))
+    stepper.world.start(1)
+    step = stepper.step(np.zeros(6, int))
+    assert flags(step)[:2] == ["v", "vts"] and flags(step)[3] == "vs" and step.ended.tolist() == [1, 5]
+
+
+def test_teams_that_end_together_begin_together():
+    stepper = stepper_of("Teams", 2)
+    stepper.reset(0)
+    stepper.step(np.zeros(6, int))
+    step = stepper.step(np.zeros(6, int))
+    assert step.reward.tolist() == [1, 1, -2] * 2 and flags(step) == ["vts"] * 6 and step.obs[:, 1].tolist() == [0] * 6
+
+
+def test_a_truncation_of_all_keeps_their_last_observations():
+    stepper = stepper_of("Timed")
+    stepper.reset(0)
+    step = [stepper.step(np.zeros(2, int)) for _ in range(3)][-1]
+    assert flags(step) == ["vcs"] * 2 and step.final_obs.tolist() == [[0, 3], [1, 3]]
+
+
+def test_the_longest_episode_truncates_those_who_are_there():
+    stepper = stepper_of(Mortal, max_episode_steps=3)
+    stepper.reset(0)
+    steps = [stepper.step(np.zeros(2, int)) for _ in range(3)]
+    assert flags(steps[1]) == ["v", "vts"] and flags(steps[2]) == ["vcs", "s"] and steps[2].final_obs.tolist() == [[0, 3]]
+    assert steps[2].obs.tolist() == [[0, 0], [1, 0]]
+
+
+def test_a_death_in_the_step_that_is_the_last_one_is_no_truncation():
+    stepper = stepper_of(Mortal, max_episode_steps=2)
+    stepper.reset(0)
+    stepper.step(np.zeros(2, int))
+    assert flags(stepper.step(np.zeros(2, int))) == ["vcs", "vts"]
+
+
+def test_restarting_abandons_all_episodes_and_is_no_experience():
+    stepper = stepper_of(Mortal, 2)
+    stepper.reset(0)
+    stepper.step(np.zeros(4, int))
+    step = stepper.restart_all()
+    assert flags(step) == ["s"] * 4 and step.obs[:, 1].tolist() == [0] * 4 and step.reward.tolist() == [0] * 4 and len(step.ended) == 0
+    assert flags(stepper.step(np.zeros(4, int))) == ["v"] * 4
+
+
+def test_masks_of_the_absent_allow_everything():
+    stepper = stepper_of("MaskedTogether")
+    assert stepper.reset(0)[1].tolist() == [[False, True, True]] * 2
+    assert stepper.step(np.array([1, 2])).mask.tolist() == [[True, False, True]] * 2
+    step = stepper.step(np.array([0, 2]))
+    assert step.mask.tolist() == [[True, True, False], [True] * 3] and step.final_mask.tolist() == [[True, True, False]]
+
+
+def test_nested_observations_of_the_absent_are_zeros():
+    stepper = stepper_of("Nested")
+    stepper.reset(0)
+    steps = [stepper.step(np.zeros(2, int)) for _ in range(2)]
+    assert steps[1].obs["who"].tolist() == [0, 0] and steps[1].obs["where"]["t"].tolist() == [[2], [0]]
+    assert steps[1].final_obs["who"].tolist() == [1] and steps[1].final_obs["where"]["t"].tolist() == [[2]]
+
+
+def test_a_step_leaves_earlier_observations_as_they_were():
+    stepper = stepper_of(Mortal)
+    first, _ = stepper.reset(0)
+    second = stepper.step(np.zeros(2, int)).obs
+    stepper.step(np.zeros(2, int))
+    assert first[:, 1].tolist() == [0, 0] and second[:, 1].tolist() == [1, 1]
+
+
+# -------------------------------------------------------------------- in turn
+
+
+def test_a_transition_runs_from_the_learners_move_to_its_next_and_adds_rewards_between():
+    stepper = stepper_of(InTurn)
+    assert type(stepper) is TurnStepper and stepper.num_envs == 1
+    assert stepper.reset(0)[0].tolist() == [[0, 0]]
+    made = []
+    for action in (1, 0, 1, 0, 0, 0):
+        step = stepper.step(np.array([action]))
+        made.append((step.reward.tolist(), flags(step), step.obs.tolist(), None if step.final_obs is None else step.final_obs.tolist()))
+    assert made == [
+        ([2.0], ["v"], [[0, 3]], None),  # 1 for its move, 1 for the reply of p1
+        ([1.0], ["vts"], [[1, 1]], [[0, 6]]),  # p1 replies, p2 ends it; then p0 has moved, and p1 learns
+        ([102.0], ["v"], [[1, 4]], None),
+        ([101.0], ["vts"], [[2, 2]], [[1, 6]]),
+        ([201.0], ["v"], [[2, 5]], None),
+        ([200.0], ["vts"], [[0, 0]], [[2, 6]]),  # nobody replies to the last move
+    ]
+
+
+def test_seats_are_taken_in_turn_and_differ_between_copies():
+    stepper = stepper_of(InTurn, 4)
+    assert stepper.reset(0)[0][:, 0].tolist() == [0, 1, 2, 0]
+    stepper.step(np.zeros(4, int))
+    assert stepper.step(np.zeros(4, int)).obs[:, 0].tolist() == [1, 2, 0, 1]
+
+
+def test_others_are_told_which_of_their_moves_is_the_first_of_an_episode():
+    opponent = Script()
+    stepper = stepper_of(InTurn, opponent=opponent)
+    stepper.reset(0)
+    stepper.step(np.zeros(1, int))
+    stepper.step(np.zeros(1, int))  # ends, and p0 begins the next one
+    assert opponent.asked == [(1, True), (2, True), (1, False), (2, False), (0, True)]
+
+
+def test_the_winning_move_of_the_other_is_in_the_learners_row():
+    stepper = stepper_of(FirstWins)
+    stepper.reset(0)
+    step = stepper.step(np.array([0]))
+    assert step.reward.tolist() == [-1] and flags(step) == ["vts"] and step.final_obs.tolist() == [[0, 2]]
+    assert step.obs.tolist() == [[1, 1]]
+    step = stepper.step(np.array([0]))  # as p1
+    assert step.reward.tolist() == [1] and flags(step) == ["vts"] and step.obs.tolist() == [[0, 0]]
+
+
+def test_a_game_that_ends_before_the_learner_could_move_is_not_its_episode():
+    stepper = stepper_of(FirstWins, 2, Script(1))
+    assert stepper.reset(0)[0].tolist() == [[0, 0], [0, 0]]  # the second learner was to be p1, and p0 won at once
+    step = stepper.step(np.array([0, 1]))
+    assert step.reward.tolist() == [-1, 1] and flags(step) == ["vts", "vts"] and step.obs.tolist() == [[0, 0]] * 2
+
+
+def test_what_a_learner_gets_before_its_first_move_is_in_its_first_transition():
+    stepper = stepper_of("Gift", 2)
+    assert stepper.reset(0)[0][:, 0].tolist() == [0, 1]
+    assert stepper.step(np.zeros(2, int)).reward.tolist() == [6, 106]
+
+
+@pytest.mark.parametrize("cls", ["Elimination", "Slow"])
+def test_a_learner_that_is_thrown_out_begins_elsewhere_and_one_that_is_not_plays_on(cls):
+    stepper = stepper_of(cls, 2)
+    stepper.reset(0)
+    step = stepper.step(np.zeros(2, int))
+    assert step.reward.tolist() == [1, 101] and flags(step) == ["v", "vts"]
+    assert step.final_obs.tolist() == [[1, 3]] and step.obs.tolist() == [[0, 3], [2, 2]]
+    assert stepper.step(np.zeros(2, int)).obs[0].tolist() == [0, 5]
+    step = stepper.step(np.zeros(2, int))
+    assert flags(step)[0] == "vts" and step.final_obs[0].tolist() == [0, 6]
+
+
+def test_the_longest_game_counts_the_moves_of_all():
+    stepper = stepper_of(InTurn, max_episode_steps=4)
+    stepper.reset(0)
+    stepper.step(np.zeros(1, int))
+    step = stepper.step(np.zeros(1, int))
+    assert flags(step) == ["vcs"] and step.final_obs.tolist() == [[0, 4]] and step.reward.tolist() == [0]
+
+
+@pytest.mark.parametrize("cls", ["MaskedInTurn", "MaskedInfo"])
+def test_masks_are_those_of_who_is_to_move(cls):
+    space = Discrete(3, seed=0)
+    stepper = stepper_of(cls, 3, Script(space=space))
+    obs, mask = stepper.reset(0)
+    assert place(obs).tolist() == [[0, 0], [1, 1], [2, 2]] and (~mask).astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    for _ in range(20):  # an illegal move of anyone raises
+        step = stepper.step(np.array([legal_sample(space, each) for each in mask]))
+        mask = step.mask
+        assert (~mask).argmax(1).tolist() == (place(step.obs)[:, 1] % 3).tolist()
+        assert len(step.final_mask) == len(step.ended)
+
+
+def test_restarting_games_takes_the_next_seats():
+    stepper = stepper_of(InTurn, 2)
+    stepper.reset(0)
+    stepper.step(np.zeros(2, int))
+    step = stepper.restart_all()
+    assert flags(step) == ["s", "s"] and step.obs.tolist() == [[1, 1], [2, 2]] and step.reward.tolist() == [0, 0]
+    assert stepper.step(np.zeros(2, int)).reward.tolist() == [101, 201]
+
+
+def test_an_agent_that_comes_back_under_its_old_name_is_there_again():
+    copy = wrap_agents(agents.Returning(), "Returning")
+    copy.reset(seed=0)
+    there = [list(copy.present)]
+    while copy.present:
+        copy.step({agent: 0 for agent in copy.to_move})
+        there.append(list(copy.present))
+    assert there[3] == ["p0", "p1", "p2"] and there[7] == ["p0", "p1", "p2"] and there[8] == [] and copy.terminated == {"p0", "p1", "p2"}
+
+
+# -------------------------------------------------------------------- PettingZoo's own tests and games
+
+
+@pytest.mark.parametrize("cls", [each for each in PARALLEL if each.__name__ not in ("Visited", "MaskedTogether")])
+def test_our_parallel_probes_keep_to_the_interface(cls):  # which forbids to come back, and knows no masks here
+    from pettingzoo.test import parallel_api_test
+
+    parallel_api_test(cls(), 20)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cls", TURNS)
+def test_our_probes_in_turn_keep_to_the_interface(cls):
+    from pettingzoo.test import api_test
+
+    api_test(cls(), 20)
+
+
+def play(copy, seed):
+    """Play one episode at random; the actions, and what each agent got."""
+    copy.reset(seed=seed)
+    moves, paid = [], Counter()
+    while copy.present:
+        actions = copy.random_actions(seed + len(moves))
+        moves += actions.values()
+        copy.step(actions)
+        paid.update(copy.rewards)
+    return moves, paid
+
+
+def load_game(package, name):
+    with warnings.catch_warnings(action="ignore"):
+        return importlib.import_module(f"{package}.{name}")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in GENERATED.items() for name in names])
+def test_agents_that_nobody_named_come_and_go_in_the_adapter(kind, name):
+    module = load_game("pettingzoo.test.example_envs", name)
+    env = module.parallel_env() if kind is ParallelAgents else module.raw_env(max_cycles=10)
+    copy, seen = kind(env, name), set()
+    for seed in range(3):
+        copy.reset(seed=seed)
+        steps = 0
+        while copy.present and steps < 60:  # the parallel ones do not end
+            seen |= {str(agent) for agent in copy.present}
+            assert set(copy.obs) == set(copy.to_move) <= set(copy.present)
+            for agent in copy.to_move:
+                assert copy.env.observation_space(agent).contains(copy.look(agent)[0])
+            there = set(map(str, copy.present))
+            copy.step({agent: copy.env.action_space(agent).sample() for agent in copy.to_move})
+            steps += 1
+            gone = there - set(map(str, copy.present))
+            assert gone == {str(agent) for agent in copy.last} <= there | {str(agent) for agent in copy.last}
+    assert steps > 20 and len(seen) > 5
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CLASSIC])
+def test_rewards_of_a_classic_game_are_those_of_its_own_loop(name):
+    module = load_game("pettingzoo.classic", name)
+    for seed in range(1 if name in LONG else 5):
+        moves, paid = play(wrap_agents(module.env(**CLASSIC[name]), name), seed)
+        env, waiting, expected = module.env(**CLASSIC[name]), iter(moves), Counter()
+        env.reset(seed=seed)
+        for agent in env.agent_iter():
+            _, reward, terminated, truncated, _ = env.last()
+            expected[agent] += reward
+            env.step(None if terminated or truncated else next(waiting))
+        assert next(waiting, None) is None and paid == expected, seed
+
+
+class Ledger:
+    """A game that notes what it pays each player in each episode."""
+
+    def __init__(self, env):
+        self.game, self.episodes = env, []
+
+    def __getattr__(self, name):
+        return getattr(self.game, name)
+
+    def reset(self, **arguments):
+        self.episodes.append(Counter())
+        self.game.reset(**arguments)
+
+    def step(self, action):
+        self.game.step(action)
+        if action is not None:
+            self.episodes[-1].update(self.game.rewards)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CLASSIC])
+def test_a_learner_gets_what_the_game_pays_its_seat(name):
+    module, ledgers = load_game("pettingzoo.classic", name), []
+
+    def build():
+        ledgers.append(Ledger(module.env(**CLASSIC[name])))
+        return ledgers[-1]
+
+    spaces = probe_spaces(build)
+    stepper = make_fitting_stepper(build, spaces, 0)
+    del ledgers[:-8]
+    space = spaces.action
+    stepper.opponent = Script(space=space)
+    _, mask = stepper.reset(3)
+    total, got, finished = np.zeros(8), [[] for _ in range(8)], 0
+    for _ in range(200 if name in LONG else 60):
+        step = stepper.step(np.array([legal_sample(space, each) for each in mask] if len(mask) else [space.sample() for _ in range(8)]))
+        mask, total = step.mask, total + step.reward
+        for e in step.ended:
+            got[e].append(total[e])
+            total[e], finished = 0.0, finished + 1
+    assert finished > 8
+    for e, (ledger, returns) in enumerate(zip(ledgers, got, strict=True)):
+        seats = [stepper.agents[(e + k) % len(stepper.agents)] for k in range(len(ledger.episodes))]
+        paid = [episode[seat] for seat, episode in zip(seats, ledger.episodes, strict=True)]
+        # games that ended before the learner could move are not its episodes
+        rest = iter(paid)
+        assert all(any(abs(each - other) < 1e-9 for other in rest) for each in returns), (e, returns, paid)
+
+
+# -------------------------------------------------------------------- errors
+
+
+class Nameless(Together):
+    def __init__(self):
+        super().__init__()
+        del self.possible_agents
+
+
+class Unequal(Together):
+    def action_space(self, agent):
+        return Discrete(3) if agent == "b" else self.action
+
+
+class Clueless(Together):
+    def observation_space(self, agent):
+        raise KeyError(agent)
+
+
+class Raising(Together):
+    def pay(self, agent, action):
+        raise ValueError("no such move")
+
+
+class Misshapen(Together):
+    def observe(self, agent):
+        return np.zeros(3 if agent == "b" and self.t == 1 else 2, np.float32)
+
+
+class Unpaid(Together):
+    def pay(self, agent, action):
+        return None
+
+
+class Vanishing(Mortal):
+    """b leaves without a word."""
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = super().step(actions)
+        return obs, rewards, dict.fromkeys(terminated, False), truncated, info
+
+
+class Stranger(Together):
+    def there(self):
+        return [*super().there(), "z"] if self.t == 1 else super().there()
+
+    def observe(self, agent):
+        return np.zeros(2, np.float32)
+
+
+class Empty(Together):
+    def there(self):
+        return []
+
+
+class Blind(InTurn):
+    def observe(self, agent):
+        if self.t == 2:
+            raise RuntimeError("fog")
+        return super().observe(agent)
+
+
+@pytest.mark.parametrize(
+    ("cls", "line"),
+    [
+        (Nameless, "Nameless has no possible_agents: name all agents that may ever be there, each is a row"),
+        (Unequal, "Unequal: the spaces of a and b differ; one policy needs agents with equal ones"),
+        (Clueless, "environment 0 of Clueless raised KeyError: 'a'"),
+        (Raising, "environment 0 of Raising raised ValueError: no such move"),
+        (Misshapen, "agent b of environment 0 of Misshapen: the observation has shape (3,), and its space (2,)"),
+        (Unpaid, "agent a of environment 0 of Unpaid: the reward is None, and must be a number"),
+        (Vanishing, "environment 0 of Vanishing: agent b left without being terminated or truncated"),
+        (Stranger, "environment 0 of Stranger: agent z is there, and is not one of its possible_agents"),
+        (Empty, "environment 0 of Empty: nobody is there after a reset"),
+        (Blind, "environment 2 of Blind raised RuntimeError: fog"),
+    ],
+)
+def test_an_environment_that_breaks_the_interface_is_named_in_one_line(cls, line):
+    with pytest.raises(SettingError) as raised:
+        stepper = make_fitting_stepper(cls, probe_spaces(cls), 0)
+        stepper.opponent = Script()
+        stepper.reset(0)
+        for _ in range(3):
+            stepper.step(np.zeros(stepper.num_envs, int))
+    assert str(raised.value) == line
+
+
+@pytest.mark.parametrize(
+    ("env_id", "line"),
+    [
+        ("no_such_module.env", "env.id 'no_such_module.env': there is no module 'no_such_module'"),
+        ("mpe2.simple_sprad_v3", "env.id 'mpe2.simple_sprad_v3': there is no module 'mpe2.simple_sprad_v3'"),
+        ("tests.agents.Nobody", "env.id 'tests.agents.Nobody': there is no module 'tests.agents.Nobody'"),
+        ("tests.agents.ALWAYS", "env.id 'tests.agents.ALWAYS' is no environment of PettingZoo: it has neither parallel_env nor env"),
+        ("tests.environments.Scripted", "env.id 'tests.environments.Scripted' makes a Scripted, which is no environment of PettingZoo"),
+        ("tests.agents.Together.there", "env.id 'tests.agents.Together.there': there is no module 'tests.agents.Together'"),
+    ],
+)
+def test_an_id_that_is_no_environment_is_refused_in_one_line(env_id, line):
+    with pytest.raises(SettingError) as raised:
+        probe_spaces(EnvConfig(env_id))
+    assert str(raised.value).startswith(line) and "\n" not in str(raised.value)
+
+
+def test_arguments_that_do_not_fit_are_named():
+    with pytest.raises(SettingError, match=r"the environment tests.agents.Mortal cannot be built: .*env.kwargs are {'size': 3}"):
+        probe_spaces(EnvConfig("tests.agents.Mortal", kwargs={"size": 3}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"wrappers": ["FlattenObservation"]},
+        {"frame_stack": 2},
+        {"atari": True},
+        {"parameters": {"size": 1.0}},
+        {"autoreset": "NEXT_STEP"},
+        {"vectorization": "async"},
+        {"vectorization": "native"},
+        {"vectorization": "envpool"},
+    ],
+)
+def test_settings_for_environments_of_one_agent_are_refused(settings):
+    with pytest.raises(SettingError, match=rf"env\.{next(iter(settings))} .*environments? of one agent"):
+        EnvConfig("tests.agents.Mortal", **settings)
+
+
+def test_agents_take_no_lessons():
+    with pytest.raises(SettingError, match=r"tests.agents.Mortal takes no lessons"):
+        stepper_of(Mortal).set_lessons({})
+
+
+def test_other_spaces_than_those_of_the_model_are_refused():
+    config = EnvConfig("tests.agents.Mortal")
+    with pytest.raises(SettingError, match="not those of the model"):
+        make_fitting_stepper(config, probe_spaces(EnvConfig("tests.agents.Teams")), 0)
+
+
+def test_an_id_that_gymnasium_knows_is_no_path():
+    gym.register("dotted.name", entry_point=lambda: None)
+    try:
+        assert not is_path("dotted.name") and is_path("mpe2.simple_spread_v3") and not is_path("CartPole-v1")
+        assert not is_path("tests.environments:Scripted-v0") and not is_path("ALE/Pong-v5")
+    finally:
+        del gym.registry["dotted.name"]
+
+
+def test_an_attribute_of_a_class_is_not_taken_for_the_environment(monkeypatch):
+    monkeypatch.setattr(Mortal, "env", property(lambda self: self), raising=False)
+    assert isinstance(make_env(EnvConfig("tests.agents.Mortal")), AgentsEnv)
+
+
+class Posthumous(Mortal):
+    """Pays and reports everyone who is possible in every step, the dead too."""
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = super().step(actions)
+        missing = dict.fromkeys(set(self.names) - set(obs), 1)
+        return obs, rewards | dict.fromkeys(missing, 7.0), terminated | dict.fromkeys(missing, True), truncated, info
+
+
+def test_rewards_of_those_who_did_not_act_are_no_experience():
+    stepper = make_fitting_stepper(Posthumous, probe_spaces(Posthumous), 0)
+    stepper.reset(0)
+    steps = [stepper.step(np.zeros(16, int)) for _ in range(3)]
+    assert steps[2].reward[:2].tolist() == [2, 0] and flags(steps[2])[:2] == ["v", "s"]
+
+
+# -------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("cls", [*PARALLEL, *TURNS, Sealed])
+def test_a_stepper_goes_on_from_its_state_as_the_one_that_was_saved(cls):
+    saved, other = (stepper_of(cls, 2, max_episode_steps=5) for _ in range(2))
+    assert saved.can_be_saved
+    assert (saved.world.way == "attributes") == (cls is not Sealed)
+    actions = partial(scripted_actions, saved)
+    _, mask = saved.reset(1)
+    for k in range(5):
+        mask = saved.step(actions(k, mask)).mask
+    saved.opponent.get_state, other.opponent.set_state = dict, lambda state: None
+    assert other.load_state_dict(saved.state_dict()) is None
+    for k in range(9):
+        action = actions(k, mask)
+        step, same = saved.step(action), other.step(action)
+        mask = step.mask
+        tree_map(assert_array_equal, step._replace(final_obs=(), info=()), same._replace(final_obs=(), info=()))
+        if len(step.ended):
+            tree_map(assert_array_equal, step.final_obs, same.final_obs)
+
+
+def scripted_actions(stepper, k, mask):
+    space = stepper.side.spaces.action
+    if len(mask):
+        return np.array([np.flatnonzero(each)[k % 2] for each in mask])
+    return np.full((stepper.num_envs, *space.shape), k % 2, space.dtype)
+
+
+def test_a_state_of_another_kind_of_environment_is_not_taken():
+    ours, theirs = stepper_of(Mortal), make_stepper(TurnVectorEnv([partial(gym.make, "CartPole-v1")]))
+    ours.reset(0), theirs.reset(0)
+    mine, other = ours.state_dict(), theirs.state_dict()
+    assert ours.load_state_dict(other) is not None and theirs.load_state_dict(mine) is not None
+    assert stepper_of(Mortal, 2).load_state_dict(mine) == "the checkpoint has 1 copies of the environment, not 2"
