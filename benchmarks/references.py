@@ -78,6 +78,8 @@ REFERENCES: dict[str, Reference | None] = {
     "ppo/minigrid_doorkey_rnd": None,
     "ppo/pong": Reference(20.36, 0.12, "10,000,000", CLEANRL),
     "ppo/breakout": Reference(414.66, 16.2, "10,000,000", CLEANRL),
+    "ppo/simple_spread": None,
+    "ppo/tictactoe": None,
 }
 """By config, in the order of the table. CleanRL's are means over 3 seeds of training returns, Tianshou's over 10 seeds."""
 

@@ -141,6 +141,8 @@ def collect(arguments: list[str], imports: list[str]) -> int:
     check_range("--seed", options.seed, 0, whole=True)
     new_folder(dataset_id(options.dataset), options.force)
     algorithm = policy.load_with_env(options.ckpt_path)
+    if algorithm.spaces.agents:
+        raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
     # one environment, so that the policy does bit for bit what load_policy does
     player = make_player(algorithm.env, 1, None, algorithm.spaces.masked, [RecordEpisodes])
     recorder: Any = player.envs[0]

@@ -15,14 +15,17 @@ import gymnasium as gym
 from lightning_rl.envs import Info, Options
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract
-from lightning_rl.errors import SettingError, missing_extra, nearest
+from lightning_rl.errors import SettingError, closest, missing_extra
 from lightning_rl.spaces import MASK, Spaces, as_spaces, legal_sample
-from lightning_rl.types import Tree
+from lightning_rl.types import State, Tree
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 """How the id of such an environment looks: the path of a module, or of a function or class in it."""
 PACKAGED = re.compile(r"(pettingzoo\.(atari|butterfly|classic|sisl)|mpe2)\.\w+_v\d+")
 """Modules of PettingZoo's packages that hold an environment."""
+
+EXTRA_PACKAGES = {"pettingzoo": "pettingzoo", "mpe2": "mpe2", "pygame": "pygame-ce"}
+"""Modules that the extra `pettingzoo` installs, and the packages that hold them."""
 
 
 class AgentsEnv(gym.Env):
@@ -40,6 +43,8 @@ class AgentsEnv(gym.Env):
 
     takes_turns = False
     """Whether agents move in turn."""
+    seen: tuple[str, ...] = ("present", "to_move", "obs", "info")
+    """The attributes that the next step depends on."""
 
     def __init__(self, env: Any, name: str, index: int = 0) -> None:
         self.env, self.name, self.metadata, self.render_mode = env, name, env.metadata, getattr(env, "render_mode", None)
@@ -130,6 +135,15 @@ class AgentsEnv(gym.Env):
         mask = make_masks(self.spaces_of([agent]), f"agent {agent} of {self.name}").one(*self.look(agent))[1]
         return legal_sample(space, mask) if len(mask) else space.sample()
 
+    def get_state(self) -> State:
+        """Return the state that the environment's own `get_state` returns, and what was seen of it; raise without such a method."""
+        return {"env": self.env.get_state(), "seen": {name: getattr(self, name) for name in self.seen}}
+
+    def set_state(self, state: State) -> None:
+        """Restore a state."""
+        self.env.set_state(state["env"])
+        vars(self).update(state["seen"])
+
     def render(self) -> Any:
         return self.env.render()
 
@@ -175,6 +189,7 @@ class TurnAgents(AgentsEnv):
     """An environment in which agents move in turn, PettingZoo's `AECEnv`. Those that ended are stepped away at once."""
 
     takes_turns = True
+    seen = (*AgentsEnv.seen, "gone")
 
     def _reset(self, seed: int | None, options: Options) -> None:
         self.env.reset(seed=seed, options=options)
@@ -234,12 +249,7 @@ def find_builder(env_id: str) -> Callable[..., Any]:
     try:
         found = _import(env_id)
     except ModuleNotFoundError as error:
-        package, missing = str(error.name).partition(".")[0], str(error.name)
-        if missing == package and package in ("pettingzoo", "mpe2", "pygame", "rlcard", "chess", "vmas"):
-            raise missing_extra(package, "pettingzoo", env_id) from error
-        names = [each.name for each in iter_modules(getattr(sys.modules.get(missing.rpartition(".")[0]), "__path__", []))]
-        hint = nearest(missing.rpartition(".")[2], names)
-        raise SettingError(f"env.id {env_id!r}: there is no module {missing!r}{hint}") from error
+        raise _missing(env_id, error.name or "") from error
     except Exception as error:  # a module may raise anything as it is imported
         reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
         raise SettingError(f"env.id {env_id!r} cannot be imported: {reason}") from error
@@ -247,6 +257,19 @@ def find_builder(env_id: str) -> Callable[..., Any]:
     if not callable(builder):
         raise SettingError(f"env.id {env_id!r} is no environment of PettingZoo: it has neither parallel_env nor env")
     return builder
+
+
+def _missing(env_id: str, module: str) -> SettingError:
+    """Return the error for a module that is not there: a part of the path, or a package that the environment needs."""
+    parent, _, name = module.rpartition(".")
+    found = sys.modules.get(parent)
+    package = module if found else module.partition(".")[0]
+    if package in EXTRA_PACKAGES:
+        return missing_extra(EXTRA_PACKAGES[package], "pettingzoo", env_id)
+    if not f"{env_id}.".startswith(f"{module}."):
+        return SettingError(f"{env_id} needs the package {module}, which is not installed")
+    siblings = [each.name for each in iter_modules(getattr(found, "__path__", ()))]
+    return SettingError(f"env.id {env_id!r}: there is no module {module!r}{closest(name, siblings)}")
 
 
 def _import(path: str) -> Any:
