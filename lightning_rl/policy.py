@@ -18,7 +18,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError, check_flag, check_range
 from lightning_rl.networks.acting import PolicyNetwork
-from lightning_rl.spaces import MASK, Spaces, allocate, is_batch_of
+from lightning_rl.spaces import MASK, Spaces, add_hidden, allocate, is_batch_of
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import load
 from lightning_rl.training.run import Run
@@ -60,6 +60,7 @@ class Policy:
             obs = {key: child for key, child in obs.items() if key != MASK}
         if action_mask is None and self.spaces.masked:
             raise SettingError(f"this policy was trained with masks: give an {MASK}, as an argument or as a key of the observation")
+        obs = add_hidden(self.spaces.observation, obs, getattr(self.network, "critic_obs", ()))
         batched = is_batch_of(self.spaces.observation, obs)
         if not batched:
             obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
@@ -145,8 +146,8 @@ def evaluate(
         raise SettingError(f"evaluate takes a checkpoint, a run's folder or an algorithm, got {type(algorithm).__name__}")
     if not (isinstance(algorithm.env, EnvConfig) or callable(algorithm.env)):
         raise SettingError("evaluate cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
-    together, masked = min(num_envs, episodes), algorithm.spaces.masked
-    with isolate_rng(), torch_threads(1), closing(make_player(algorithm.env, together, max_episode_steps, masked)) as player:
+    together = min(num_envs, episodes)
+    with isolate_rng(), torch_threads(1), closing(make_player(algorithm.env, together, max_episode_steps, algorithm.spaces)) as player:
         return statistics(algorithm, player.play(algorithm.network, episodes, seed, deterministic), seed)
 
 

@@ -9,19 +9,22 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, flatdim, flatten
 
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.types import Tree, tree_map
+from lightning_rl.types import Tree, tree_leaves, tree_map
 
 MASK = "action_mask"
 """The key of an observation or info for the legal actions."""
+OWN, JOINT = "own", "joint"
+"""The keys of what an agent sees itself, and of what it and others see, or the state of the environment."""
 
 
 class Spaces(NamedTuple):
     """The spaces of one environment, and whether it masks actions; observations as networks see them, without the key `action_mask`.
 
     agents: the names of all agents of an environment of several.  in_turn: whether they move in turn, and not all at once.
+    joint: what observations hold under the key `joint` beside an agent's `own`: those of `all` agents, or the environment's `state`.
     """
 
     observation: Space
@@ -29,6 +32,7 @@ class Spaces(NamedTuple):
     masked: bool = False
     agents: tuple[str, ...] = ()
     in_turn: bool = False
+    joint: str = ""
 
     @property
     def rows(self) -> int:
@@ -83,12 +87,25 @@ def observation_leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[Lea
         )
 
 
-def check_observation_space(space: Space, entities: Sequence[str] = (), goals: Sequence[str] = ()) -> None:
-    """Raise `SettingError` for an observation space that no encoder can read, or for leaves that cannot be `entities` or `goals`."""
+def is_part_of(name: str, parts: Sequence[str]) -> bool:
+    """Return whether the name of a leaf is one of some names, or is below one, as `robot.arm` is below `robot`."""
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def check_observation_space(space: Space, entities: Sequence[str] = (), goals: Sequence[str] = (), critic_obs: Sequence[str] = ()) -> None:
+    """Raise `SettingError` for an observation space that no encoder can read, or for names that cannot be those of such observations."""
     leaves = list(observation_leaves(space))
     if not leaves or any(0 in leaf.shape for leaf in leaves):
         raise SettingError(f"the observation space {short(space)} is empty; an algorithm needs something to observe")
     named = {leaf.name: leaf for leaf in leaves}
+    parts = {".".join(name.split(".")[:k]) for name in [leaf.name for leaf in leaves] for k in range(1, 1 + len(name.split(".")))}
+    if not isinstance(critic_obs, list | tuple):
+        raise SettingError(f"critic_obs must be a list of names of observations such as [{leaves[0].name}], got {critic_obs!r}")
+    for name in critic_obs:
+        if name not in parts:
+            raise SettingError(f"critic_obs: there is no observation {name!r}{nearest(str(name), parts)}")
+    if all(is_part_of(leaf.name, critic_obs) for leaf in leaves):
+        raise SettingError("critic_obs: these are all observations; the policy needs something to observe")
     for setting, names in {"entities": entities, "goals": goals}.items():
         if not isinstance(names, list | tuple):
             raise SettingError(f"{setting} must be a list of names of observations such as [{leaves[0].name}], got {names!r}")
@@ -114,6 +131,19 @@ def with_vector(space: Space, key: str, size: int) -> Space:
         low, high = np.append(space.low, vector.low), np.append(space.high, vector.high)
         return Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype)
     raise SettingError(f"{key} cannot be appended to observations {short(space)}; only to a vector of floats or to a Dict")
+
+
+def with_joint(space: Space, size: int) -> Space:
+    """Return the space of an agent's own observation and a vector that is the same for all, or nearly so."""
+    return Dict({OWN: space, JOINT: Box(-np.inf, np.inf, (size,), np.float32)})
+
+
+def flat_observation(space: Space, observation: Tree | None) -> np.ndarray:
+    """Return an observation as a vector, without a mask; zeros if it is None."""
+    if observation is None:
+        return np.zeros(flatdim(space), dtype=np.float32)
+    seen = {key: observation[key] for key in space} if isinstance(space, Dict) else observation
+    return np.asarray(flatten(space, seen), dtype=np.float32)
 
 
 def allocate(space: Space, *batch: int) -> Tree:
@@ -183,6 +213,17 @@ def legal_sample(space: Space, mask: np.ndarray) -> Tree:
         return space.sample()
     drawn = np.array([space.np_random.choice(np.flatnonzero(part)) for part in np.split(mask, np.cumsum(sizes)[:-1])])
     return drawn.reshape(space.shape).astype(space.dtype) + (0 if isinstance(space, MultiBinary) else space.start)  # type: ignore[attr-defined]
+
+
+def add_hidden(space: Space, observation: Tree, hidden: Sequence[str]) -> Tree:
+    """Return an observation, or a batch, with zeros for keys that only critics get, where they are missing."""
+    if not isinstance(space, Dict) or not hidden:
+        return observation
+    given = observation if isinstance(observation, Mapping) and not observation.keys() - space.keys() else {OWN: observation}
+    key = next(iter(given))
+    shape = np.shape(tree_leaves(given[key])[0])
+    batch = shape[: len(shape) - len(np.shape(tree_leaves(allocate(space[key]))[0]))]
+    return {name: given[name] if name in given or name not in hidden else allocate(child, *batch) for name, child in space.items()}
 
 
 def is_batch_of(space: Space, observation: Tree) -> bool:

@@ -22,7 +22,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.rewards.settings import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
-from lightning_rl.spaces import Spaces, allocate, is_batch_of
+from lightning_rl.spaces import Spaces, add_hidden, allocate, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.experience import replay, rollouts
 from lightning_rl.training.learning import LearningRun
@@ -122,7 +122,8 @@ class Algorithm(LearningRun):
                 "compile does not go with memory: its sequences are cut where episodes begin, each time elsewhere; leave one out"
             )
         self.env = None if self.env is None and self.spaces is not None else as_config(self.env)  # type: ignore[assignment]
-        self.spaces = self.spaces or probe_spaces(self.env)
+        joint = getattr(self, "critic_obs", None)
+        self.spaces = self.spaces or probe_spaces(self.env, joint if isinstance(joint, str) else "")
         self.memory = as_memory(self.memory)
         self.save_hyperparameters(plain({**settings, "env": self.env, "memory": self.memory}))
         self.target_update: TargetNetworkUpdate | None = None
@@ -188,6 +189,7 @@ class Algorithm(LearningRun):
 
         A policy with a memory acts as at the beginning of an episode; `lightning_rl.Policy` remembers.
         """
+        obs = add_hidden(self.spaces.observation, obs, getattr(self.network, "critic_obs", ()))
         if not is_batch_of(self.spaces.observation, obs):
             raise SettingError(f"observations must be a batch, [N, ...] of {self.spaces.observation}")
         num = len(tree_leaves(obs)[0])
@@ -240,5 +242,6 @@ class Algorithm(LearningRun):
 
     def describe(self) -> dict[str, Any]:
         spaces = [space_to_plain(space) for space in self.spaces[:2]]
-        agents = {"agents": list(self.spaces.agents), "in_turn": self.spaces.in_turn} if self.spaces.agents else {}
+        own = self.spaces
+        agents = {"agents": list(own.agents), "in_turn": own.in_turn, "joint": own.joint} if own.agents else {}
         return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, **agents}

@@ -44,6 +44,12 @@ class Behavior:
     agents: str | list[str]
     learner: Callable[..., Algorithm]
 
+    @property
+    def joint(self) -> str:
+        """Return what its critics see jointly, as in `Spaces`."""
+        asked = getattr(self.learner, "keywords", {}).get("critic_obs")
+        return asked if isinstance(asked, str) else ""
+
     def choose(self, agents: Sequence[str]) -> list[str]:
         """Return those of an environment's agents that have this behavior."""
         patterns = [self.agents] if isinstance(self.agents, str) else self.agents
@@ -308,7 +314,8 @@ def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]
         for name, agents in chosen.items():
             if not agents:
                 raise SettingError(f"behavior {name} has no agents; those of the environment are {', '.join(one.agents)}")
-        return {name: one.spaces_of(agents)._replace(agents=tuple(agents)) for name, agents in chosen.items()}
+        found = {name: one.spaces_of(agents)._replace(agents=tuple(agents)) for name, agents in chosen.items()}
+        return {name: one.with_joint(spaces, behaviors[name].joint) for name, spaces in found.items()}
 
 
 def check_learner(name: str, learner: Algorithm) -> None:

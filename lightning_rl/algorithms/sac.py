@@ -5,7 +5,7 @@ Discrete actions after Christodoulou 2019 (https://arxiv.org/abs/1910.07207): ex
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from lightning_rl.errors import as_settings
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.off_policy import Actor, Critic, Temperature, entropy_targets
 from lightning_rl.optimization import FlatAdam
-from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
+from lightning_rl.training.settings import Range, ReplayFields, hidden_observations, replay_settings, replay_updates
 from lightning_rl.types import Transition, Tree
 
 
@@ -60,6 +60,8 @@ class SAC(ReplayFields, Algorithm):
     greatest entropy that the legal ones can have."""
     value_network: bool = False
     """Learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8)."""
+    critic_obs: list[str] | Literal["all", "state"] | None = None
+    """Observations that only critics get, by name; of several agents `all`: those of all, `state`: the environment's."""
     threaded: bool = False
     """Make the steps of the next iteration in a thread of its own while this one is learned from: with a policy that is one iteration old.
     For environments that wait for something else, such as a simulator, or have processes of their own."""
@@ -71,7 +73,8 @@ class SAC(ReplayFields, Algorithm):
         super().__post_init__()
         self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
-        self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **self.network_settings)
+        hidden = hidden_observations(self.critic_obs)
+        self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **self.network_settings, critic_obs=hidden)
         self.actions = SoftActions(self.network.distribution)
         actions, choices = self.actions.num_actions, self.actions.num_choices
         self.critic = Critic(self.spaces.observation, actions, choices, ensemble=self.n_critics, **self.critic_settings)

@@ -28,6 +28,7 @@ from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import RunStoppedError, SettingError, check_range
 from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
+from lightning_rl.spaces import Spaces
 from lightning_rl.types import State
 
 Wrapper = Callable[[gym.Env], gym.Env]
@@ -123,7 +124,7 @@ class RolloutEvaluator(pl.Callback):
             algorithm.env if self.env is None else self.env,
             min(self.num_envs, self.episodes),
             self.max_episode_steps,
-            algorithm.spaces.masked,
+            algorithm.spaces,
             [*variant, *self.wrappers],
         )
         player.on_nan = getattr(algorithm, "on_nan", "raise")
@@ -314,12 +315,12 @@ def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = objec
 
 
 def make_player(
-    env: Env, num_envs: int, max_episode_steps: int | None, masked: bool = False, wrappers: Sequence[Wrapper] = ()
+    env: Env, num_envs: int, max_episode_steps: int | None, spaces: Spaces | None = None, wrappers: Sequence[Wrapper] = ()
 ) -> EpisodePlayer | AgentEpisodePlayer:
     """Return a player of episodes, which end at the given or the environment's own limit.
 
-    `masked`: whether the environments must have action masks, as in `Spaces`. `wrappers` go around each environment, the last one outside.
-    A ready vector environment, which cannot be built again, raises `SettingError`.
+    `spaces`: those of the policy, whose environments must have masks if they say so; None asks the environment. `wrappers` go around each
+    environment, the last one outside. A ready vector environment, which cannot be built again, raises `SettingError`.
     """
     builder = check_can_be_built(env)
     builder = single_env_config(builder) if isinstance(builder, EnvConfig) else builder
@@ -332,8 +333,8 @@ def make_player(
 
     envs = [make() for _ in range(num_envs)]
     if isinstance(envs[0].unwrapped, AgentsEnv):
-        return AgentEpisodePlayer(envs, max_episode_steps or getattr(builder, "max_episode_steps", None))
-    return EpisodePlayer(envs, max_episode_steps, masked)
+        return AgentEpisodePlayer(envs, max_episode_steps or getattr(builder, "max_episode_steps", None), spaces)
+    return EpisodePlayer(envs, max_episode_steps, spaces is not None and spaces.masked)
 
 
 def check_can_be_built(env: Env) -> EnvConfig | Callable[[], gym.Env]:

@@ -144,7 +144,7 @@ def collect(arguments: list[str], imports: list[str]) -> int:
     if algorithm.spaces.agents:
         raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
     # one environment, so that the policy does bit for bit what load_policy does
-    player = make_player(algorithm.env, 1, None, algorithm.spaces.masked, [RecordEpisodes])
+    player = make_player(algorithm.env, 1, None, algorithm.spaces, [RecordEpisodes])
     recorder: Any = player.envs[0]
     with closing(player), torch_threads(1):
         player.play(algorithm.network, options.episodes, options.seed, options.deterministic == "true")
@@ -183,7 +183,7 @@ def record(arguments: list[str], imports: list[str]) -> int:
 
     try:
         files[0].parent.mkdir(exist_ok=True)
-        player = make_player(with_render_mode(algorithm.env), 1, limit, algorithm.spaces.masked, [recording])
+        player = make_player(with_render_mode(algorithm.env), 1, limit, algorithm.spaces, [recording])
         with closing(player), torch_threads(1):
             episodes = player.play(algorithm.network, options.episodes, options.seed, True)
     except SaveError as error:

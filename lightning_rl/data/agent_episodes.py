@@ -14,7 +14,7 @@ from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
-from lightning_rl.spaces import Spaces, allocate, legal_sample
+from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
@@ -46,13 +46,13 @@ class AgentEpisodePlayer:
 
     Where all move at once, each agent acts by the policy of its behavior; the return of an episode is the mean of the behaviors', and that
     of a behavior the mean of its agents'. In games of turns the policy plays against random legal moves, in the seat seed mod A, and the
-    return is its own. The length of an episode counts all moves.
+    return is its own. What only critics get is left zero. The length of an episode counts all moves.
     """
 
     on_nan = "raise"
 
-    def __init__(self, envs: list[gym.Env], max_episode_steps: int | None) -> None:
-        self.envs = envs
+    def __init__(self, envs: list[gym.Env], max_episode_steps: int | None, spaces: Spaces | None = None) -> None:
+        self.envs, self.spaces = envs, spaces
         self.max_episode_steps = max_episode_steps or MAX_EPISODE_STEPS
 
     @torch.no_grad()
@@ -61,8 +61,11 @@ class AgentEpisodePlayer:
 
         `network`: a policy, or `BehaviorPolicies`. Raise `RunStoppedError` if `stop` says so.
         """
-        first: Any = self.envs[0].unwrapped
-        policies = network if isinstance(network, BehaviorPolicies) else BehaviorPolicies({"": first.find_spaces()}, {"": network})
+        if isinstance(network, BehaviorPolicies):
+            policies = network
+        else:
+            first: Any = self.envs[0].unwrapped
+            policies = BehaviorPolicies({"": self.spaces or first.find_spaces()}, {"": network})
         modes = [(part, part.training) for part in network.modules()]
         for policy in policies.networks.values():
             policy.eval()
@@ -164,7 +167,7 @@ def move(movers: Sequence[tuple[_Table, str]], spaces: Spaces, network: Any, gen
     seen = [table.seen[agent] for table, agent in movers]
     obs = allocate(spaces.observation, len(movers))
     for row, (each, _) in enumerate(seen):
-        tree_map(lambda rows, leaf, row=row: rows.__setitem__(row, leaf), obs, each)
+        tree_map(lambda rows, leaf, row=row: rows.__setitem__(row, leaf), obs[OWN] if spaces.joint else obs, each)
     start = np.array([agent not in table.moved for table, agent in movers])
     arrays = obs, tree_stack([table.memory[agent] for table, agent in movers]), start, tree_stack([mask for _, mask in seen])
     obs, memory, starts, mask = tree_to_torch(arrays, generator.device)

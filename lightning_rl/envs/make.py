@@ -99,8 +99,18 @@ def count_stacked_frames(env: object) -> int:
     return (env.frame_stack or (4 if env.atari else 1)) if isinstance(env, EnvConfig) else 1
 
 
-def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:
-    """Find the spaces, by building, resetting and closing one environment, or by resetting a ready vector environment."""
+def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str = "") -> Spaces:
+    """Find the spaces, by building, resetting and closing one environment, or by resetting a ready vector environment.
+
+    `joint`: what agents' observations shall hold beside their own, as in `Spaces`; only environments of several agents have that.
+    """
+    spaces = _probe_spaces(env, joint)
+    if joint and not spaces.joint:
+        raise SettingError(f"critic_obs {joint} is for environments of several agents; name observations that only the critic shall get")
+    return spaces
+
+
+def _probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str) -> Spaces:
     if isinstance(env, VectorEnv):
         return _find_masks(env, single_spaces(env), "the environment")
     if isinstance(env, EnvConfig) and env.vectorization == "native":
@@ -110,7 +120,7 @@ def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env]) -> Spaces:
     single = make_env(single_env_config(env) if isinstance(env, EnvConfig) else env)
     if isinstance(single, AgentsEnv):
         with closing(single):
-            return single.find_spaces()
+            return single.with_joint(single.find_spaces(), joint)
     name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
     with closing(single):
         return _find_masks(single, as_spaces(single.observation_space, single.action_space), name)

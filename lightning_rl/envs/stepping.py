@@ -185,7 +185,7 @@ def make_agent_stepper(env: Any, spaces: Spaces, first: int) -> AgentStepper | T
     make: Callable[[int], Any] = partial(make_env, env)
     with closing(make(0)) as one:
         settings = fingerprint(one, env if isinstance(env, EnvConfig) else None)
-        if not isinstance(one, AgentsEnv) or one.find_spaces() != spaces:
+        if not isinstance(one, AgentsEnv) or one.with_joint(one.find_spaces(), spaces.joint) != spaces:
             raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
     way = choose_way(partial(make, 0), repr(env) if isinstance(env, EnvConfig) else None)
     copies, limit = (env.num_envs, env.max_episode_steps) if isinstance(env, EnvConfig) else (8, None)

@@ -95,6 +95,7 @@ class ActorCritic(PolicyNetwork):
         value_transform: learn h(value): `identity`, `signed_hyperbolic` or `symlog`.
         value_support: the least and greatest integer of a histogram of h(value); null learns the number itself.
         memory: what the network remembers with.
+        critic_obs: names of observations that only the value function reads; then nothing is shared.
 
     Raises:
         SettingError: a memory with a burn-in, which is for replayed sequences.
@@ -118,21 +119,25 @@ class ActorCritic(PolicyNetwork):
         value_transform: str = "identity",
         value_support: Sequence[int] | None = None,
         memory: Memory | None = None,
+        critic_obs: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        check_observation_space(spaces.observation, entities, goals)
+        check_observation_space(spaces.observation, entities, goals, critic_obs)
+        if share_encoder and critic_obs:
+            raise SettingError("share_encoder true would show the policy what critic_obs keeps from it: leave it out")
         check_range("log_std_init", log_std_init, -20, 20)
         check_choice("action_dist", action_dist, ("clipped_normal", "tanh_normal"))
         if memory is not None and memory.burn_in:
             raise SettingError(f"memory.burn_in {memory.burn_in} is for replayed sequences; rollouts hold what was remembered: leave it 0")
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
-        self.shares = memory is None if share_encoder is None else share_encoder
+        self.critic_obs = list(critic_obs)
+        self.shares = (memory is None if share_encoder is None else share_encoder) and not critic_obs
         observed = (spaces.observation, encoder, encoder_features, entities, goals)
-        self.actor_encoder = TreeEncoder(*observed)
+        self.actor_encoder = TreeEncoder(*observed, critic_obs)
         self.critic_encoder = self.actor_encoder if self.shares else TreeEncoder(*observed)
-        remembered = (memory, self.actor_encoder.num_features, self.actor_encoder.num_goal_features)
-        self.memory = make_memory(*remembered)
-        self.critic_memory = self.memory if self.shares else make_memory(*remembered)
+        actor, critic = self.actor_encoder, self.critic_encoder
+        self.memory = make_memory(memory, actor.num_features, actor.num_goal_features)
+        self.critic_memory = self.memory if self.shares else make_memory(memory, critic.num_features, critic.num_goal_features)
         self.passes_observations = memory is None and self.actor_encoder.is_vector
         """Whether observations, if they are floats, are the features."""
         features, goal = self.memory.num_features, self.memory.goal
@@ -140,9 +145,10 @@ class ActorCritic(PolicyNetwork):
         last = net_arch[-1] if net_arch else features
         self.actor = goal_mlp(features, net_arch, activation, goal=goal)
         self.actor.append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
-        self.critic = goal_mlp(features, net_arch, activation, goal=goal)
+        seen = self.critic_memory.num_features
+        self.critic = goal_mlp(seen, net_arch, activation, goal=self.critic_memory.goal)
         self.value_head = make_value_head(value_transform, value_support)
-        self.critic.append(orthogonal(nn.Linear(last, streams * self.value_head.atoms), 1.0))
+        self.critic.append(orthogonal(nn.Linear(net_arch[-1] if net_arch else seen, streams * self.value_head.atoms), 1.0))
 
     def perceptron(self) -> Perceptron | None:
         # a subclass may compute something else

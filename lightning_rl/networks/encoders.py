@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.networks.mlp import orthogonal
-from lightning_rl.spaces import Leaf, observation_leaves
+from lightning_rl.spaces import Leaf, is_part_of, observation_leaves
 from lightning_rl.types import Tree, tree_leaves
 
 CONVOLUTIONS = {
@@ -41,18 +41,26 @@ class TreeEncoder(nn.Module):
         features: width of an image encoder's dense layer.
         entities: names of leaves that are sets of entities.
         goals: names of leaves that describe the goal; `goal` is the slice of their features, which come last.
+        hidden: names of leaves, or of parts with leaves, that are not read.
     """
 
     def __init__(
-        self, space: Space, encoder: str = "auto", features: int = 512, entities: Sequence[str] = (), goals: Sequence[str] = ()
+        self,
+        space: Space,
+        encoder: str = "auto",
+        features: int = 512,
+        entities: Sequence[str] = (),
+        goals: Sequence[str] = (),
+        hidden: Sequence[str] = (),
     ) -> None:
         super().__init__()
         check_choice("encoder", encoder, ENCODERS)
         check_range("encoder_features", features, 1, whole=True)
         leaves = list(observation_leaves(space))
-        encoders = {i: _leaf_encoder(leaf, encoder, features) for i, leaf in enumerate(leaves) if leaf.name not in entities}
+        read = [i for i, leaf in enumerate(leaves) if not is_part_of(leaf.name, hidden)]
+        encoders = {i: _leaf_encoder(leaves[i], encoder, features) for i in read if leaves[i].name not in entities}
         self.leaves = nn.ModuleList([encoders[i] if i in encoders else nn.Identity() for i in range(len(leaves))])
-        self.sets = [i for i in range(len(leaves)) if i not in encoders]
+        self.sets = [i for i in read if i not in encoders]
         self.order = sorted(encoders, key=lambda i: leaves[i].name in goals)
         num_others = sum(each.num_features for each in encoders.values())
         self.attention = EntityAttention([leaves[i] for i in self.sets], num_others) if self.sets else None

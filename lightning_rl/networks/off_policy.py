@@ -26,6 +26,7 @@ class Actor(PolicyNetwork):
         spaces: observation and action space of one environment.
         action_dist: for Box actions, see `distributions.make_distribution`.
         head: a module after the last layer, for instance `nn.Tanh()`.
+        critic_obs: names of observations that it does not read.
         net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `ActorCritic`.
     """
 
@@ -43,11 +44,13 @@ class Actor(PolicyNetwork):
         goals: Sequence[str] = (),
         normalize_obs: str = "off",
         memory: Memory | None = None,
+        critic_obs: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        check_observation_space(spaces.observation, entities, goals)
+        check_observation_space(spaces.observation, entities, goals, critic_obs)
+        self.critic_obs = list(critic_obs)
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
-        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
+        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals, critic_obs)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
         """Whether observations, if they are floats, are the features."""

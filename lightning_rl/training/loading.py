@@ -91,7 +91,9 @@ def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
     if "behaviors" in own:
         return {name: Spaces(*stored_spaces(each)) for name, each in own["behaviors"].items()}
     observation, action = map(from_plain, own["spaces"])
-    return Spaces(observation, action, own.get("masked", False), tuple(own.get("agents", ())), own.get("in_turn", False))
+    return Spaces(
+        observation, action, own.get("masked", False), tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", "")
+    )
 
 
 def _without_new_folders(settings: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import Memory
 from lightning_rl.rewards.settings import SignalSettings
 from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, make_schedule
+from lightning_rl.spaces import JOINT
 from lightning_rl.training.side_learners import CloningConfig
 
 Kind = tuple[object, tuple[object, ...]]
@@ -226,6 +227,8 @@ class ActorCriticFields:
     """Environment steps at the start of a run from which only the value learns."""
     share_encoder: bool | None = None
     """Policy and value share encoder and memory; null: without a memory."""
+    critic_obs: list[str] | Literal["all", "state"] | None = None
+    """Observations that only the value function gets, by name; of several agents `all`: those of all, `state`: the environment's."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
     """Distribution of Box actions."""
     log_std_init: float = 0.0
@@ -236,7 +239,13 @@ def make_actor_critic(algorithm: Any) -> ActorCritic:
     """Build the network of an algorithm with `ActorCriticFields`."""
     names = ("share_encoder", "action_dist", "log_std_init", "value_transform", "value_support")
     own = {name: getattr(algorithm, name) for name in names}
-    return ActorCritic(algorithm.spaces, **algorithm.network_settings, **own, streams=len(algorithm.reward_signals))
+    streams, hidden = len(algorithm.reward_signals), hidden_observations(algorithm.critic_obs)
+    return ActorCritic(algorithm.spaces, **algorithm.network_settings, **own, streams=streams, critic_obs=hidden)
+
+
+def hidden_observations(critic_obs: list[str] | str | None) -> list[str]:
+    """Return the names of the observations that only critics get."""
+    return [JOINT] if isinstance(critic_obs, str) else critic_obs or []
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

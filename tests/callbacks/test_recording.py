@@ -114,7 +114,7 @@ def test_episodes_are_those_of_the_seeds_in_order_and_evaluations_are_as_without
 
 def test_wrappers_go_around_each_environment_the_last_one_outside():
     first, second = gym.wrappers.TimeAwareObservation, gym.wrappers.FlattenObservation
-    player = make_player(lambda: gym.make("CartPole-v1"), 2, None, False, [first, second])
+    player = make_player(lambda: gym.make("CartPole-v1"), 2, None, None, [first, second])
     assert [type(env) for env in player.envs] == [second] * 2 and [type(env.env) for env in player.envs] == [first] * 2
     player.close()
 

@@ -11,12 +11,13 @@ from types import ModuleType
 from typing import Any, Self
 
 import gymnasium as gym
+import numpy as np
 
 from lightning_rl.envs import Info, Options
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError, closest, missing_extra
-from lightning_rl.spaces import MASK, Spaces, as_spaces, legal_sample
+from lightning_rl.spaces import MASK, Spaces, as_spaces, flat_observation, legal_sample, with_joint
 from lightning_rl.types import State, Tree
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
@@ -124,6 +125,29 @@ class AgentsEnv(gym.Env):
     def look(self, agent: str) -> tuple[Tree, Info]:
         """Return what an agent sees who is there, and its info."""
         return self.obs[agent], self.info.get(agent, {})
+
+    def with_joint(self, spaces: Spaces, joint: str) -> Spaces:
+        """Return spaces whose observations hold an agent's own and what is `joint`, as in `Spaces`."""
+        if not joint:
+            return spaces
+        return spaces._replace(observation=with_joint(spaces.observation, len(self.look_jointly(joint))), joint=joint)
+
+    def look_jointly(self, joint: str) -> np.ndarray:
+        """Return the environment's `state`, or the observations of `all` agents, zeros of who is not there, and who is, as a vector.
+
+        At the end of a step those who ended in it count as there.
+        """
+        with self.contract.naming():
+            if joint == "state":
+                return np.asarray(self.env.state(), dtype=np.float32).ravel()
+            there = [agent in self.last or agent in self.present for agent in self.agents]
+            parts = [self._flatten(agent, seen) for agent, seen in zip(self.agents, there, strict=True)]
+        return np.concatenate([*parts, np.array(there, dtype=np.float32)])
+
+    def _flatten(self, agent: str, there: bool) -> np.ndarray:
+        """Return what an agent sees as a vector; zeros if it is not there."""
+        space = as_spaces(self.env.observation_space(agent), self.env.action_space(agent)).observation
+        return flat_observation(space, None if not there else self.last[agent] if agent in self.last else self.look(agent)[0])
 
     def random_actions(self, seed: int) -> dict[str, Tree]:
         """Draw a legal action of each agent who is to move."""

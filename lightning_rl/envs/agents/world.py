@@ -10,7 +10,7 @@ from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.snapshot.state import get_state, record, set_state
-from lightning_rl.spaces import Spaces, allocate
+from lightning_rl.spaces import JOINT, OWN, Spaces, allocate
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack
 
 SUCCESS = ("is_success", "success")
@@ -80,17 +80,25 @@ class Side:
         self.present = np.zeros(self.num, dtype=bool)
         self.outcome = Outcome(self.num)
 
-    def read(self, row: int, obs: Tree, info: Info, over: bool = False) -> tuple[Tree, Tree]:
-        """Return what a row sees as observation and mask; `over`: at the end of its episode, where a mask may be missing."""
-        return self.masks.one(obs, info, row, over)
+    def read(self, row: int, obs: Tree, info: Info, joint: Tree = (), over: bool = False) -> tuple[Tree, Tree]:
+        """Return what a row sees as observation and mask.
+
+        `joint`: what `see_jointly` returned. `over`: at the end of its episode, where a mask may be missing.
+        """
+        obs, mask = self.masks.one(obs, info, row, over)
+        return ({OWN: obs, JOINT: joint} if self.spaces.joint else obs), mask
+
+    def see_jointly(self, copy: AgentsEnv) -> Tree:
+        """Return what its agents' critics see of a copy beside their own observations; () if nothing."""
+        return copy.look_jointly(self.spaces.joint) if self.spaces.joint else ()
 
     def look(self, e: int, copy: AgentsEnv) -> None:
         """Take in who is there in a copy, and what those see who move next."""
-        there = set(copy.present)
+        there, joint = set(copy.present), self.see_jointly(copy)
         for agent, row in self.rows[e].items():
             was, self.present[row] = self.present[row], agent in there
             if agent in copy.obs:
-                self._write(row, *self.read(row, *copy.look(agent)))
+                self._write(row, *self.read(row, *copy.look(agent), joint))
             elif not self.present[row]:
                 self._write(row, None, True)
             self.outcome.start[row] |= not (was and self.present[row])
@@ -214,7 +222,8 @@ class World:
         for agent, (obs, info) in ended.items():
             row = rows.get(agent)
             if row is not None and outcome.acted[row]:  # else it left as it came
-                outcome.end(row, side.read(row, obs, info, over=True), info, agent in copy.terminated)
+                seen = side.read(row, obs, info, side.see_jointly(copy), over=True)
+                outcome.end(row, seen, info, agent in copy.terminated)
 
     def close(self) -> None:
         for env in self.envs:
