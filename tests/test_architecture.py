@@ -139,7 +139,6 @@ def test_an_algorithm_has_one_parent_beside_groups_of_settings_and_knows_no_sibl
         assert known == set(), name
 
 
-
 def test_the_package_stays_within_its_files():
     assert len(modules()) + 1 <= 150
 

@@ -139,7 +139,7 @@ def environment_name(env: object) -> str:
     """Return the environment's id without its module, or the class or function of a ready environment."""
     if isinstance(env, EnvConfig):
         return env.id.rpartition(":")[2]
-    spec = getattr(env, "spec", None)
+    spec = None if isinstance(env, type) else getattr(env, "spec", None)
     return spec.id if spec is not None else getattr(env, "__name__", type(env).__name__).strip("<>")
 
 

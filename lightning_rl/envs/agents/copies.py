@@ -132,22 +132,23 @@ class AgentsEnv(gym.Env):
             return spaces
         return spaces._replace(observation=with_joint(spaces.observation, len(self.look_jointly(joint))), joint=joint)
 
-    def look_jointly(self, joint: str) -> np.ndarray:
+    def look_jointly(self, joint: str, over: bool = False) -> np.ndarray:
         """Return the environment's `state`, or the observations of `all` agents, zeros of who is not there, and who is, as a vector.
 
-        At the end of a step those who ended in it count as there.
+        `over`: at the end of an agent's episode, where those who ended in the same step count as there.
         """
         with self.contract.naming():
             if joint == "state":
                 return np.asarray(self.env.state(), dtype=np.float32).ravel()
-            there = [agent in self.last or agent in self.present for agent in self.agents]
-            parts = [self._flatten(agent, seen) for agent, seen in zip(self.agents, there, strict=True)]
+            last = self.last if over else {}
+            there = [agent in last or agent in self.present for agent in self.agents]
+            seen = [last[a] if a in last else self.look(a)[0] if is_there else None for a, is_there in zip(self.agents, there, strict=True)]
+            parts = [self._flatten(agent, obs) for agent, obs in zip(self.agents, seen, strict=True)]
         return np.concatenate([*parts, np.array(there, dtype=np.float32)])
 
-    def _flatten(self, agent: str, there: bool) -> np.ndarray:
-        """Return what an agent sees as a vector; zeros if it is not there."""
-        space = as_spaces(self.env.observation_space(agent), self.env.action_space(agent)).observation
-        return flat_observation(space, None if not there else self.last[agent] if agent in self.last else self.look(agent)[0])
+    def _flatten(self, agent: str, obs: Tree | None) -> np.ndarray:
+        """Return what an agent sees as a vector; zeros if it is None."""
+        return flat_observation(as_spaces(self.env.observation_space(agent), self.env.action_space(agent)).observation, obs)
 
     def random_actions(self, seed: int) -> dict[str, Tree]:
         """Draw a legal action of each agent who is to move."""

@@ -141,7 +141,7 @@ class TurnStepper(AgentStepper):
             return
         if self.moved[rows[learner]]:  # else the episode was over before it could act
             obs, info = (copy.last[learner], copy.last_info[learner]) if ended else copy.look(learner)
-            seen = self.side.read(rows[learner], obs, info, self.side.see_jointly(copy), over=True)
+            seen = self.side.read(rows[learner], obs, info, self.side.see_jointly(copy, over=True), over=True)
             self.outcome.end(e, seen, info, learner in copy.terminated)
             self.outcome.reward[e] = self.paid[e]
         self.paid[e], self.moved[list(rows.values())] = 0.0, False

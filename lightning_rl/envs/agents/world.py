@@ -88,9 +88,9 @@ class Side:
         obs, mask = self.masks.one(obs, info, row, over)
         return ({OWN: obs, JOINT: joint} if self.spaces.joint else obs), mask
 
-    def see_jointly(self, copy: AgentsEnv) -> Tree:
-        """Return what its agents' critics see of a copy beside their own observations; () if nothing."""
-        return copy.look_jointly(self.spaces.joint) if self.spaces.joint else ()
+    def see_jointly(self, copy: AgentsEnv, over: bool = False) -> Tree:
+        """Return what its agents' critics see of a copy beside their own observations; () if nothing. `over`: as in `look_jointly`."""
+        return copy.look_jointly(self.spaces.joint, over) if self.spaces.joint else ()
 
     def look(self, e: int, copy: AgentsEnv) -> None:
         """Take in who is there in a copy, and what those see who move next."""
@@ -222,7 +222,7 @@ class World:
         for agent, (obs, info) in ended.items():
             row = rows.get(agent)
             if row is not None and outcome.acted[row]:  # else it left as it came
-                seen = side.read(row, obs, info, side.see_jointly(copy), over=True)
+                seen = side.read(row, obs, info, side.see_jointly(copy, over=True), over=True)
                 outcome.end(row, seen, info, agent in copy.terminated)
 
     def close(self) -> None:
