@@ -21,11 +21,12 @@ from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_n
 class AgentEpisodePlayer:
     """Plays episodes on environments of its own, as `EpisodePlayer` does, each with its own seed.
 
-    Where all move at once, the policy is every agent, and the return of an episode is the mean of theirs. In games of turns it plays
-    against random legal moves, in the seat seed mod A, and the return is its own. The length of an episode counts all moves.
+    Where all move at once, the policy is every agent, and return and success of an episode are the means of theirs, of those who were there.
+    In games of turns it plays against random legal moves, in the seat seed mod A, and they are its own. The length counts all moves.
     """
 
     on_nan = "raise"
+    """What to do about numbers that are none, see `nan_policy.py`."""
 
     def __init__(self, envs: list[gym.Env], max_episode_steps: int | None) -> None:
         self.envs = envs
@@ -102,19 +103,25 @@ class _Table:
         self.length, self.returns = 0, dict.fromkeys(self.copy.present, 0.0)
         self.learner = self.agents[seed % len(self.agents)]
         self.memory: dict[str, Tree] = dict.fromkeys(self.agents, self.initial_memory)
+        self.before = dict.fromkeys(self.agents, allocate(self.player.spaces.observation))
+        """What each agent saw before, for numbers that are none."""
         self.moved: set[str] = set()
         self.reports: list[float] = []
         self.look()
 
     def look(self) -> None:
         """Take in what those see who are to move."""
-        where = f"in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
         self.seen: dict[str, tuple[Tree, Tree]] = {}
         self.actions: dict[str, Tree] = {}
         for agent in self.copy.to_move:
-            obs, mask = self.masks.one(*self.copy.look(agent))
-            zeros = tree_map(np.zeros_like, obs)
-            self.seen[agent] = check_episode(obs, 0.0, zeros, where, self.player.on_nan)[0], mask
+            obs, mask = self.masks.one(*self.copy.look(agent), agent)
+            self.before[agent], _ = self._check(agent, obs, 0.0)
+            self.seen[agent] = self.before[agent], mask
+
+    def _check(self, agent: str, obs: Tree, reward: float) -> tuple[Tree, float]:
+        """Return what an agent saw or got, with numbers that are none replaced as `on_nan` says."""
+        where = f"of {agent} in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
+        return check_episode(obs, reward, self.before[agent], where, self.player.on_nan)
 
     def choose(self) -> list[str]:
         """Return who asks the policy for an action; the others move at random."""
@@ -127,11 +134,21 @@ class _Table:
         """Step once. Return the episode if this ended it."""
         self.env.step(self.actions)
         self.length += 1
-        for agent, reward in self.copy.rewards.items():
-            self.returns[agent] = self.returns.get(agent, 0.0) + float(reward)
-        self.reports += [each for info in self.copy.last_info.values() if (each := success(info)) is not None]
-        over = self.in_turn and self.learner not in self.copy.present
-        if self.copy.present and not over and self.length < self.player.max_episode_steps:
+        copy, learners = self.copy, (self.learner,) if self.in_turn else self.agents
+        for agent in copy.rewards:
+            if agent in learners:
+                _, reward = self._check(agent, self.before[agent], float(copy.rewards[agent]))
+                self.returns[agent] = self.returns.get(agent, 0.0) + reward
+        over = not copy.present or self.length >= self.player.max_episode_steps or (self.in_turn and self.learner in copy.last)
+        ended = {agent: (copy.last[agent], copy.last_info[agent]) for agent in copy.last}
+        if over:
+            ended |= {agent: copy.look(agent) for agent in copy.present if agent in learners}
+        for agent in self.moved.intersection(learners, ended):
+            obs, info = ended[agent]
+            self._check(agent, self.masks.one(obs, info, agent, over=True)[0], 0.0)
+            self.reports += [each for each in (success(info),) if each is not None]
+        self.moved -= set(ended)  # one that comes again remembers nothing
+        if not over:
             self.look()
             return []
         own = [self.returns.get(self.learner, 0.0)] if self.in_turn else list(self.returns.values())
