@@ -21,8 +21,8 @@ from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_n
 class AgentEpisodePlayer:
     """Plays episodes on environments of its own, as `EpisodePlayer` does, each with its own seed.
 
-    Where all move at once, the policy is every agent, and return and success of an episode are the means of theirs, of those who were there.
-    In games of turns it plays against random legal moves, in the seat seed mod A, and they are its own. The length counts all moves.
+    Where all move at once, the policy is every agent, and return and success of an episode are the means over all who were there. In games
+    of turns it plays against random legal moves, in the seat seed mod A, and they are its own. The length of an episode counts all moves.
     """
 
     on_nan = "raise"

@@ -33,7 +33,11 @@ class Always(nn.Module):
 
     def sample(self, obs, memory, starts, mask, *, deterministic, generator):
         memory = torch.where(starts[:, None], 0, memory) + 1
-        self.seen += [(int(each), int(m)) for each, m in zip(tree_leaves(obs)[-1].reshape(len(starts), -1)[:, 0], memory, strict=True)] if deterministic else []
+        self.seen += (
+            [(int(each), int(m)) for each, m in zip(tree_leaves(obs)[-1].reshape(len(starts), -1)[:, 0], memory, strict=True)]
+            if deterministic
+            else []
+        )
         return (mask.float().argmax(1) if len(mask) else torch.zeros(len(starts), dtype=torch.long)), memory
 
 
