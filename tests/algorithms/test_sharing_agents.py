@@ -133,7 +133,7 @@ def test_an_agent_that_is_never_there_is_never_seen():
     assert counts == [pytest.approx(model.env_steps, rel=0.01)]
 
 
-@pytest.mark.parametrize("algorithm", [PPO, DQN])
+@pytest.mark.parametrize("algorithm", [PPO, pytest.param(DQN, marks=pytest.mark.slow)])
 def test_the_value_of_a_death_is_what_it_pays(algorithm):
     if algorithm is DQN:
         settings = {"learning_rate": {"schedule": "linear", "start": 0.02}, "batch_size": 64, "buffer_size": 2000, "train_freq": 4}
