@@ -79,6 +79,9 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
                 f"env.vectorization {self.env.vectorization}: each environment begins its episodes when its weights change; use sync, "
                 "and actors.backend processes for more cores"
             )
+        if self.spaces.agents:
+            name = getattr(self.env, "id", "the environment")
+            raise SettingError(f"EvolutionStrategies plays with one agent, and {name} has {len(self.spaces.agents)}; use another algorithm")
         self.evaluators = check_actors(self.actors)
         self.generation_settings: dict[str, Any] = {
             "pairs": self.episodes_per_generation // 2,

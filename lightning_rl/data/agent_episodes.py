@@ -10,6 +10,7 @@ import torch
 from torch import Generator, nn
 
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
+from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import RunStoppedError
@@ -44,12 +45,13 @@ class BehaviorPolicies:
 class AgentEpisodePlayer:
     """Plays episodes on environments of its own, as `EpisodePlayer` does, each with its own seed.
 
-    Where all move at once, each agent acts by the policy of its behavior; the return of an episode is the mean of the behaviors', and that
-    of a behavior the mean of its agents'. In games of turns the policy plays against random legal moves, in the seat seed mod A, and the
-    return is its own. What only critics get is left zero. The length of an episode counts all moves.
+    Where all move at once, each agent acts by the policy of its behavior; return and success of an episode are means over behaviors, and
+    those of a behavior over its agents who were there. In games of turns the policy plays against random legal moves, in the seat seed
+    mod A, and they are its own. What only critics get is left zero. The length of an episode counts all moves.
     """
 
     on_nan = "raise"
+    """What to do about numbers that are none, see `nan_policy.py`."""
 
     def __init__(self, envs: list[gym.Env], max_episode_steps: int | None, spaces: Spaces | None = None) -> None:
         self.envs, self.spaces = envs, spaces
@@ -115,20 +117,31 @@ class _Table:
         self.space.seed(seed)
         self.length, self.returns = 0, dict.fromkeys(self.copy.present, 0.0)
         self.learner = self.agents[seed % len(self.agents)]
-        self.memory: dict[str, Tree] = {agent: self.initial[name] for agent, name in self.policies.side_of.items()}
+        sides, names = self.policies.sides, self.policies.side_of
+        self.memory: dict[str, Tree] = {agent: self.initial[name] for agent, name in names.items()}
+        self.before = {agent: own_part(sides[name], allocate(sides[name].observation)) for agent, name in names.items()}
+        """What each agent saw before, for numbers that are none."""
         self.moved: set[str] = set()
         self.reports: list[float] = []
         self.look()
 
     def look(self) -> None:
         """Take in what those see who are to move."""
-        where = f"in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
         self.seen: dict[str, tuple[Tree, Tree]] = {}
         self.actions: dict[str, Tree] = {}
         for agent in self.copy.to_move:
-            obs, mask = self.masks[self.policies.side_of[agent]].one(*self.copy.look(agent))
-            zeros = tree_map(np.zeros_like, obs)
-            self.seen[agent] = check_episode(obs, 0.0, zeros, where, self.player.on_nan)[0], mask
+            obs, mask = self._read(agent, *self.copy.look(agent))
+            self.before[agent], _ = self._check(agent, obs, 0.0)
+            self.seen[agent] = self.before[agent], mask
+
+    def _read(self, agent: str, obs: Tree, info: Info, over: bool = False) -> tuple[Tree, Tree]:
+        """Return what an agent saw, without its mask, and the mask."""
+        return self.masks[self.policies.side_of[agent]].one(obs, info, agent, over)
+
+    def _check(self, agent: str, obs: Tree, reward: float) -> tuple[Tree, float]:
+        """Return what an agent saw or got, with numbers that are none replaced as `on_nan` says."""
+        where = f"of {agent} in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
+        return check_episode(obs, reward, self.before[agent], where, self.player.on_nan)
 
     def choose(self) -> list[str]:
         """Return who asks the policy for an action; the others move at random."""
@@ -141,11 +154,21 @@ class _Table:
         """Step once. Return the episode if this ended it."""
         self.env.step(self.actions)
         self.length += 1
-        for agent, reward in self.copy.rewards.items():
-            self.returns[agent] = self.returns.get(agent, 0.0) + float(reward)
-        self.reports += [each for info in self.copy.last_info.values() if (each := success(info)) is not None]
-        over = self.in_turn and self.learner not in self.copy.present
-        if self.copy.present and not over and self.length < self.player.max_episode_steps:
+        copy, learners = self.copy, (self.learner,) if self.in_turn else self.agents
+        for agent in copy.rewards:
+            if agent in learners:
+                _, reward = self._check(agent, self.before[agent], float(copy.rewards[agent]))
+                self.returns[agent] = self.returns.get(agent, 0.0) + reward
+        over = not copy.present or self.length >= self.player.max_episode_steps or (self.in_turn and self.learner in copy.last)
+        ended = {agent: (copy.last[agent], copy.last_info[agent]) for agent in copy.last}
+        if over:
+            ended |= {agent: copy.look(agent) for agent in copy.present if agent in learners}
+        for agent in self.moved.intersection(learners, ended):
+            obs, info = ended[agent]
+            self._check(agent, self._read(agent, obs, info, over=True)[0], 0.0)
+            self.reports += [each for each in (success(info),) if each is not None]
+        self.moved -= set(ended)  # one that comes again remembers nothing
+        if not over:
             self.look()
             return []
         players = [self.learner] if self.in_turn else list(self.returns)
@@ -162,12 +185,17 @@ class _Table:
         return [episode]
 
 
+def own_part(spaces: Spaces, obs: Tree) -> Tree:
+    """Return the part of observations that policies read, where critics see others' too."""
+    return obs[OWN] if spaces.joint else obs
+
+
 def move(movers: Sequence[tuple[_Table, str]], spaces: Spaces, network: Any, generator: Generator, deterministic: bool) -> None:
     """Choose the actions of agents of one behavior."""
     seen = [table.seen[agent] for table, agent in movers]
     obs = allocate(spaces.observation, len(movers))
     for row, (each, _) in enumerate(seen):
-        tree_map(lambda rows, leaf, row=row: rows.__setitem__(row, leaf), obs[OWN] if spaces.joint else obs, each)
+        tree_map(lambda rows, leaf, row=row: rows.__setitem__(row, leaf), own_part(spaces, obs), each)
     start = np.array([agent not in table.moved for table, agent in movers])
     arrays = obs, tree_stack([table.memory[agent] for table, agent in movers]), start, tree_stack([mask for _, mask in seen])
     obs, memory, starts, mask = tree_to_torch(arrays, generator.device)

@@ -60,7 +60,7 @@ class NoMasks:
             raise SettingError(f"{self.who.format(0)} has an action_mask, and the model was made without one: make a new model")
         return obs, ()
 
-    def one(self, obs: Tree, info: Source, index: int = 0, over: bool = False) -> tuple[Tree, Tree]:
+    def one(self, obs: Tree, info: Source, index: int | str = 0, over: bool = False) -> tuple[Tree, Tree]:
         return self.split(obs, info)
 
     def strip(self, obs: Tree) -> Tree:
@@ -95,7 +95,7 @@ class Masks:
         mask[given] = self._read(raw, places[given], rows[given])
         return self.strip(obs), self._check(mask, given, rows, over)
 
-    def one(self, obs: Tree, info: Source, index: int = 0, over: bool = False) -> tuple[Tree, Tree]:
+    def one(self, obs: Tree, info: Source, index: int | str = 0, over: bool = False) -> tuple[Tree, Tree]:
         """Return the observation of a single environment without its mask, and the mask `[M]`."""
         raw = info.get(MASK, self._in_obs(obs))
         mask = np.ones((1, self.width), dtype=bool) if raw is None else self._flatten(raw, index)[None]
@@ -120,7 +120,7 @@ class Masks:
         masks = [self._flatten(_index(raw, place), row) for place, row in zip(places, rows, strict=True)]
         return np.stack(masks) if masks else np.ones((0, self.width), dtype=bool)
 
-    def _flatten(self, raw: Tree, index: int) -> np.ndarray:
+    def _flatten(self, raw: Tree, index: int | str) -> np.ndarray:
         """Return one mask `[M]`."""
         try:
             return np.concatenate(list(_flatten_parts(self.choices, raw)))

@@ -7,6 +7,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Protocol, TypeVar
@@ -265,6 +266,28 @@ def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = 
             raise SettingError(f"{shown(path)} names the wrapper {name}, which {UNTRUSTED_WRAPPERS[name]}; pass env yourself")
         if imported and package not in TRUSTED_PACKAGES and module not in sys.modules:
             raise SettingError(f"{shown(path)} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
+    if imported and (env_id := _unpackaged_path(settings)) is not None and not _may_build(env_id):
+        raise SettingError(f"{shown(path)} names {shorten(env_id, 60)} as its environment, which is part of a library; pass env yourself")
+
+
+def _unpackaged_path(settings: Mapping[str, Any]) -> str | None:
+    """Return the id of the environment if it is a path, and not one in PettingZoo's packages."""
+    env = settings.get("env")
+    env_id = env.get("id") if isinstance(env, Mapping) else env
+    return env_id if isinstance(env_id, str) and is_path(env_id) and not is_packaged(env_id) else None
+
+
+def _may_build(env_id: str) -> bool:
+    """Return whether a file may name this path of an imported module: of an installed library modules only, since it has many functions."""
+    package = sys.modules.get(env_id.partition(".")[0])
+    places = [getattr(package, "__file__", None), *getattr(package, "__path__", ())]
+    is_library = any({"site-packages", "dist-packages"} & {*Path(each).parts} for each in places if each)
+    if package is not None and package.__name__ not in TRUSTED_PACKAGES and not is_library:
+        return True
+    try:
+        return find_spec(env_id) is not None
+    except (ImportError, ValueError):  # its parent is no package
+        return False
 
 
 def check_environment(env: object, numbers: int, path: str | Path) -> None:

@@ -35,7 +35,7 @@ CLASSIC = {
     "chess_v6": {},
     "go_v5": {"board_size": 5},
 }
-LONG = ("chess_v6", "go_v5")
+LONG = ("chess_v6", "go_v5", "texas_holdem_no_limit_v6")
 GENERATED = {
     ParallelAgents: ("generated_agents_parallel_v0", "generated_agents_parallel_cust_agentid_v0"),
     TurnAgents: (
