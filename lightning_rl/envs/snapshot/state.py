@@ -80,7 +80,7 @@ class Recorder(gym.Wrapper):
     def set_state(self, state: State) -> bool:
         """Replay the episode; return whether it led to the same observation."""
         decode, episode = Decoder().decode, state["episode"]
-        if episode["worn"]:
+        if episode["worn"] and hasattr(self, "action_space"):  # environments of several agents have none
             space, actions = deepcopy(self.action_space), state["actions"]
             any_action = partial(decode, actions[0]) if actions else space.sample
             self.env.step(legal_action(self, space, any_action, *self.env.reset(seed=0)))
