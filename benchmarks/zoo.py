@@ -207,10 +207,11 @@ def line(config: str) -> str:
     if not rows:
         return f"| {config} | *not yet measured* | | | | {theirs} | {ATTEMPTS.get(config, '')} |"
     returns = [float(row["return_mean"]) for row in rows]
-    spread = f" ± {statistics.stdev(returns):.1f}" if len(returns) > 1 else ""
+    places = 1 if abs(mean_of(config)) >= 2 else 2
+    spread = f" ± {statistics.stdev(returns):.{places}f}" if len(returns) > 1 else ""
     note = "; ".join(filter(None, [verdict(config, reference), ATTEMPTS.get(config, "")]))
     commits = " ".join(dict.fromkeys(row["commit"] or "before 45c9fa8" for row in rows))
-    return f"| {config} | {mean_of(config):.1f}{spread} ({each_of(rows)}) | {costs_of(rows)} | {commits} | {theirs} | {note} |"
+    return f"| {config} | {mean_of(config):.{places}f}{spread} ({each_of(rows)}) | {costs_of(rows)} | {commits} | {theirs} | {note} |"
 
 
 def short_line(config: str) -> str:
@@ -222,7 +223,7 @@ def short_line(config: str) -> str:
 def each_of(rows: list[Row]) -> str:
     """The return of each seed."""
     returns = [float(row["return_mean"]) for row in rows]
-    return " ".join(f"{value:.0f}" if abs(value) >= 20 else f"{value:.1f}" for value in returns)
+    return " ".join(f"{value:.{0 if abs(value) >= 20 else 1 if abs(value) >= 2 else 2}f}" for value in returns)
 
 
 def costs_of(rows: list[Row]) -> str:

@@ -293,8 +293,10 @@ def _missing(env_id: str, module: str) -> SettingError:
         return missing_extra(EXTRA_PACKAGES[package], "pettingzoo", env_id)
     if not f"{env_id}.".startswith(f"{module}."):
         return SettingError(f"{env_id} needs the package {module}, which is not installed")
-    siblings = [each.name for each in iter_modules(getattr(found, "__path__", ()))]
-    return SettingError(f"env.id {env_id!r}: there is no module {module!r}{closest(name, siblings)}")
+    if not parent:
+        return SettingError(f"env.id {env_id!r}: there is no module {module!r}")
+    names = [*dir(found), *(each.name for each in iter_modules(getattr(found, "__path__", ())))]
+    return SettingError(f"env.id {env_id!r}: there is no {name!r} in {parent}{closest(name, names)}")
 
 
 def _import(path: str) -> Any:
@@ -319,8 +321,10 @@ def has_agents(env: object) -> bool:
 def wrap_agents(env: Any, name: str, index: int = 0) -> AgentsEnv:
     """Return an environment of PettingZoo behind the common interface; `name` and `index` are for messages.
 
-    Raises `SettingError`: it does not name the agents that there may be.
+    Raises `SettingError`: it is none, or does not name the agents that there may be.
     """
+    if not has_agents(env):
+        raise SettingError(f"{name} builds {type(env).__name__}, which is no environment of PettingZoo; those of one agent are registered")
     made = (TurnAgents if hasattr(env, "agent_iter") else ParallelAgents)(env, name, index)
     if not made.agents:
         raise SettingError(f"{name} has no possible_agents: name all agents that may ever be there, each is a row")
