@@ -74,8 +74,6 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         super().__post_init__()
         if self.episodes_per_generation % 2:
             raise SettingError(f"episodes_per_generation {self.episodes_per_generation} must be even: each job has two")
-        if self.spaces.agents:
-            raise SettingError(f"EvolutionStrategies is for environments of one agent, and this one has {len(self.spaces.agents)}; use PPO")
         if isinstance(self.env, EnvConfig) and self.env.vectorization not in ("auto", "sync"):
             raise SettingError(
                 f"env.vectorization {self.env.vectorization}: each environment begins its episodes when its weights change; use sync, "

@@ -518,8 +518,8 @@ def test_an_environment_that_breaks_the_interface_is_named_in_one_line(cls, line
     ("env_id", "line"),
     [
         ("no_such_module.env", "env.id 'no_such_module.env': there is no module 'no_such_module'"),
-        ("mpe2.simple_sprad_v3", "env.id 'mpe2.simple_sprad_v3': there is no module 'mpe2.simple_sprad_v3'"),
-        ("tests.agents.Nobody", "env.id 'tests.agents.Nobody': there is no module 'tests.agents.Nobody'"),
+        ("mpe2.simple_sprad_v3", "env.id 'mpe2.simple_sprad_v3': there is no 'simple_sprad_v3' in mpe2; did you mean simple_spread_v3?"),
+        ("tests.agents.Nobody", "env.id 'tests.agents.Nobody': there is no 'Nobody' in tests.agents"),
         ("tests.agents.ALWAYS", "env.id 'tests.agents.ALWAYS' is no environment of PettingZoo: it has neither parallel_env nor env"),
         ("tests.environments.Scripted", "env.id 'tests.environments.Scripted' makes a Scripted, which is no environment of PettingZoo"),
         ("tests.agents.Together.there", "env.id 'tests.agents.Together.there': there is no module 'tests.agents.Together'"),

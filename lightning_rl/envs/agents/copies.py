@@ -293,7 +293,7 @@ def _missing(env_id: str, module: str) -> SettingError:
         return missing_extra(EXTRA_PACKAGES[package], "pettingzoo", env_id)
     if not f"{env_id}.".startswith(f"{module}."):
         return SettingError(f"{env_id} needs the package {module}, which is not installed")
-    if not parent:
+    if not parent or hasattr(found, name):
         return SettingError(f"env.id {env_id!r}: there is no module {module!r}")
     names = [*dir(found), *(each.name for each in iter_modules(getattr(found, "__path__", ())))]
     return SettingError(f"env.id {env_id!r}: there is no {name!r} in {parent}{closest(name, names)}")
