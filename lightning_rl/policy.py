@@ -17,8 +17,8 @@ from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError, check_flag, check_range
-from lightning_rl.networks.acting import PolicyNetwork
-from lightning_rl.spaces import MASK, Spaces, add_hidden, allocate, is_batch_of
+from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
+from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, allocate, is_batch_of, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import load
 from lightning_rl.training.run import Run
@@ -35,7 +35,9 @@ class Policy:
     """
 
     def __init__(self, network: PolicyNetwork, spaces: Spaces, seed: int = 0) -> None:
-        self.network, self.spaces = network.eval(), spaces
+        self.given, self.hidden = spaces, getattr(network, "critic_obs", [])
+        self.spaces = without_hidden(spaces, self.hidden)
+        self.network: Any = VisiblePolicy(network, spaces.observation, self.hidden).eval() if self.hidden else network.eval()
         self.device = next(network.parameters()).device
         self.generator = Generator(self.device).manual_seed(seed)
 
@@ -60,7 +62,7 @@ class Policy:
             obs = {key: child for key, child in obs.items() if key != MASK}
         if action_mask is None and self.spaces.masked:
             raise SettingError(f"this policy was trained with masks: give an {MASK}, as an argument or as a key of the observation")
-        obs = add_hidden(self.spaces.observation, obs, getattr(self.network, "critic_obs", ()))
+        obs = self._own_part(obs)
         batched = is_batch_of(self.spaces.observation, obs)
         if not batched:
             obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
@@ -83,14 +85,25 @@ class Policy:
         env_action = self.network.distribution.to_env(tree_to_numpy(action))
         return (env_action if batched else tree_index(env_action, 0)), memory
 
+    def _own_part(self, obs: Tree) -> Tree:
+        """Return an observation without what only critics get, if it holds that."""
+        if self.given.joint:
+            return obs[OWN] if isinstance(obs, dict) and JOINT in obs else obs
+        return {key: child for key, child in obs.items() if key not in self.hidden} if self.hidden else obs
+
 
 def load_policy(path: str | Path, map_location: str | torch.device = "cpu", behavior: str | None = None) -> Policy:
     """Load the policy of a checkpoint, or of a run's folder (its `checkpoints/best.ckpt`); of several behaviors, that of the one named.
 
     Raises `SettingError`: there is no such behavior; and see `Algorithm.load_from_checkpoint`.
     """
-    algorithm = choose_behavior(load(path, Run, Algorithm, map_location), behavior)
+    algorithm = load_algorithm(path, behavior, map_location)
     return Policy(algorithm.network.to(map_location), algorithm.spaces)
+
+
+def load_algorithm(path: str | Path, behavior: str | None = None, map_location: str | torch.device = "cpu") -> Algorithm:
+    """Load the algorithm of a checkpoint or run, of several behaviors that of the one named."""
+    return choose_behavior(load(path, Run, Algorithm, map_location), behavior)
 
 
 def choose_behavior(run: Run, behavior: str | None) -> Algorithm:

@@ -226,6 +226,15 @@ def add_hidden(space: Space, observation: Tree, hidden: Sequence[str]) -> Tree:
     return {name: given[name] if name in given or name not in hidden else allocate(child, *batch) for name, child in space.items()}
 
 
+def without_hidden(spaces: Spaces, hidden: Sequence[str]) -> Spaces:
+    """Return the spaces without the observations that only critics get; of an agent and others the agent's own."""
+    if spaces.joint:
+        return spaces._replace(observation=spaces.observation[OWN], joint="")  # type: ignore[index]
+    if not hidden or not isinstance(spaces.observation, Dict):
+        return spaces
+    return spaces._replace(observation=Dict({key: child for key, child in spaces.observation.items() if key not in hidden}))
+
+
 def is_batch_of(space: Space, observation: Tree) -> bool:
     """Return whether an observation has one more dimension than the space: a batch."""
     if isinstance(space, Dict):

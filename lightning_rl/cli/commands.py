@@ -228,8 +228,9 @@ def export(arguments: list[str], imports: list[str]) -> int:
     parser.add_checkpoint()
     parser.add_argument("--format", help=f"{', '.join(FORMATS)} (by the suffix of --out, or onnx)")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the file to write (next to the checkpoint)")
+    parser.add_argument("--behavior", help="which policy, where the run has several")
     options = parser.parse_args(arguments)
-    path = export_policy(options.ckpt_path, options.out, options.format)
+    path = export_policy(options.ckpt_path, options.out, options.format, options.behavior)
     description = read_manifest(path) or {}
     check, found = description["check"], []
     numeric = {output["dtype"].startswith("float") for output in description["outputs"] if output["role"] == "action"}

@@ -23,7 +23,7 @@ from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.exporting.formats import FORMATS, PolicyGraph, Run, check_packages
-from lightning_rl.policy import Policy
+from lightning_rl.policy import Policy, load_algorithm
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of, stored_name
@@ -39,7 +39,7 @@ UNBOUNDED = 1e18
 """A bound of this size counts as none: squares of such numbers are nearly infinite in float32."""
 
 
-def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: str | None = None) -> Path:
+def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: str | None = None, behavior: str | None = None) -> Path:
     """Write a checkpoint's policy as a file of another kind, and its description as `<file>.json`. Returns the file.
 
     The file is written under a temporary name and must do what the policy does at 1,000 observations (see `exporting/export.py`) before
@@ -49,6 +49,7 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
         ckpt_path: a `.ckpt` file, or a run's folder: its `checkpoints/best.ckpt`.
         out: the file; default: next to the checkpoint.
         format: `onnx`, `torch` (a program of `torch.export`) or `safetensors` (weights alone); default: by the suffix of `out`.
+        behavior: which policy, where the run has several.
 
     Raises:
         SettingError: no such format, a package is missing, the checkpoint cannot be loaded, the policy cannot be traced, what was written
@@ -62,7 +63,8 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
             raise SettingError(f"out {Path(out or '').name!r} does not imply a format; give one, or a suffix {', '.join(suffixes)}")
         format = suffixes[suffix]
     check_choice("format", format, FORMATS)
-    path = ckpt_path.parent / f"{ckpt_path.stem}{FORMATS[format].suffix}" if out is None else Path(out)
+    stem = ckpt_path.stem if behavior is None else f"{ckpt_path.stem}.{behavior}"
+    path = ckpt_path.parent / f"{stem}{FORMATS[format].suffix}" if out is None else Path(out)
     if path.is_dir() or path.suffix == ".ckpt":
         raise SettingError(f"out {path.name!r} is {'a folder' if path.is_dir() else 'a checkpoint'}; name another file")
     implied = suffixes.get(path.suffix, format)
@@ -72,7 +74,7 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
     if not path.parent.is_dir():
         raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
-    algorithm = Algorithm.load_from_checkpoint(ckpt_path)
+    algorithm = load_algorithm(ckpt_path, behavior)
     with torch_threads(1):
         try:
             write_checked(path, format, algorithm, describe_source(ckpt_path))
@@ -85,9 +87,9 @@ def write_checked(path: Path, format: str, algorithm: Algorithm, source: Plain) 
     """Write a file and its description if the file does what the policy does."""
     policy, kind = Policy(algorithm.network, algorithm.spaces), FORMATS[format]
     with one_line_errors(f"this policy cannot be written as {format}"):
-        graph = PolicyGraph(algorithm.network, algorithm.spaces)
+        graph = PolicyGraph(policy.network, policy.spaces)
         description = describe(algorithm, graph, format, source)
-        data = kind.write(graph, algorithm.spaces, json.dumps(description, allow_nan=False))
+        data = kind.write(graph, policy.spaces, json.dumps(description, allow_nan=False))
     staged = stage(path, lambda file: file.write(data))
     with committing(path.name, staged):
         with one_line_errors(f"the exported policy cannot be run by {format}"):
@@ -230,7 +232,7 @@ def describe_source(ckpt_path: Path) -> Plain:
 
 def describe(algorithm: Algorithm, graph: PolicyGraph, format: str, source: Plain) -> Plain:
     """Describe a policy's inputs, outputs and origin as plain data, with nothing about the machine."""
-    spaces: Spaces = algorithm.spaces
+    spaces = graph.spaces
     env = algorithm.env if isinstance(algorithm.env, EnvConfig) else None
     inputs, outputs = ([{**port._asdict(), "shape": ["batch", *port.shape]} for port in ports] for ports in (graph.inputs, graph.outputs))
     return {

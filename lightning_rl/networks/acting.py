@@ -1,11 +1,12 @@
 """Policies that act: what their networks share, and the actors that step them cheaply during a rollout."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from gymnasium.spaces import Space
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import Distribution
@@ -13,7 +14,8 @@ from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
-from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.spaces import JOINT, OWN, allocate
+from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 Precision = Callable[[], AbstractContextManager[Any]]
 MAX_WIDTH = 256
@@ -106,6 +108,34 @@ class PolicyNetwork(nn.Module):
         if deterministic:
             return self.distribution.mode(x, action_mask), memory
         return self.distribution.sample(x, action_mask, generator), memory
+
+
+class VisiblePolicy(nn.Module):
+    """A policy for observations `[N, ...]` without what only critics get, which it does not read.
+
+    Args:
+        space: of the network's observations, with what is `hidden`.
+    """
+
+    def __init__(self, network: PolicyNetwork, space: Space, hidden: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self.space, self.hidden = network, space, list(hidden)
+        self.distribution, self.memory, self.initial_memory = network.distribution, network.memory, network.initial_memory
+
+    def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
+        """Return the distribution's input `[N, num_inputs]`, and the new memory."""
+        return self.network.policy(self._complete(obs), memory, episode_start, generator)
+
+    def sample(self, obs: Tree, *others: Any, **settings: Any) -> tuple[Tree, Tree]:
+        """Return an action and the new memory."""
+        return self.network.sample(self._complete(obs), *others, **settings)
+
+    def _complete(self, obs: Tree) -> Tree:
+        """Return observations with zeros for what is hidden."""
+        given = {OWN: obs} if self.hidden == [JOINT] else obs
+        one = tree_leaves(given)[0]
+        empty = tree_to_torch({name: leaf for name, leaf in allocate(self.space).items() if name not in given}, one.device)
+        return {**given, **tree_map(lambda leaf: leaf.expand(one.shape[0], *leaf.shape), empty)}
 
 
 class TorchActor:

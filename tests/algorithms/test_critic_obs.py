@@ -1,5 +1,6 @@
 """Observations that only critics get: by name, of all agents of a copy, or the state of the environment."""
 
+import json
 from typing import ClassVar
 
 import gymnasium as gym
@@ -205,3 +206,22 @@ def test_hidden_observations_are_copied_nowhere_else():
     given = {"number": np.ones((4, 2))}
     assert tree_map(np.shape, add_hidden(space, given, ["answer"])) == {"answer": (4, 3), "number": (4, 2)}
     assert given.keys() == {"number"}
+
+
+@pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC])
+def test_an_exported_policy_has_no_input_for_what_only_the_critic_gets(algorithm, tmp_path):
+    trainer = fit(told(algorithm), tmp_path, evaluation=lrl.EvaluationConfig(episodes=2, every_n_env_steps=128))
+    described = json.loads(lrl.export_policy(trainer.run_folder).with_name("best.onnx.json").read_text())
+    assert [(port["name"], port["shape"]) for port in described["inputs"]] == [("number", ["batch", 2])]
+
+
+def test_the_policy_of_one_behavior_is_exported_under_its_name(tmp_path):
+    learner = {"class_path": "PPO", "init_args": {"n_steps": 8, "batch_size": 16, "critic_obs": "all", **SMALL}}
+    behaviors = {name: {"agents": name, "learner": learner} for name in "ab"}
+    model = lrl.MultiAgent({"id": "tests.agents.Together", "num_envs": 2}, behaviors, 64)
+    trainer = fit(model, tmp_path, evaluation=lrl.EvaluationConfig(episodes=2, every_n_env_steps=32))
+    file = lrl.export_policy(trainer.run_folder, behavior="b")
+    described = json.loads(file.with_name("best.b.onnx.json").read_text())
+    assert file.name == "best.b.onnx" and [port["shape"] for port in described["inputs"]] == [["batch", 2]]
+    with pytest.raises(SettingError, match="name a behavior: this run has a, b"):
+        lrl.export_policy(trainer.run_folder)
