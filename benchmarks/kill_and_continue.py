@@ -26,12 +26,24 @@ from typing import Any
 import torch
 
 ON = "--model.env.num_envs 4 --model.max_env_steps 60000"
+AGENTS = "--model.env.num_envs 2 --model.max_env_steps 18000 --model.net_arch [32,32]"
 OFF = "--model.env.num_envs 2 --model.net_arch [32,32] --model.learning_starts 200 --model.buffer_size 4000 --model.batch_size 32"
+BEHAVIORS = (
+    '{"adversary":{"agents":"adversary_*","learner":{"class_path":"SAC","init_args":{"train_freq":8,"steps_per_iteration":20,'
+    '"learning_starts":100,"net_arch":[32,32],"buffer_size":4000,"batch_size":32}}},'
+    '"good":{"agents":"agent_*","learner":{"class_path":"PPO","init_args":{"n_steps":25,"batch_size":50,"net_arch":[32]}}}}'
+)
 CASES = {
     "PPO": (f"--model PPO --model.env.id CartPole-v1 {ON} --model.n_steps 64 --model.batch_size 128", 256),
     "A2C": (f"--model A2C --model.env.id CartPole-v1 {ON} --model.n_steps 16", 64),
     "SAC": (f"--model SAC --model.env.id Pendulum-v1 {OFF} --model.max_env_steps 6000", 100),
     "DQN": (f"--model DQN --model.env.id CartPole-v1 {OFF} --model.max_env_steps 12000 --model.train_freq 2", 100),
+    "agents": (f"--model PPO --model.env.id mpe2.simple_spread_v3 {AGENTS} --model.n_steps 25 --model.batch_size 50", 150),
+    "turns": (f"--model PPO --model.env.id pettingzoo.classic.tictactoe_v3 {AGENTS} --model.n_steps 32 --model.batch_size 64", 64),
+    "MultiAgent": (
+        f"--model MultiAgent --model.env.id mpe2.simple_adversary_v3 --model.env.num_envs 2 --model.max_env_steps 9000 --model.behaviors={BEHAVIORS}",
+        50,
+    ),
     "TD3": (f"--model TD3 --model.env.id Pendulum-v1 {OFF} --model.max_env_steps 6000", 100),
 }
 """Options, and the environment steps of an iteration."""
