@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 ON = "--model.env.num_envs 4 --model.max_env_steps 60000"
+WORLD = "--model.env.num_envs 2"
 AGENTS = "--model.env.num_envs 2 --model.max_env_steps 18000 --model.net_arch [32,32]"
 OFF = "--model.env.num_envs 2 --model.net_arch [32,32] --model.learning_starts 200 --model.buffer_size 4000 --model.batch_size 32"
 BEHAVIORS = (
@@ -41,7 +42,7 @@ CASES = {
     "agents": (f"--model PPO --model.env.id mpe2.simple_spread_v3 {AGENTS} --model.n_steps 25 --model.batch_size 50", 150),
     "turns": (f"--model PPO --model.env.id pettingzoo.classic.tictactoe_v3 {AGENTS} --model.n_steps 32 --model.batch_size 64", 64),
     "MultiAgent": (
-        f"--model MultiAgent --model.env.id mpe2.simple_adversary_v3 --model.env.num_envs 2 --model.max_env_steps 9000 --model.behaviors={BEHAVIORS}",
+        f"--model MultiAgent --model.env.id mpe2.simple_adversary_v3 {WORLD} --model.max_env_steps 9000 --model.behaviors={BEHAVIORS}",
         50,
     ),
     "TD3": (f"--model TD3 --model.env.id Pendulum-v1 {OFF} --model.max_env_steps 6000", 100),
