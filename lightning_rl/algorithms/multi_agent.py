@@ -1,5 +1,6 @@
 """Several behaviors in one environment, each learned by an algorithm of its own."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from lightning_rl.training.run import Run
 from lightning_rl.training.settings import plain
 from lightning_rl.training.state import RunLog
 from lightning_rl.types import State
+
+OF_THE_RUN = ("env", "max_env_steps", "log_interval", "spaces")
+"""Settings that behaviors do not have for themselves."""
 
 
 @dataclass(frozen=True)
@@ -278,6 +282,8 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any]) -> Behavior:
 
     Raises `SettingError`: they do not, or there is no such algorithm.
     """
+    if not re.fullmatch(r"[\w-]+", name):
+        raise SettingError(f"behaviors: the name {name!r} must consist of letters, digits, _ and -")
     if isinstance(given, Behavior):
         return given
     if not isinstance(given, Mapping) or given.keys() != {"agents", "learner"}:
@@ -288,6 +294,9 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any]) -> Behavior:
     if isinstance(learner, Mapping):
         if not {"class_path"} <= learner.keys() <= {"class_path", "init_args"}:
             raise SettingError(f"behaviors.{name}.learner must be {{class_path, init_args}}, got {learner!r}")
+        for setting in OF_THE_RUN:
+            if setting in (learner.get("init_args") or {}):
+                raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, and not to one behavior")
         learner = partial(algorithm_class(learner["class_path"], Algorithm), **(learner.get("init_args") or {}))
     return Behavior(given["agents"], learner)
 
@@ -330,7 +339,7 @@ def check_learner(name: str, learner: Algorithm) -> None:
 
 def describe_learner(learner: Algorithm) -> dict[str, Any]:
     """Return the class and the settings of an algorithm as plain data."""
-    settings = {name: value for name, value in learner.hparams.items() if name not in ("env", "max_env_steps")}
+    settings = {name: value for name, value in learner.hparams.items() if name not in OF_THE_RUN}
     return {"class_path": stored_name(type(learner)), "init_args": settings}
 
 

@@ -1,8 +1,10 @@
 """`lightning-rl import-mlagents`: a behavior of an ML-Agents trainer file as a config that runs."""
 
+from __future__ import annotations
+
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import shorten
 from typing import NamedTuple
 
 from lightning_rl.config_files import Plain, as_mapping
@@ -23,16 +25,51 @@ FLAT = theirs.HYPERPARAMETERS | theirs.NETWORK | theirs.MEMORY | theirs.OLD
 
 
 def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | None = None) -> str:
-    """Convert a behavior to the text of a config.
+    """Convert a behavior, or all of a file, to the text of a config.
 
     Args:
-        behavior_name: required where there are several.
+        behavior_name: which one; default: all.
         env_id: the environment, which such files do not name.
 
     Raises:
         SettingError: the file cannot be read, has an unknown setting, or asks for a trainer that does not exist here.
     """
-    behavior = read_behavior(path, behavior_name)
+    file = read_trainers(path)
+    if behavior_name is None and len(file.behaviors) > 1:
+        return convert_all(path, file, env_id).text()
+    return convert_behavior(path, read_behavior(file, path, behavior_name), env_id).text()
+
+
+def convert_all(path: str, file: File, env_id: str | None) -> Config:
+    """Convert several behaviors to one config of `MultiAgent`: a learner each, and what is not a learner's from the first one."""
+    config = Config("MultiAgent", f"lightning-rl import-mlagents {Path(path).name}")
+    parts = {str(name): convert_behavior(path, read_behavior(file, path, name), env_id) for name in file.behaviors}
+    first = next(iter(parts.values()))
+    for name, value in first.settings.items():
+        if not name.startswith("model.") or name in ("model.env.id", "model.env.num_envs"):
+            config.set(name, value, first.remarks[name])
+    for line in dict.fromkeys(line for part in parts.values() for line in part.comments[1:]):
+        config.note(line)
+    if any("model.env.parameters" in part.settings for part in parts.values()):
+        config.note("environment parameters dropped: env.parameters are for environments of one agent")
+    steps = max(part.settings["model.max_env_steps"] for part in parts.values())
+    if "model.log_interval" in first.settings:
+        config.set("model.log_interval", first.settings["model.log_interval"])
+    config.set("model.max_env_steps", steps, "steps of all copies; ML-Agents counts those of each behavior's agents")
+    for name, part in parts.items():
+        place = f"model.behaviors.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"
+        own = {key: value for key, value in part.settings.items() if key.startswith("model.") and not key.startswith("model.env.")}
+        for of_the_run in ("model.max_env_steps", "model.log_interval"):
+            own.pop(of_the_run, None)
+        config.set(f"{place}.agents", f"{name}*")
+        config.set(f"{place}.learner.class_path", part.algorithm)
+        for key, value in own.items():
+            config.set(f"{place}.learner.init_args.{key.removeprefix('model.')}", value, part.remarks[key])
+    return config
+
+
+def convert_behavior(path: str, behavior: Behavior, env_id: str | None) -> Config:
+    """Convert one behavior to a config of its algorithm."""
     settings = behavior.settings
     kind = "trainer" if "trainer" in settings else "trainer_type"
     trainer = settings.take(kind, "ppo")
@@ -60,7 +97,7 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     if any(name in settings for name in ("checkpoint_interval", "keep_checkpoints", "even_checkpoints")):
         set_checkpoints(config, settings)
     config.drop(settings.values, theirs.DROPPED)
-    return config.text()
+    return config
 
 
 class Behavior(NamedTuple):
@@ -73,8 +110,17 @@ class Behavior(NamedTuple):
     sections: Settings
 
 
-def read_behavior(path: str, name: str | None) -> Behavior:
-    """Read the behavior of that name, or the only one."""
+class File(NamedTuple):
+    """A trainer file. behaviors, default: settings by name, and those of all.  prefix: their place.  sections: the others."""
+
+    behaviors: Plain
+    default: Plain
+    prefix: str
+    sections: Plain
+
+
+def read_trainers(path: str) -> File:
+    """Read a file, new or old."""
     file = read_file(path)
     if "behaviors" in file or "default_settings" in file:
         check_names("", file, theirs.SECTIONS, " of an ML-Agents file")
@@ -88,14 +134,17 @@ def read_behavior(path: str, name: str | None) -> Behavior:
         check_names(f"{section}.", as_mapping(section, sections.get(section)), known, " of ML-Agents")
     if not behaviors and not default:
         raise SettingError(f"{path} has no behaviors; each has a name and settings")
-    if name is None and len(behaviors) > 1:
-        names = shorten(", ".join(map(str, behaviors)), 110, placeholder=" …")
-        raise SettingError(f"there are {len(behaviors)} behaviors, name one of them by --behavior: {names}")
+    return File(behaviors, default, prefix, sections)
+
+
+def read_behavior(file: File, path: str, name: object) -> Behavior:
+    """Read the behavior of that name, or the only one."""
+    behaviors, default, prefix, sections = file
     name = next(iter(behaviors), "default") if name is None else name
     if name not in behaviors and not (name == "default" and default):
-        raise SettingError(f"--behavior {name}: there is none of that name{nearest(name, map(str, behaviors))}")
+        raise SettingError(f"--behavior {name}: there is none of that name{nearest(str(name), map(str, behaviors))}")
     settings, old = flatten(merge(default, as_mapping(f"{prefix}{name}", behaviors.get(name))), f"{prefix}{name}.")
-    return Behavior(name, settings, old, Settings(sections))
+    return Behavior(str(name), settings, old, Settings(sections))
 
 
 def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:

@@ -299,6 +299,45 @@ parameter_randomization:
     assert "resampling-interval dropped: parameters are drawn again for each episode" in comments(text)
 
 
+TWO = """
+default_settings: {trainer_type: ppo, hyperparameters: {batch_size: 50, buffer_size: 800, learning_rate: 1.0e-3}, time_horizon: 100}
+behaviors:
+  adversary: {max_steps: 900, network_settings: {hidden_units: 16}}
+  agent: {trainer_type: sac, hyperparameters: {buffer_size: 5000, batch_size: 32}, max_steps: 600, summary_freq: 100}
+environment_parameters: {x: 3.0}
+env_settings: {seed: 5}
+"""
+
+
+def test_several_behaviors_become_one_run_with_a_learner_each(convert):
+    text = convert(TWO)
+    found = yaml.safe_load(text)
+    own = found["model"]["init_args"]
+    assert (found["model"]["class_path"], found["seed_everything"], own["max_env_steps"]) == ("MultiAgent", 5, 900)
+    assert "environment parameters dropped: env.parameters are for environments of one agent" in comments(text)
+    adversary, agent = own["behaviors"]["adversary"], own["behaviors"]["agent"]
+    assert (adversary["agents"], adversary["learner"]["class_path"]) == ("adversary*", "PPO")
+    assert adversary["learner"]["init_args"]["batch_size"] == 50 and adversary["learner"]["init_args"]["net_arch"] == [16, 16]
+    assert agent["learner"]["class_path"] == "SAC" and agent["learner"]["init_args"]["buffer_size"] == 5000
+    assert not {"max_env_steps", "log_interval"} & {*adversary["learner"]["init_args"], *agent["learner"]["init_args"]}
+
+
+def test_a_run_of_several_imported_behaviors_trains(folder, capfd):
+    (folder / "trainer.yaml").write_text(TWO)
+    status, out, err = run("import-mlagents trainer.yaml --env mpe2.simple_adversary_v3", capfd)
+    assert (status, err) == (0, "")
+    (folder / "config.yaml").write_text(out)
+    status, out, err = run(
+        "fit --config config.yaml --trainer.max_steps 1 --trainer.accelerator cpu --trainer.enable_progress_bar false", capfd
+    )
+    assert (status, err) == (0, "") and "evaluate it: " in out
+
+
+def test_names_of_behaviors_that_no_metric_can_have_are_changed(convert):
+    own = yaml.safe_load(convert("behaviors: {My.Wolf: {}, 2: {}}"))["model"]["init_args"]["behaviors"]
+    assert {name: each["agents"] for name, each in own.items()} == {"My_Wolf": "My.Wolf*", "2": "2*"}
+
+
 def test_without_an_environment_a_comment_says_how_to_name_it():
     text = import_mlagents(SAC_FILE, "Basic")
     assert settings(text)["env"] == {"num_envs": 1}
@@ -310,7 +349,6 @@ ERRORS = [
     ("", "must be a mapping of names to settings, got nothing"),
     ("A: {", "is not valid YAML, line 1"),
     ("A: 3", "A must be a mapping of settings, got 3"),
-    ("{A: {}, B: {}}", "there are 2 behaviors, name one of them by --behavior: A, B"),
     ("A: {batch_sise: 3}", "A.batch_sise is not a setting of ML-Agents; did you mean batch_size?"),
     ("behaviors: {A: {hyperparameters: {betta: 3}}}", "behaviors.A.hyperparameters.betta is not", "did you mean beta?"),
     ("behaviors: {A: {trainer_type: ppo, batch_size: 3}}", "behaviors.A.batch_size is not a setting"),
@@ -342,7 +380,6 @@ ERRORS = [
     ("A: {pretraining: {demo: x}}", "A.pretraining.demo is not", "demo_path"),
     ("A: {trainer: ppoo}", "must be one of ppo, sac, got 'ppoo'; did you mean ppo?"),
     ("A: {trainer: [ppo]}", "A.trainer must be one of ppo, sac, got ['ppo']"),
-    ("behaviors: {1: {}, 2: {}}", "there are 2 behaviors, name one of them by --behavior: 1, 2"),
     ("A: {trainer: offline_bc}", "A.trainer offline_bc", "BehavioralCloning"),
     ("behaviors: {A: {trainer_type: poca}}", "behaviors.A.trainer_type poca: there is no POCA here"),
     ("A: {num_layers: 1e9}", "A.num_layers must be >= 1 and <= 100, got 1000000000"),
@@ -373,7 +410,6 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
     [
         ("", "the following arguments are required: FILE"),
         ("nowhere.yaml", "nowhere.yaml: No such file or directory"),
-        (f"{SAC_FILE}", "there are 21 behaviors, name one of them by --behavior: FoodCollector, Bouncer, PushBlock"),
         (f"{SAC_FILE} --behavior Hallways", "--behavior Hallways: there is none of that name; did you mean Hallway?"),
         (f"{SAC_FILE} --behaviour Hallway", "--behaviour"),
     ],
