@@ -282,7 +282,7 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any]) -> Behavior:
 
     Raises `SettingError`: they do not, or there is no such algorithm.
     """
-    if not re.fullmatch(r"[\w-]+", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise SettingError(f"behaviors: the name {name!r} must consist of letters, digits, _ and -")
     if isinstance(given, Behavior):
         return given

@@ -57,7 +57,8 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
         config.set("model.log_interval", first.settings["model.log_interval"])
     config.set("model.max_env_steps", steps, "steps of all copies; ML-Agents counts those of each behavior's agents")
     for name, part in parts.items():
-        place = f"model.behaviors.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"
+        known_as = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+        place = f"model.behaviors.{'behavior_' * known_as.isdigit()}{known_as}"
         own = {key: value for key, value in part.settings.items() if key.startswith("model.") and not key.startswith("model.env.")}
         for of_the_run in ("model.max_env_steps", "model.log_interval"):
             own.pop(of_the_run, None)
