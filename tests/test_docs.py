@@ -187,9 +187,12 @@ class Reader:
             exec(compile(text, "a block", "exec"), self.names)
 
     def settings(self, text):
-        """Train by settings of PPO."""
-        settings = {"env": "CartPole-v1", "max_env_steps": 10_000} | yaml.load(text, Loader)
-        (self.folder / "block.yaml").write_text(yaml.safe_dump({"model": {"class_path": "PPO", "init_args": settings}}))
+        """Train by a whole config, or by settings of PPO."""
+        settings = yaml.load(text, Loader)
+        if "model" not in settings:
+            own = {"env": "CartPole-v1", "max_env_steps": 10_000} | settings
+            settings = {"model": {"class_path": "PPO", "init_args": own}}
+        (self.folder / "block.yaml").write_text(yaml.safe_dump(settings))
         self.program(shlex.split("lightning-rl fit --config block.yaml"))
 
 
