@@ -1,6 +1,7 @@
 """The floors of the house: imports point down, and a few questions are asked in one place only."""
 
 import ast
+from configparser import ConfigParser
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -137,6 +138,13 @@ def test_an_algorithm_has_one_parent_beside_groups_of_settings_and_knows_no_sibl
             inside for inside in imports(modules()[name]) for sibling in algorithms().keys() - {name} if inside.startswith(f"{sibling}.")
         }
         assert known == set(), name
+
+
+def test_an_installed_package_has_all_its_folders():
+    setup = ConfigParser()
+    setup.read(ROOT.parent / "setup.cfg")
+    folders = {".".join(path.parent.relative_to(ROOT.parent).parts) for path in ROOT.rglob("__init__.py")}
+    assert folders - set(setup["options"]["packages"].split()) == set()
 
 
 def test_the_package_stays_within_its_files():

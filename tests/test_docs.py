@@ -36,7 +36,7 @@ EPISODES = {"evaluate": "--episodes 2 --max_episode_steps 50", "collect": "--epi
 SLOW = (
     *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "for seed in", "compare "),
     *("num_actors 4", "--format torch", "devices 2 --trainer.accelerator cpu", "lightning_rl.Video", "Pendulum-v1 --model.stochastic"),
-    *("torchrun", "configs/trainer/ray.yaml   ", "/fast/disk"),
+    *("torchrun", "configs/trainer/ray.yaml   ", "/fast/disk", "ppo/simple_spread", "ppo/tictactoe"),
 )
 """Parts of lines that take longer, or stand on one that does."""
 PARSED = {
