@@ -340,9 +340,8 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
     """Load the replay buffer, if any, that a checkpoint holds for this rank; `continues`: with the episodes in progress."""
     if (saved := saved_buffer(algorithm)) is not None:
         manifest, number = saved
-        algorithm.dataset.load_buffer(
-            manifest, Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}" / algorithm.behavior
-        )
+        folder = Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}" / algorithm.behavior
+        algorithm.dataset.load_buffer(manifest, folder)
         if not continues:
             algorithm.dataset.buffer.cut()
             algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one
@@ -385,12 +384,8 @@ def sees_next(algorithm: Learner) -> bool:
 
 def seed_draws(algorithm: Learner) -> int:
     """Seed the generator of this rank's learning. Return the seed of its acting."""
-    entropy = [
-        torch.initial_seed(),
-        algorithm.global_rank,
-        algorithm.count,
-        *algorithm.behavior.encode(),
-    ]  # a continued run draws on, it does not repeat
+    entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # a continued run draws on, it does not repeat
+    entropy += algorithm.behavior.encode()
     acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
     algorithm.seed = learning
     algorithm.generator = Generator().manual_seed(learning)

@@ -89,12 +89,13 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
 
 def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
     """Return the spaces that a checkpoint names, or those of each behavior."""
-    if "behaviors" in own:
-        return {name: Spaces(*stored_spaces(each)) for name, each in own["behaviors"].items()}
+    return {name: _spaces(each) for name, each in own["behaviors"].items()} if "behaviors" in own else _spaces(own)
+
+
+def _spaces(own: Mapping[str, Any]) -> Spaces:
     observation, action = map(from_plain, own["spaces"])
-    return Spaces(
-        observation, action, own.get("masked", False), tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", "")
-    )
+    agents = tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", "")
+    return Spaces(observation, action, own.get("masked", False), *agents)
 
 
 def _without_new_folders(settings: dict[str, Any]) -> dict[str, Any]:
