@@ -28,7 +28,7 @@ from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import Spaces, to_plain
 from lightning_rl.training.loading import algorithm_class, load, stored_name
 from lightning_rl.training.run import Run
-from lightning_rl.training.settings import plain
+from lightning_rl.training.settings import as_integer, plain
 from lightning_rl.training.state import RunLog
 from lightning_rl.types import State
 
@@ -90,8 +90,13 @@ class MultiAgent(Run):
         spaces: Mapping[str, Spaces] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(behaviors, Mapping) or not behaviors:
+            raise SettingError(f"behaviors must name at least one, each with agents and a learner, got {behaviors!r}")
         chosen = {name: as_behavior(name, each) for name, each in behaviors.items()}
+        max_env_steps = as_integer(max_env_steps)
         check_range("max_env_steps", max_env_steps, 1, whole=True)
+        if log_interval is not None:
+            check_range("log_interval", log_interval, 0, open_low=True)
         self.env, self.max_env_steps, self.log_interval = as_config(env), max_env_steps, log_interval
         self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
         learners: dict[str, Algorithm] = {}

@@ -166,6 +166,8 @@ def test_a_checkpoint_holds_all_policies_and_gives_the_one_that_is_named(tmp_pat
         ),
         ({"all": {"agents": "*", "learner": {"class_path": "PPO", "init_args": {"max_env_steps": 4}}}}, "max_env_steps belongs to the run"),
         ({"a.b": {"agents": "*", "learner": "PPO"}}, "the name 'a.b' must consist of letters, digits, _ and -"),
+        ({}, "behaviors must name at least one, each with agents and a learner"),
+        (None, "behaviors must name at least one, each with agents and a learner"),
         ({"all": {"agent": "*", "learner": "PPO"}}, "behaviors.all must be a mapping of agents and learner"),
     ],
 )
