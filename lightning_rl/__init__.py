@@ -31,6 +31,7 @@ EXPORTS = {
     **MODELS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
     "Behavior": "lightning_rl.algorithms.multi_agent",
+    "Frozen": "lightning_rl.algorithms.multi_agent",
     "Range": "lightning_rl.training.settings",
     "EnvConfig": "lightning_rl.envs.config",
     "ActorsConfig": "lightning_rl.actors.config",

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Generator
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.multi_agent import MultiAgent
+from lightning_rl.algorithms.multi_agent import choose_behavior
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.envs.config import EnvConfig
@@ -104,17 +104,6 @@ def load_policy(path: str | Path, map_location: str | torch.device = "cpu", beha
 def load_algorithm(path: str | Path, behavior: str | None = None, map_location: str | torch.device = "cpu") -> Algorithm:
     """Load the algorithm of a checkpoint or run, of several behaviors that of the one named."""
     return choose_behavior(load(path, Run, Algorithm, map_location), behavior)
-
-
-def choose_behavior(run: Run, behavior: str | None) -> Algorithm:
-    """Return the algorithm of a run, of several behaviors that of the one named; raise `SettingError` if there is none of this name."""
-    if isinstance(run, Algorithm) and behavior is None:
-        return run
-    each = run.each if isinstance(run, MultiAgent) else {}
-    if behavior is None or behavior not in each:
-        asked = "name a behavior" if behavior is None else f"there is no behavior {behavior!r}"
-        raise SettingError(f"{asked}: this run has {', '.join(each)}" if each else f"{asked}: this run has one policy, without a name")
-    return each[behavior]
 
 
 def evaluate(

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from lightning_rl.envs.make import make_env
 from lightning_rl.envs.snapshot.state import choose_way
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import Spaces, to_plain
+from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.loading import algorithm_class, load, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import as_integer, plain
@@ -42,11 +44,13 @@ class Behavior:
 
     Args:
         agents: their names, or patterns of names such as `adversary_*`.
-        learner: an algorithm, with its settings: a class such as `SAC`, or `partial(SAC, buffer_size=50_000)`.
+        learner: an algorithm, with its settings: a class such as `SAC`, or `partial(SAC, buffer_size=50_000)`; or `Frozen`.
+        frozen: whether it acts and does not learn.
     """
 
     agents: str | list[str]
     learner: Callable[..., Algorithm]
+    frozen: bool = False
 
     @property
     def joint(self) -> str:
@@ -58,6 +62,30 @@ class Behavior:
         """Return those of an environment's agents that have this behavior."""
         patterns = [self.agents] if isinstance(self.agents, str) else self.agents
         return [agent for agent in agents if any(fnmatchcase(agent, pattern) for pattern in patterns)]
+
+
+class Frozen:
+    """The policy of another run, which acts and does not learn, in place of a learner.
+
+    Args:
+        checkpoint: of that run, or its folder.
+        behavior: which policy, where it has several.
+    """
+
+    def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
+        self.checkpoint, self.behavior = str(checkpoint), behavior
+        self.algorithm = choose_behavior(load(checkpoint, Run, Algorithm), behavior)
+        self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
+
+    def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> Algorithm:
+        stored = self.algorithm
+        if (stored.spaces.observation, stored.spaces.action) != (spaces.observation, spaces.action):
+            raise SettingError(f"{self.checkpoint} was trained with other observations or actions than these agents have")
+        settings = {name: value for name, value in stored.hparams.items() if name not in OF_THE_RUN}
+        cls: Any = type(stored)
+        algorithm: Algorithm = cls(env, spaces=spaces, max_env_steps=max_env_steps, **settings)
+        algorithm.load_state_dict(stored.state_dict())
+        return algorithm
 
 
 class MultiAgent(Run):
@@ -92,7 +120,7 @@ class MultiAgent(Run):
         super().__init__()
         if not isinstance(behaviors, Mapping) or not behaviors:
             raise SettingError(f"behaviors must name at least one, each with agents and a learner, got {behaviors!r}")
-        chosen = {name: as_behavior(name, each) for name, each in behaviors.items()}
+        chosen = {name: as_behavior(name, each, spaces is not None) for name, each in behaviors.items()}
         max_env_steps = as_integer(max_env_steps)
         check_range("max_env_steps", max_env_steps, 1, whole=True)
         if log_interval is not None:
@@ -112,11 +140,16 @@ class MultiAgent(Run):
             learner.behavior = name
             learners[name] = learner
         self.learners = nn.ModuleDict(learners)
+        self.frozen = [name for name, behavior in chosen.items() if behavior.frozen]
+        """Behaviors that act and do not learn."""
+        if len(self.frozen) == len(learners):
+            raise SettingError("behaviors: none of them learns; give one a class_path")
         self.counted_steps = 0
         """Steps of the world that are in `env_steps`."""
         self.newest: dict[str, dict[str, float]] = {}
         """What the newest iteration of each behavior recorded."""
-        plans = {name: {"agents": list(self.sides[name].agents), "learner": describe_learner(each)} for name, each in learners.items()}
+        agents = {name: list(own.agents) for name, own in self.sides.items()}
+        plans = {name: {"agents": agents[name], "learner": describe_learner(chosen[name], each)} for name, each in learners.items()}
         self.save_hyperparameters(
             {"env": plain(self.env), "behaviors": plans, "max_env_steps": max_env_steps, "log_interval": log_interval}
         )
@@ -132,6 +165,11 @@ class MultiAgent(Run):
     def each(self) -> Mapping[str, Algorithm]:
         """Return the algorithm of each behavior."""
         return dict(self.learners.items())  # type: ignore[arg-type]
+
+    @property
+    def learning(self) -> Mapping[str, Algorithm]:
+        """Return the algorithms that learn, and are not frozen."""
+        return {name: each for name, each in self.each.items() if name not in self.frozen}
 
     @property
     def spaces(self) -> Spaces:  # type: ignore[override]
@@ -159,10 +197,10 @@ class MultiAgent(Run):
             if self.has_trainer:
                 learner.trainer = self.trainer
             learner.env.side = world.sides[name]  # type: ignore[attr-defined]
-            datasets[name] = learner.dataset = learner.experience()
+            datasets[name] = learner.dataset = frozen_experience(learner) if name in self.frozen else learner.experience()
             if not isinstance(learner.dataset, RolloutDataset | ReplayDataset):
                 raise SettingError(f"behavior {name}: {type(learner).__name__} does not learn from steps of a world that others share")
-        lengths = [each.collector.n_steps * self.num_envs * self.world_size for each in datasets.values()]
+        lengths = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learning]
         seed = int(np.random.SeedSequence([torch.initial_seed(), self.global_rank, self.count]).generate_state(1)[0]) // 2
         return JointDataset(world, datasets, seed, sum(-(-self.max_env_steps // length) for length in lengths))
 
@@ -172,7 +210,7 @@ class MultiAgent(Run):
 
     def configure_optimizers(self) -> list[Optimizer]:
         optimizers: list[Optimizer] = []
-        for name, learner in self.each.items():
+        for name, learner in self.learning.items():
             own = learner.configure_optimizers()
             if not isinstance(own, list | tuple) or not all(isinstance(each, Optimizer) for each in own):
                 raise SettingError(f"behavior {name}: configure_optimizers must return a list of optimizers where several behaviors learn")
@@ -206,7 +244,9 @@ class MultiAgent(Run):
     def begin_learning(self) -> None:
         trainer: Any = self.trainer
         self.counted_steps = 0
-        for learner in self.each.values():
+        for name in self.frozen:
+            self.each[name].counted_rows = 0
+        for learner in self.learning.values():
             learner.log_rows = RunLog(1, 0)
             learner.begin_learning()
             if learner.target_update is not None:
@@ -214,7 +254,7 @@ class MultiAgent(Run):
                 learner.followers = [learner.target_update, *learner.followers]
 
     def schedule(self, progress: float) -> None:
-        for learner in self.each.values():
+        for learner in self.learning.values():
             if not learner.collector.is_open:  # type: ignore[union-attr]
                 self._begin(learner, learner.env_steps, progress)
 
@@ -258,22 +298,23 @@ class MultiAgent(Run):
     def get_learning_state(self) -> State:
         own = {
             name: {**learner.get_learning_state(), "began_at": learner.began_at, "progress": learner.progress}
-            for name, learner in self.each.items()
+            for name, learner in self.learning.items()
         }
         return {"behaviors": own, "newest": self.newest}
 
     def set_learning_state(self, state: State) -> None:
         assert isinstance(self.dataset, JointDataset)
         self.counted_steps, self.newest = self.dataset.joint.steps, state["newest"]
-        for name, learner in self.each.items():
+        for learner in self.each.values():
+            learner.counted_rows = learner.collector.rows  # type: ignore[union-attr]
+        for name, learner in self.learning.items():
             own = state["behaviors"][name]
             learner.set_learning_state(own)
-            learner.counted_rows = learner.collector.rows  # type: ignore[union-attr]
             if learner.collector.is_open:  # type: ignore[union-attr]
                 self._begin(learner, own["began_at"], own["progress"])
 
     def load_buffer(self, continues: bool = True) -> None:
-        for learner in self.each.values():
+        for learner in self.learning.values():
             learner.load_buffer(continues)
 
     def end_learning(self) -> None:
@@ -282,28 +323,36 @@ class MultiAgent(Run):
             learner.dataset = None
 
 
-def as_behavior(name: str, given: Behavior | Mapping[str, Any]) -> Behavior:
-    """Return a behavior that settings describe: `agents`, and a `learner` with `class_path` and `init_args`.
+def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = False) -> Behavior:
+    """Return a behavior that settings describe: `agents`, and a `learner` with `class_path` and `init_args`, or the `checkpoint` of one.
+
+    `stored`: they are those of a checkpoint that is being loaded, which holds the weights of a frozen behavior too.
 
     Raises `SettingError`: they do not, or there is no such algorithm.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise SettingError(f"behaviors: the name {name!r} must consist of letters, digits, _ and -")
     if isinstance(given, Behavior):
-        return given
+        return replace(given, frozen=given.frozen or isinstance(given.learner, Frozen))
     if not isinstance(given, Mapping) or given.keys() != {"agents", "learner"}:
         raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")
     learner = given["learner"]
     if isinstance(learner, str):
         learner = {"class_path": learner}
+    frozen = isinstance(learner, Mapping) and "checkpoint" in learner
+    if frozen and not stored and not {*learner} - {"checkpoint", "behavior", "class_path", "init_args"}:
+        try:
+            learner = Frozen(learner["checkpoint"], learner.get("behavior"))
+        except SettingError as error:
+            raise SettingError(f"behavior {name}: {error}") from error
     if isinstance(learner, Mapping):
-        if not {"class_path"} <= learner.keys() <= {"class_path", "init_args"}:
-            raise SettingError(f"behaviors.{name}.learner must be {{class_path, init_args}}, got {learner!r}")
+        if not {"class_path"} <= learner.keys() <= {"class_path", "init_args", *(("checkpoint", "behavior") if frozen else ())}:
+            raise SettingError(f"behaviors.{name}.learner must be {{class_path, init_args}} or {{checkpoint, behavior}}, got {learner!r}")
         for setting in OF_THE_RUN:
             if setting in (learner.get("init_args") or {}):
                 raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, and not to one behavior")
         learner = partial(algorithm_class(learner["class_path"], Algorithm), **(learner.get("init_args") or {}))
-    return Behavior(given["agents"], learner)
+    return Behavior(given["agents"], learner, frozen)
 
 
 def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
@@ -342,10 +391,23 @@ def check_learner(name: str, learner: Algorithm) -> None:
         raise SettingError(f"behavior {name}: normalize_obs frozen needs random steps of its own; use running")
 
 
-def describe_learner(learner: Algorithm) -> dict[str, Any]:
-    """Return the class and the settings of an algorithm as plain data."""
+def describe_learner(behavior: Behavior, learner: Algorithm) -> dict[str, Any]:
+    """Return the class and the settings of an algorithm as plain data, and where a frozen one comes from."""
+    source = behavior.learner
+    origin = {"checkpoint": source.checkpoint, "behavior": source.behavior} if isinstance(source, Frozen) else {}
     settings = {name: value for name, value in learner.hparams.items() if name not in OF_THE_RUN}
-    return {"class_path": stored_name(type(learner)), "init_args": settings}
+    return {**origin, "class_path": stored_name(type(learner)), "init_args": settings}
+
+
+def choose_behavior(run: Run, behavior: str | None) -> Algorithm:
+    """Return the algorithm of a run, of several behaviors that of the one named; raise `SettingError` if there is none of this name."""
+    if isinstance(run, Algorithm) and behavior is None:
+        return run
+    each = run.each if isinstance(run, MultiAgent) else {}
+    if behavior is None or behavior not in each:
+        asked = "name a behavior" if behavior is None else f"there is no behavior {behavior!r}"
+        raise SettingError(f"{asked}: this run has {', '.join(each)}" if each else f"{asked}: this run has one policy, without a name")
+    return each[behavior]
 
 
 def seed_of(name: str) -> int:

@@ -151,6 +151,17 @@ class SharedCollector(Collector):
         return new_episodes
 
 
+class FrozenCollector(SharedCollector):
+    """The collector of a behavior that acts and does not learn: it is never full, and keeps nothing but statistics."""
+
+    def take(self, step: EnvStep) -> bool:
+        if super().take(step):
+            for _ in self.transitions():
+                pass
+            self.open()
+        return False
+
+
 class JointStatistics:
     """The statistics of all behaviors, for those who ask about the run as a whole."""
 

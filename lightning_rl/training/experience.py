@@ -37,7 +37,7 @@ from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.data.shared import SharedCollector, SharedStepper
+from lightning_rl.data.shared import FrozenCollector, SharedCollector, SharedStepper
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize, transitions
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.world import SharedEnv
@@ -51,6 +51,9 @@ from lightning_rl.rewards.gail import GAIL
 from lightning_rl.schedules import Schedule
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import tree_index, tree_leaves, tree_to_numpy, tree_to_torch
+
+FROZEN_STEPS = 32
+"""How many steps a behavior that does not learn remembers at most."""
 
 
 class Learner(Protocol):
@@ -290,19 +293,28 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collect
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     acting = seed_draws(algorithm)
     if isinstance(algorithm.env, SharedEnv):
-        return make_shared_collector(algorithm, algorithm.env, n_steps, acting, log_probs)
+        return make_shared_collector(algorithm, n_steps, acting, log_probs)
     stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * algorithm.num_envs)
     network, precision = algorithm.network, get_precision_context(algorithm)
     seat_opponents(stepper, network)
     return Collector(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 
-def make_shared_collector(algorithm: Learner, env: SharedEnv, n_steps: int, acting: int, log_probs: bool) -> Collector:
+def make_shared_collector(algorithm: Learner, n_steps: int, acting: int, log_probs: bool) -> Collector:
     """Make the collector of one behavior of several."""
-    assert env.side is not None
-    stepper: Any = SharedStepper(env.side)
+    assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
+    stepper: Any = SharedStepper(algorithm.env.side)
     precision = get_precision_context(algorithm)
     return SharedCollector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+
+
+def frozen_experience(algorithm: Learner) -> RolloutDataset:
+    """Return what a behavior that does not learn acts by; it yields nothing."""
+    acting = seed_draws(algorithm)
+    assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
+    stepper: Any = SharedStepper(algorithm.env.side)
+    precision = get_precision_context(algorithm)
+    return RolloutDataset(FrozenCollector(stepper, algorithm.spaces, algorithm.network, FROZEN_STEPS, acting, False, precision), 0)
 
 
 def get_precision_context(algorithm: Learner) -> Precision:

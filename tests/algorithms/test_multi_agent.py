@@ -1,5 +1,6 @@
 """Several behaviors in one world, each with an algorithm of its own."""
 
+import shutil
 from functools import partial
 from typing import ClassVar
 
@@ -103,6 +104,56 @@ def test_the_order_of_behaviors_changes_nothing(tmp_path):
     fit(one, tmp_path / "one")
     fit(other, tmp_path / "other")
     assert different(one, other) == []
+
+
+def trained(folder):
+    return fit(made(), folder, evaluation=lrl.EvaluationConfig(every_n_env_steps=48, episodes=2)).run_folder
+
+
+def beside_frozen(run, **others):
+    pl.seed_everything(4, verbose=False)
+    behaviors = {"a": lrl.Behavior("a", PPO), "b": {"agents": "b", "learner": {"checkpoint": str(run), "behavior": "b"}}}
+    return lrl.MultiAgent({"id": "tests.agents.Together", "num_envs": 2}, {**behaviors, **others}, 96)
+
+
+def test_a_frozen_behavior_acts_and_does_not_learn(tmp_path):
+    run = trained(tmp_path / "first")
+    model = beside_frozen(run)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    trainer = fit(model, tmp_path / "second", evaluation=lrl.EvaluationConfig(every_n_env_steps=48, episodes=2), logger=True)
+    changed = {name.split(".")[1] for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {"a"} and (model.each["a"].updates, model.each["b"].updates) == (8, 0)
+    assert model.each["b"].env_steps == 64 and "b/rollout/ep_rew_mean" in read_rows(trainer.run_folder / "metrics.csv")[-1]
+    obs = np.array([1, 2], np.float32)
+    assert lrl.load_policy(run, behavior="b").act(obs)[0] == lrl.load_policy(trainer.run_folder, behavior="b").act(obs)[0]
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_run_with_a_frozen_behavior_continues_exactly(tmp_path, stop):
+    run = trained(tmp_path / "first")
+    whole, again = beside_frozen(run), beside_frozen(run)
+    fit(whole, tmp_path / "whole")
+    fit(beside_frozen(run), tmp_path / "parts", StopAt(stop))
+    fit(again, tmp_path / "parts", ckpt_path="last")
+    assert different(whole, again) == []
+
+
+def test_a_checkpoint_holds_a_frozen_policy_too_and_its_config_names_where_it_comes_from(tmp_path):
+    run = trained(tmp_path / "first")
+    trainer = fit(beside_frozen(run), tmp_path / "second")
+    shutil.rmtree(run)
+    model = lrl.MultiAgent.load_from_checkpoint(trainer.run_folder / "checkpoints" / "last.ckpt")
+    assert model.frozen == ["b"] and type(model.each["b"]) is lrl.DQN
+    with pytest.raises(SettingError, match=r"behavior b: ckpt_path .*version_0' is not a file"):
+        beside_frozen(run)
+
+
+def test_a_frozen_policy_that_cannot_play_these_agents_is_one_line(tmp_path):
+    run = trained(tmp_path / "first")
+    with pytest.raises(SettingError, match=r"behavior b: .* was trained with other observations or actions than these agents have"):
+        lrl.MultiAgent("tests.agents.Continuous", {"a": lrl.Behavior("a", PPO), "b": lrl.Behavior("b", lrl.Frozen(run, "b"))})
+    with pytest.raises(SettingError, match="behaviors: none of them learns"):
+        beside_frozen(run, a=lrl.Behavior("a", lrl.Frozen(run, "a")))
 
 
 MEMORY = partial(lrl.PPO, n_steps=6, batch_size=12, n_epochs=1, memory=lrl.LSTM(4, 3), **SMALL)
