@@ -30,8 +30,8 @@ MODELS = {**ALGORITHMS, "MultiAgent": "lightning_rl.algorithms.multi_agent"}
 EXPORTS = {
     **MODELS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
-    "Behavior": "lightning_rl.algorithms.multi_agent",
-    "Frozen": "lightning_rl.algorithms.multi_agent",
+    "Behavior": "lightning_rl.training.behaviors",
+    "Frozen": "lightning_rl.training.behaviors",
     "Range": "lightning_rl.training.settings",
     "EnvConfig": "lightning_rl.envs.config",
     "ActorsConfig": "lightning_rl.actors.config",

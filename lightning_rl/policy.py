@@ -11,7 +11,6 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Generator
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.multi_agent import choose_behavior
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.envs.config import EnvConfig
@@ -20,6 +19,7 @@ from lightning_rl.errors import SettingError, check_flag, check_range
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, allocate, is_batch_of, without_hidden
 from lightning_rl.threads import torch_threads
+from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.loading import load
 from lightning_rl.training.run import Run
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch

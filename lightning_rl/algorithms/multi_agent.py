@@ -1,12 +1,7 @@
 """Several behaviors in one environment, each learned by an algorithm of its own."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,72 +15,19 @@ from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.shared import JointDataset
-from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.world import SharedEnv, World
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.snapshot.state import choose_way
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import Spaces, to_plain
+from lightning_rl.training.behaviors import as_behavior, check_learner, describe_learner, find_sides
 from lightning_rl.training.experience import frozen_experience
-from lightning_rl.training.loading import algorithm_class, load, stored_name
+from lightning_rl.training.loading import load, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import as_integer, plain
 from lightning_rl.training.state import RunLog
 from lightning_rl.types import State
-
-OF_THE_RUN = ("env", "max_env_steps", "log_interval", "spaces")
-"""Settings that behaviors do not have for themselves."""
-
-
-@dataclass(frozen=True)
-class Behavior:
-    """Agents that act by one policy, and who learns it.
-
-    Args:
-        agents: their names, or patterns of names such as `adversary_*`.
-        learner: an algorithm, with its settings: a class such as `SAC`, or `partial(SAC, buffer_size=50_000)`; or `Frozen`.
-        frozen: whether it acts and does not learn.
-    """
-
-    agents: str | list[str]
-    learner: Callable[..., Algorithm]
-    frozen: bool = False
-
-    @property
-    def joint(self) -> str:
-        """Return what its critics see jointly, as in `Spaces`."""
-        asked = getattr(self.learner, "keywords", {}).get("critic_obs")
-        return asked if isinstance(asked, str) else ""
-
-    def choose(self, agents: Sequence[str]) -> list[str]:
-        """Return those of an environment's agents that have this behavior."""
-        patterns = [self.agents] if isinstance(self.agents, str) else self.agents
-        return [agent for agent in agents if any(fnmatchcase(agent, pattern) for pattern in patterns)]
-
-
-class Frozen:
-    """The policy of another run, which acts and does not learn, in place of a learner.
-
-    Args:
-        checkpoint: of that run, or its folder.
-        behavior: which policy, where it has several.
-    """
-
-    def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
-        self.checkpoint, self.behavior = str(checkpoint), behavior
-        self.algorithm = choose_behavior(load(checkpoint, Run, Algorithm), behavior)
-        self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
-
-    def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> Algorithm:
-        stored = self.algorithm
-        if (stored.spaces.observation, stored.spaces.action) != (spaces.observation, spaces.action):
-            raise SettingError(f"{self.checkpoint} was trained with other observations or actions than these agents have")
-        settings = {name: value for name, value in stored.hparams.items() if name not in OF_THE_RUN}
-        cls: Any = type(stored)
-        algorithm: Algorithm = cls(env, spaces=spaces, max_env_steps=max_env_steps, **settings)
-        algorithm.load_state_dict(stored.state_dict())
-        return algorithm
 
 
 class MultiAgent(Run):
@@ -321,93 +263,6 @@ class MultiAgent(Run):
         for learner in self.each.values():
             learner.end_learning()
             learner.dataset = None
-
-
-def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = False) -> Behavior:
-    """Return a behavior that settings describe: `agents`, and a `learner` with `class_path` and `init_args`, or the `checkpoint` of one.
-
-    `stored`: they are those of a checkpoint that is being loaded, which holds the weights of a frozen behavior too.
-
-    Raises `SettingError`: they do not, or there is no such algorithm.
-    """
-    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
-        raise SettingError(f"behaviors: the name {name!r} must consist of letters, digits, _ and -")
-    if isinstance(given, Behavior):
-        return replace(given, frozen=given.frozen or isinstance(given.learner, Frozen))
-    if not isinstance(given, Mapping) or given.keys() != {"agents", "learner"}:
-        raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")
-    learner = given["learner"]
-    if isinstance(learner, str):
-        learner = {"class_path": learner}
-    frozen = isinstance(learner, Mapping) and "checkpoint" in learner
-    if frozen and not stored and not {*learner} - {"checkpoint", "behavior", "class_path", "init_args"}:
-        try:
-            learner = Frozen(learner["checkpoint"], learner.get("behavior"))
-        except SettingError as error:
-            raise SettingError(f"behavior {name}: {error}") from error
-    if isinstance(learner, Mapping):
-        if not {"class_path"} <= learner.keys() <= {"class_path", "init_args", *(("checkpoint", "behavior") if frozen else ())}:
-            raise SettingError(f"behaviors.{name}.learner must be {{class_path, init_args}} or {{checkpoint, behavior}}, got {learner!r}")
-        for setting in OF_THE_RUN:
-            if setting in (learner.get("init_args") or {}):
-                raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, and not to one behavior")
-        learner = partial(algorithm_class(learner["class_path"], Algorithm), **(learner.get("init_args") or {}))
-    return Behavior(given["agents"], learner, frozen)
-
-
-def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
-    """Return the spaces of each behavior, with the names of its agents, by building one environment.
-
-    Raises `SettingError`: agents of no behavior, or of two, or of one with different spaces; or agents move in turn.
-    """
-    with closing(make_env(env)) as one:
-        if not isinstance(one, AgentsEnv):
-            raise SettingError("MultiAgent needs an environment of several agents, such as mpe2.simple_spread_v3")
-        if one.takes_turns:
-            raise SettingError(
-                f"MultiAgent: the agents of {one.name} move in turn, and cannot learn all at once; use one algorithm for them"
-            )
-        one.reset(seed=0)
-        chosen = {name: behavior.choose(one.agents) for name, behavior in behaviors.items()}
-        for agent in one.agents:
-            owners = [name for name, agents in chosen.items() if agent in agents]
-            if len(owners) != 1:
-                whose = f"has {len(owners)} behaviors, {' and '.join(owners)}" if owners else "has no behavior"
-                raise SettingError(f"agent {agent} {whose}: `agents` of the behaviors must name each once")
-        for name, agents in chosen.items():
-            if not agents:
-                raise SettingError(f"behavior {name} has no agents; those of the environment are {', '.join(one.agents)}")
-        found = {name: one.spaces_of(agents)._replace(agents=tuple(agents)) for name, agents in chosen.items()}
-        return {name: one.with_joint(spaces, behaviors[name].joint) for name, spaces in found.items()}
-
-
-def check_learner(name: str, learner: Algorithm) -> None:
-    """Raise `SettingError` for what an algorithm cannot do where several behaviors share a world."""
-    if not isinstance(learner, Algorithm):
-        raise SettingError(f"behavior {name}: learner must make an algorithm, got a {type(learner).__name__}")
-    if getattr(learner, "actors", None) is not None or getattr(learner, "threaded", False):
-        raise SettingError(f"behavior {name}: actors and threaded are for one behavior alone; leave them out")
-    if learner.normalize_obs == "frozen":
-        raise SettingError(f"behavior {name}: normalize_obs frozen needs random steps of its own; use running")
-
-
-def describe_learner(behavior: Behavior, learner: Algorithm) -> dict[str, Any]:
-    """Return the class and the settings of an algorithm as plain data, and where a frozen one comes from."""
-    source = behavior.learner
-    origin = {"checkpoint": source.checkpoint, "behavior": source.behavior} if isinstance(source, Frozen) else {}
-    settings = {name: value for name, value in learner.hparams.items() if name not in OF_THE_RUN}
-    return {**origin, "class_path": stored_name(type(learner)), "init_args": settings}
-
-
-def choose_behavior(run: Run, behavior: str | None) -> Algorithm:
-    """Return the algorithm of a run, of several behaviors that of the one named; raise `SettingError` if there is none of this name."""
-    if isinstance(run, Algorithm) and behavior is None:
-        return run
-    each = run.each if isinstance(run, MultiAgent) else {}
-    if behavior is None or behavior not in each:
-        asked = "name a behavior" if behavior is None else f"there is no behavior {behavior!r}"
-        raise SettingError(f"{asked}: this run has {', '.join(each)}" if each else f"{asked}: this run has one policy, without a name")
-    return each[behavior]
 
 
 def seed_of(name: str) -> int:
