@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from lightning_rl import ALGORITHMS, __version__
+from lightning_rl import MODELS, __version__
 from lightning_rl.errors import LostRankError, SettingError, nearest, printable
 from lightning_rl.startup import INTERRUPTED, ROOT, config_folder, find_modules_here, leave_when_interrupted, raise_when_interrupted
 
@@ -159,7 +159,7 @@ def one_line(text: str) -> str:
 def list_all() -> None:
     """Print the algorithms and the packaged configs, each with the first line of its file. Imports no torch."""
     print("algorithms (lightning-rl fit --model NAME --model.env.id ENVIRONMENT):")
-    for name, module in ALGORITHMS.items():
+    for name, module in MODELS.items():
         file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
         summary = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
         print(f"  {name:20} {summary}")
