@@ -61,7 +61,7 @@ class SAC(ReplayFields, Algorithm):
     value_network: bool = False
     """Learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8)."""
     critic_obs: list[str] | Literal["all", "state"] | None = None
-    """Observations that only critics get, by name; of several agents `all`: those of all, `state`: the environment's."""
+    """Names of observations that only critics get; of several agents `all` or `state`."""
     threaded: bool = False
     """Make the steps of the next iteration in a thread of its own while this one is learned from: with a policy that is one iteration old.
     For environments that wait for something else, such as a simulator, or have processes of their own."""

@@ -71,10 +71,7 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
         built = config()
         return wrap_agents(built, type(built).__name__, index) if has_agents(built) else with_mask_info(built)
     if config.has_agents:
-        built = _build(config, partial(find_builder(config.id), **config.kwargs))
-        if not has_agents(built):
-            raise SettingError(f"env.id {config.id!r} makes a {type(built).__name__}, which is no environment of PettingZoo")
-        return wrap_agents(built, config.id, index)
+        return wrap_agents(_build(config, partial(find_builder(config.id), **config.kwargs)), config.id, index)
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
     # the Atari wrapper skips frames and reads grey ones itself; grey is also the cheapest kind for those that it does not use

@@ -228,7 +228,7 @@ class ActorCriticFields:
     share_encoder: bool | None = None
     """Policy and value share encoder and memory; null: without a memory."""
     critic_obs: list[str] | Literal["all", "state"] | None = None
-    """Observations that only the value function gets, by name; of several agents `all`: those of all, `state`: the environment's."""
+    """Observations for the value function alone; of several agents `all` or `state`."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
     """Distribution of Box actions."""
     log_std_init: float = 0.0

@@ -32,6 +32,7 @@ class Option(NamedTuple):
 
 BOX = {"Scripted-v0": "ScriptedBox-v0", "Image-v0": "ImageBox-v0", "Crowd-v0": "CrowdBox-v0"}
 """What TD3 is trained on instead."""
+CRITIC_OBS = [Option(["goal"], "Crowd-v0"), Option(["body"], "Crowd-v0", given={"critic_obs": ["goal"]})]
 COMMON = {
     "learning_rate": [Option(0.01), Option({"schedule": "linear", "start": 0.01}, given={"learning_rate": 0.01})],
     "gamma": [Option(0.5)],
@@ -73,6 +74,7 @@ ON = {
     "value_transform": [Option("signed_hyperbolic"), Option("symlog", given={"value_transform": "signed_hyperbolic"})],
     "value_support": [Option([-5, 5]), Option([-5, 6], given={"value_support": [-5, 5]})],
     "share_encoder": [Option(False, "Image-v0")],
+    "critic_obs": CRITIC_OBS,
     "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
     "log_std_init": [Option(-1.0, "ScriptedBox-v0")],
 }
@@ -151,6 +153,7 @@ OWN = {
     SAC: OFF
     | {
         "target_update_interval": [Option(4)],
+        "critic_obs": CRITIC_OBS,
         "n_critics": [Option(1), Option(3)],
         "ent_coef": [Option(0.1), Option(0, given={"ent_coef": 0.1}), Option("auto_0.1"), Option("auto_0.1", given={"ent_coef": 0.1})],
         "target_entropy": [Option(0.1), Option({"continuous": 5.0}, "ScriptedBox-v0")],

@@ -68,7 +68,7 @@ def hostile_files(good: Path, folder: Path, proof: Path) -> dict[str, Path]:
     put("sparse_tensor", lambda changed: changed["state_dict"].update({weight: torch.zeros(3, 3).to_sparse()}))
     put("no_numbers", lambda changed: changed["state_dict"][weight].fill_(float("nan")))
     put("infinite_numbers", lambda changed: changed["state_dict"][weight].fill_(float("inf")))
-    put("future_version", lambda changed: changed["lightning_rl"].update(format_version=2))
+    put("future_version", lambda changed: changed["lightning_rl"].update(format_version=3))
     put("no_version", lambda changed: changed["lightning_rl"].update(format_version="1"))
     put("negative_steps", lambda changed: changed["lightning_rl"].update(env_steps=-1))
     put("settings_in_themselves", lambda changed: changed["hyper_parameters"].update(net_arch=changed["hyper_parameters"]))

@@ -493,7 +493,7 @@ class Blind(InTurn):
     ("cls", "line"),
     [
         (Nameless, "Nameless has no possible_agents: name all agents that may ever be there, each is a row"),
-        (Unequal, "Unequal: the spaces of a and b differ; one policy needs agents with equal ones"),
+        (Unequal, "Unequal: the spaces of a and b differ; one policy needs agents with equal ones, and MultiAgent takes several policies"),
         (Clueless, "environment 0 of Clueless raised KeyError: 'a'"),
         (Raising, "environment 0 of Raising raised ValueError: no such move"),
         (Misshapen, "agent b of environment 0 of Misshapen: the observation has shape (3,), and its space (2,)"),
@@ -521,7 +521,7 @@ def test_an_environment_that_breaks_the_interface_is_named_in_one_line(cls, line
         ("mpe2.simple_sprad_v3", "env.id 'mpe2.simple_sprad_v3': there is no 'simple_sprad_v3' in mpe2; did you mean simple_spread_v3?"),
         ("tests.agents.Nobody", "env.id 'tests.agents.Nobody': there is no 'Nobody' in tests.agents"),
         ("tests.agents.ALWAYS", "env.id 'tests.agents.ALWAYS' is no environment of PettingZoo: it has neither parallel_env nor env"),
-        ("tests.environments.Scripted", "env.id 'tests.environments.Scripted' makes a Scripted, which is no environment of PettingZoo"),
+        ("tests.environments.Scripted", "tests.environments.Scripted builds Scripted, which is no environment of PettingZoo"),
         ("tests.agents.Together.there", "env.id 'tests.agents.Together.there': there is no module 'tests.agents.Together'"),
     ],
 )

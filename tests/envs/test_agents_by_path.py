@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lightning_rl import PPO, EvolutionStrategies, Trainer
-from lightning_rl.envs.agents.world import choose_way_of_copies
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env
+from lightning_rl.envs.snapshot.state import choose_way
 from lightning_rl.errors import SettingError
 from tests.command_line import run
 from tests.fitting import fit, tiny
@@ -75,7 +75,7 @@ def my_game(folder, monkeypatch):
         ("hiding.Nothing", "hiding.Nothing builds Nothing, which is no environment of PettingZoo; those of one agent are registered"),
         (
             "mpe2.simple_tag_v3",
-            "mpe2.simple_tag_v3: adversary_0 and agent_0 have other spaces; one behavior needs agents with the same ones",
+            "adversary_0 and agent_0 differ; one policy needs agents with equal ones, and MultiAgent takes several policies",
         ),
     ],
 )
@@ -112,7 +112,7 @@ WAYS = {"my_game.Meeting": "attributes", "hiding.Hiding": "replay", "hiding.Save
 
 @pytest.mark.parametrize(("env_id", "way"), WAYS.items())
 def test_a_resumed_run_goes_on_in_the_middle_of_episodes(my_game, env_id, way, capsys):
-    assert choose_way_of_copies(partial(make_env, EnvConfig(env_id)), None) == way
+    assert choose_way(partial(make_env, EnvConfig(env_id), 0)) == way
 
     def trained(name, steps, ckpt_path=None):
         model = tiny(PPO, env_id, encoder="mlp", max_env_steps=160)
@@ -139,5 +139,5 @@ def test_a_video_shows_every_step_and_what_is_not_possible_is_refused(folder, ca
     assert len(read(video)[1]) == int(re.search(r"length (\d+)", out)[1]) + 1 >= fewest
     status, _, err = run("collect --ckpt_path a.ckpt --dataset several/agents-v0", capfd)
     assert (status, err.count("\n")) == (2, 1) and "collect records environments of one agent" in err
-    with pytest.raises(SettingError, match="EvolutionStrategies is for environments of one agent"):
+    with pytest.raises(SettingError, match="EvolutionStrategies plays with one agent"):
         tiny(EvolutionStrategies, env_id, encoder="mlp")

@@ -80,7 +80,8 @@ class AgentsEnv(gym.Env):
         spaces = found[agents[0]]
         for agent, each in found.items():
             if each != spaces:
-                raise SettingError(f"{self.name}: the spaces of {agents[0]} and {agent} differ; one policy needs agents with equal ones")
+                pair = f"{self.name}: the spaces of {agents[0]} and {agent} differ"
+                raise SettingError(f"{pair}; one policy needs agents with equal ones, and MultiAgent takes several policies")
         return spaces._replace(masked=spaces.masked or any(MASK in self.info.get(agent, {}) for agent in agents))
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
