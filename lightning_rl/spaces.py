@@ -98,7 +98,7 @@ def check_observation_space(space: Space, entities: Sequence[str] = (), goals: S
     if not leaves or any(0 in leaf.shape for leaf in leaves):
         raise SettingError(f"the observation space {short(space)} is empty; an algorithm needs something to observe")
     named = {leaf.name: leaf for leaf in leaves}
-    parts = {".".join(name.split(".")[:k]) for name in [leaf.name for leaf in leaves] for k in range(1, 1 + len(name.split(".")))}
+    parts = {leaf.name.partition(".")[0] for leaf in leaves}
     if not isinstance(critic_obs, list | tuple):
         raise SettingError(f"critic_obs must be a list of names of observations such as [{leaves[0].name}], got {critic_obs!r}")
     for name in critic_obs:

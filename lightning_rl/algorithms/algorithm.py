@@ -18,7 +18,7 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.rewards.settings import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
@@ -123,6 +123,8 @@ class Algorithm(LearningRun):
             )
         self.env = None if self.env is None and self.spaces is not None else as_config(self.env)  # type: ignore[assignment]
         joint = getattr(self, "critic_obs", None)
+        if isinstance(joint, str):
+            check_choice("critic_obs", joint, ("all", "state"))
         self.spaces = self.spaces or probe_spaces(self.env, joint if isinstance(joint, str) else "")
         self.memory = as_memory(self.memory)
         self.save_hyperparameters(plain({**settings, "env": self.env, "memory": self.memory}))

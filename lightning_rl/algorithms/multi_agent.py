@@ -20,6 +20,7 @@ from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.snapshot.state import choose_way
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces, to_plain
 from lightning_rl.training.behaviors import as_behavior, check_learner, describe_learner, find_sides
 from lightning_rl.training.experience import frozen_experience
@@ -49,7 +50,6 @@ class MultiAgent(Run):
 
     COUNTS = ("env_steps", "updates", "episodes")
     format_version = 2
-    on_nan = "raise"
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class MultiAgent(Run):
         super().__init__()
         if not isinstance(behaviors, Mapping) or not behaviors:
             raise SettingError(f"behaviors must name at least one, each with agents and a learner, got {behaviors!r}")
-        chosen = {name: as_behavior(name, each, spaces is not None) for name, each in behaviors.items()}
+        in_order = sorted(behaviors.items(), key=str)  # which decides whose optimizer is whose in a checkpoint
+        chosen = {name: as_behavior(name, each, spaces is not None) for name, each in in_order}
         max_env_steps = as_integer(max_env_steps)
         check_range("max_env_steps", max_env_steps, 1, whole=True)
         if log_interval is not None:
@@ -107,6 +108,12 @@ class MultiAgent(Run):
     def each(self) -> Mapping[str, Algorithm]:
         """Return the algorithm of each behavior."""
         return dict(self.learners.items())  # type: ignore[arg-type]
+
+    @property
+    def on_nan(self) -> str:
+        """Return what an evaluation does about NaN and infinity: it raises if a behavior that learns would."""
+        asked = [each.on_nan for each in self.learning.values()]
+        return "raise" if "raise" in asked else asked[0]
 
     @property
     def learning(self) -> Mapping[str, Algorithm]:
@@ -187,7 +194,9 @@ class MultiAgent(Run):
         trainer: Any = self.trainer
         self.counted_steps = 0
         for name in self.frozen:
-            self.each[name].counted_rows = 0
+            frozen: Any = self.each[name]
+            frozen.counted_rows = 0
+            frozen.guard = frozen.collector.guard = Guard(frozen.on_nan, None, self.world_size)
         for learner in self.learning.values():
             learner.log_rows = RunLog(1, 0)
             learner.begin_learning()
@@ -233,8 +242,7 @@ class MultiAgent(Run):
     def load_run(self, checkpoint: dict[str, Any]) -> None:
         super().load_run(checkpoint)
         for name, learner in self.each.items():
-            for count in self.COUNTS:
-                setattr(learner, count, checkpoint["lightning_rl"]["behaviors"][name][count])
+            learner.load_run({"lightning_rl": checkpoint["lightning_rl"]["behaviors"][name]})
             learner.ranks = [{**rank, "num_envs": learner.num_envs, "data": rank["data"]["behaviors"][name]} for rank in self.ranks]
 
     def get_learning_state(self) -> State:
@@ -256,6 +264,10 @@ class MultiAgent(Run):
                 self._begin(learner, own["began_at"], own["progress"])
 
     def load_buffer(self, continues: bool = True) -> None:
+        for learner in self.each.values():
+            if not continues and self.global_rank == 0:  # one rank continues the counts of all
+                collector: Any = learner.collector
+                collector.env_steps, collector.statistics.episodes = learner.env_steps, learner.episodes
         for learner in self.learning.values():
             learner.load_buffer(continues)
 

@@ -175,7 +175,8 @@ class SaveCheckpoints(Checkpoint):
             what = f"{pl_module.collector.name} cannot be saved in the middle of an episode"
             pl_module.say(f"{what}: a run that continues starts new ones (see docs/runs.md: get_state)")
         for name, dataset in getattr(pl_module.dataset, "datasets", {"": pl_module.dataset}).items():
-            if isinstance(dataset, ReplayDataset) and self._saves_buffer(pl_module, dataset):
+            learner = pl_module.each[name] if name else pl_module  # type: ignore[attr-defined]
+            if isinstance(dataset, ReplayDataset) and self._saves_buffer(learner, dataset):
                 dataset.store = SegmentStore(self._path("last.ckpt.d") / f"rank{trainer.global_rank}" / name)
 
     def _saves_buffer(self, algorithm: AlgorithmRun, dataset: ReplayDataset) -> bool:

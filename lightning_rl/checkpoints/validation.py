@@ -247,9 +247,19 @@ def check_content(checkpoint: object, path: str | Path) -> None:
         raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: {error}")
 
 
-def check_run(checkpoint: Checkpoint, path: str | Path, optimizers: Sequence[Optimizer] | None = None) -> None:
-    """Raise `SettingError` unless a run, with these optimizers if they are known, can continue from a checkpoint that has our content."""
-    rules = {**RUN, **below("lightning_rl/ranks?/[]", SHARED if "behaviors" in checkpoint["lightning_rl"] else ALONE)}
+def check_run(
+    checkpoint: Checkpoint, path: str | Path, optimizers: Sequence[Optimizer] | None = None, behaviors: Sequence[str] = ()
+) -> None:
+    """Raise `SettingError` unless a run, with these optimizers if they are known, can continue from a checkpoint that has our content.
+
+    `behaviors`: the names of those that learn in it, where it has several.
+    """
+    names = set(checkpoint["lightning_rl"].get("behaviors", ()))
+    if names != set(behaviors):
+        theirs, ours = (", ".join(map(str, each)) or "none" for each in (names, behaviors))
+        found = f"its behaviors are {theirs}, and those of the run {ours}"
+        raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {found}")
+    rules = {**RUN, **below("lightning_rl/ranks?/[]", SHARED if behaviors else ALONE)}
     if error := first_error(checkpoint, rules) or next(_contradictions(checkpoint, optimizers), None):
         raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {error}")
 

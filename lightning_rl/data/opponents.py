@@ -26,7 +26,8 @@ class PolicyOpponent:
 
     def reset(self, seed: int | None) -> None:
         if seed is not None:
-            self.generator.manual_seed(seed)
+            # the learner's draws come from the seed itself
+            self.generator.manual_seed(int(np.random.SeedSequence([seed, 1]).generate_state(1)[0]))
 
     @torch.no_grad()
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:

@@ -100,6 +100,8 @@ class SharedCollector(Collector):
         finite = is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs))
         if not finite:
             step = self.guard.replace(step, self._obs_rows[len(self.acts) - 1], self.env_steps)
+        else:
+            self.guard.bad_steps = 0
         self.stepper.told.append(step)
         self.now = step.obs, step.mask, step.episode_start, self.acts[-1].memory
         self.is_open = len(self.acts) < self.n_steps
@@ -110,6 +112,13 @@ class SharedCollector(Collector):
         self._memories = []
         self.statistics.finished.clear()
         return self
+
+    def step(self, t: int, actor: Any) -> tuple[EnvStep, Tree]:
+        """Collect step t of what was done; `take` has counted the steps in a row that are NaN or infinite."""
+        bad_steps = self.guard.bad_steps
+        collected = super().step(t, actor)
+        self.guard.bad_steps = bad_steps
+        return collected
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
         """Repeat what was done in a step."""
@@ -134,7 +143,7 @@ class SharedCollector(Collector):
         state = {**super().get_state(), "under_way": None}
         if self.is_open:
             acts = [tuple(tree_to_numpy(each) for each in act) for act in self.acts]
-            told = [tuple(step._replace(info={})) for step in self.stepper.told]
+            told = [tuple(step) for step in self.stepper.told]
             own = {"random_steps": self.steps_at_random, "acts": acts, "told": told, "generator": state["generator"]}
             state |= {"under_way": own, "generator": self.generator_before}
         return state
@@ -237,9 +246,10 @@ class JointDataset(ExperienceDataset):
         items = {name: iter(dataset) for name, dataset in self.datasets.items()}
         while True:
             self.full = self._advance()
+            batch = {name: next(items[name]) for name in self.full}
             if self.collected is not None:
                 self.collected()
-            yield {name: next(items[name]) for name in self.full}
+            yield batch
 
     def _advance(self) -> list[str]:
         """Step until the iteration of a behavior is full. Return those that are."""

@@ -82,6 +82,12 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise SettingError(f"behaviors: the name {name!r} must consist of letters, digits, _ and -")
     if isinstance(given, Behavior):
+        if isinstance(given.learner, LearningRun) or not callable(given.learner):
+            what = f"got {type(given.learner).__name__}; give a class such as PPO, or partial(PPO, n_steps=64)"
+            raise SettingError(f"behavior {name}: learner must make an algorithm for its agents, {what}")
+        for setting in OF_THE_RUN:
+            if setting in getattr(given.learner, "keywords", {}):
+                raise SettingError(f"behavior {name}: {setting} belongs to the run, and not to one behavior")
         return replace(given, frozen=given.frozen or isinstance(given.learner, Frozen))
     if not isinstance(given, Mapping) or given.keys() != {"agents", "learner"}:
         raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")

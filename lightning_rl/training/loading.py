@@ -157,9 +157,10 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     algorithm.configure_model()  # which may be called often, says Lightning
     check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
-    check_run(checkpoint, path, _optimizers(algorithm))
+    behaviors = tuple(getattr(algorithm, "each", ()))
+    check_run(checkpoint, path, _optimizers(algorithm), behaviors)
     expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
-    for rank in own.get("ranks", []) if "behaviors" not in own else []:
+    for rank in own.get("ranks", []) if not behaviors else []:
         episodes = rank["data"]["collector"].get("episodes")
         if rank["num_envs"] == algorithm.num_envs and episodes is not None and _shapes(episodes["obs"]) != expected:
             raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments give")

@@ -217,6 +217,11 @@ def test_a_checkpoint_holds_all_policies_and_gives_the_one_that_is_named(tmp_pat
         ),
         ({"all": {"agents": "*", "learner": {"class_path": "PPO", "init_args": {"max_env_steps": 4}}}}, "max_env_steps belongs to the run"),
         ({"a.b": {"agents": "*", "learner": "PPO"}}, "the name 'a.b' must consist of letters, digits, _ and -"),
+        (
+            {"all": lrl.Behavior("*", "PPO")},
+            "behavior all: learner must make an algorithm for its agents, got str; give a class such as PPO",
+        ),
+        ({"all": lrl.Behavior("*", partial(lrl.PPO, max_env_steps=3))}, "behavior all: max_env_steps belongs to the run"),
         ({}, "behaviors must name at least one, each with agents and a learner"),
         (None, "behaviors must name at least one, each with agents and a learner"),
         ({"all": {"agent": "*", "learner": "PPO"}}, "behaviors.all must be a mapping of agents and learner"),
@@ -231,3 +236,51 @@ def test_wrong_behaviors_are_one_line(behaviors, line):
 def test_games_of_turns_are_refused_in_one_line():
     with pytest.raises(SettingError, match="move in turn, and cannot learn all at once"):
         lrl.MultiAgent("tests.agents.InTurn", {"all": {"agents": "*", "learner": "PPO"}})
+
+
+def test_a_run_continues_with_its_behaviors_in_another_order(tmp_path):
+    whole = made(a=PPO, b=DQN)
+    fit(whole, tmp_path / "whole")
+    fit(made(a=PPO, b=DQN), tmp_path / "parts", StopAt(3))
+    again = made(b=DQN, a=PPO)
+    fit(again, tmp_path / "parts", ckpt_path="last")
+    assert different(whole, again) == []
+
+
+def test_successes_of_an_open_iteration_come_back(tmp_path):
+    def successes(model, folder, *callbacks, **settings):
+        kept = {}
+
+        class Keep(pl.Callback):
+            def on_train_batch_end(self, trainer, algorithm, *others):
+                for name, each in algorithm.each.items():
+                    kept[name] = list(each.collector.statistics.successes)
+
+        fit(model, folder, Keep(), *callbacks, **settings)
+        return kept
+
+    whole = successes(made(a=A2C, b=PPO), tmp_path / "whole")
+    fit(made(a=A2C, b=PPO), tmp_path / "parts", StopAt(1))
+    assert successes(made(a=A2C, b=PPO), tmp_path / "parts", ckpt_path="last") == whole and 1.0 in whole["a"]
+
+
+def test_another_fit_goes_on_with_the_counts_of_each_behavior(tmp_path):
+    model = made()
+    fit(model, tmp_path)
+    model.max_env_steps = 144
+    fit(model, tmp_path)
+    assert model.env_steps == 144 and [each.env_steps for each in model.each.values()] == [144, 144]
+    assert model.episodes == 2 * 144 // 4
+
+
+class Broken(Together):
+    """Pays a NaN to a in every step."""
+
+    def pay(self, agent, action):
+        return float("nan") if agent == "a" else 0.0
+
+
+def test_a_behavior_that_only_gets_nans_ends_the_run_as_alone(tmp_path):
+    model = made(Broken, max_env_steps=1000, a=partial(PPO, on_nan="skip_update"), b=partial(PPO, on_nan="skip_update"))
+    with pytest.raises(lrl.errors.NotFiniteError, match="for 100 steps in a row"):
+        fit(model, tmp_path)

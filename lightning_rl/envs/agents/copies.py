@@ -215,7 +215,6 @@ class TurnAgents(AgentsEnv):
     """An environment in which agents move in turn, PettingZoo's `AECEnv`. Those that ended are stepped away at once."""
 
     takes_turns = True
-    seen = (*AgentsEnv.seen, "gone")
 
     def _reset(self, seed: int | None, options: Options) -> None:
         self.env.reset(seed=seed, options=options)
