@@ -23,8 +23,8 @@ class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: such as `CartPole-v1`, or `module:EnvId-v0` that a module registers; for several agents a path, `mpe2.simple_spread_v3`.
-        num_envs: how many to step at once, in each process of a run.
+        id: `CartPole-v1`, `module:EnvId-v0` where a module registers it, or a path for several agents, `mpe2.simple_spread_v3`.
+        num_envs: how many step at once, in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto` is `async` for several Atari games on several cores, else `sync`.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (default: SAME_STEP), for the others
