@@ -23,7 +23,7 @@ class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: `CartPole-v1`, `module:EnvId-v0` where a module registers it, or a path for several agents, `mpe2.simple_spread_v3`.
+        id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3`.
         num_envs: how many step at once, in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto` is `async` for several Atari games on several cores, else `sync`.
@@ -37,8 +37,8 @@ class EnvConfig:
         parameters: numbers of the environment by name, drawn again for each episode: each a number, a sampler
             `{sampler_type, sampler_parameters}`, or `{curriculum: [lessons]}`; see docs/curriculum.md.
         observe_parameters: append the drawn numbers to the observation.
-        step_timeout: for `async`: seconds after which an environment that does not answer is restarted; default: 60.
-        max_restarts: for `async`: how often each environment may be restarted in an hour because it froze, raised or died; default: 10.
+        step_timeout: for `async`: seconds to wait for an environment before it is restarted; default: 60.
+        max_restarts: for `async`: how often each environment may be restarted in an hour; default: 10.
     """
 
     id: str
