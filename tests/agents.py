@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space
 from pettingzoo import AECEnv, ParallelEnv
@@ -112,6 +113,19 @@ class Continuous(Mortal):
     """Mortal with two continuous actions."""
 
     action: Space = Box(-1, 1, (2,), np.float32)
+
+
+class Duel(Together):
+    """Each gets its own action minus the other's."""
+
+    action: Space = Box(-1, 1, (1,), np.float32)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.chosen = {agent: float(np.sum(action)) for agent, action in actions.items()}
+        return super().step(actions)
+
+    def pay(self, agent: str, action: Any) -> float:
+        return 2 * float(np.sum(action)) - sum(self.chosen.values())
 
 
 class Bequest(Mortal):
@@ -308,5 +322,123 @@ class Returning(InTurn):
             self.truncations["p1"], self.infos["p1"], self.agent_selection = False, {}, "p0"
 
 
+class Crew(ParallelEnv):
+    """Agents that each play an environment of one agent, without seeing each other, to its end. Masks are in infos, as there."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "crew_v0", "render_modes": [], "is_parallelizable": True}
+    render_mode = None
+
+    def __init__(self, env_id: str, size: int = 2, **kwargs: Any) -> None:
+        self.envs = {f"member_{i}": gym.make(env_id, disable_env_checker=True, **kwargs) for i in range(size)}
+        self.possible_agents, self.agents = list(self.envs), []
+
+    def observation_space(self, agent: str) -> Space:
+        return self.envs[agent].observation_space
+
+    def action_space(self, agent: str) -> Space:
+        return self.envs[agent].action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents = list(self.envs)
+        begun = {agent: env.reset(seed=None if seed is None else 100 * seed + i) for i, (agent, env) in enumerate(self.envs.items())}
+        return {agent: obs for agent, (obs, _) in begun.items()}, {agent: info for agent, (_, info) in begun.items()}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        done = {agent: self.envs[agent].step(actions[agent]) for agent in self.agents}
+        obs, rewards, terminated, truncated, infos = ({agent: each[k] for agent, each in done.items()} for k in range(5))
+        self.agents = [agent for agent in self.agents if not (terminated[agent] or truncated[agent])]
+        return obs, rewards, terminated, truncated, infos
+
+
+class Walks(ParallelEnv):
+    """Two walkers on lines of their own, who do not see each other, modelled on ML-Agents' tests of self-play.
+
+    A walk goes from 0 to -1 or 1 in steps of 0.2: a step costs 0.01, the end that a walker sees as its goal pays 1, the other -1. The game
+    ends when both are there. `finals` has what each walker got at its end, game by game.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "walks_v0", "render_modes": [], "is_parallelizable": True}
+    render_mode = None
+
+    def __init__(self) -> None:
+        self.possible_agents, self.agents = ["a", "b"], []
+        self.finals: list[dict[str, float]] = []
+        self.random = np.random.default_rng()
+
+    def observation_space(self, agent: str) -> Space:
+        return Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Space:
+        return Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.goal = {agent: float(self.random.choice([-1.0, 1.0])) for agent in self.agents}
+        self.place, self.reached = dict.fromkeys(self.agents, 0), {}
+        return self.look(), {agent: {} for agent in self.agents}
+
+    def look(self) -> dict[str, np.ndarray]:
+        return {agent: np.array([self.goal[agent], self.place[agent] / 5], np.float32) for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        paid = dict.fromkeys(self.agents, 0.0)
+        for agent in [agent for agent in self.agents if agent not in self.reached]:
+            self.place[agent] += 2 * int(actions[agent]) - 1
+            paid[agent] = -0.01
+            if abs(self.place[agent]) == 5:
+                paid[agent] = self.reached[agent] = self.goal[agent] * self.place[agent] / 5
+        over, seen, nobody = len(self.reached) == 2, self.look(), dict.fromkeys(self.agents, False)
+        ended = dict.fromkeys(self.agents, over)
+        infos: dict[str, Any] = {agent: {} for agent in self.agents}
+        if over:
+            self.finals.append(self.reached)
+            self.agents = []
+        return seen, paid, ended, nobody, infos
+
+
 PARALLEL = (Together, Mortal, Visited, Teams, Timed, Continuous, Nested, MaskedTogether)
 TURNS = (InTurn, Elimination, Slow, MaskedInTurn, MaskedInfo, FirstWins)
+
+
+class FilmedElimination(Elimination):
+    """Elimination that renders a square, brighter with each move."""
+
+    metadata: ClassVar[dict[str, Any]] = {**InTurn.metadata, "render_modes": ["rgb_array"], "render_fps": 5}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return np.full((16, 16, 3), 30 * self.t, np.uint8)
+
+
+class Sized(Together):
+    """a is paid `size` in each step, b ten times that, and both see it."""
+
+    size = 1.0
+
+    def observe(self, agent: str) -> Any:
+        return np.array([self.names.index(agent), self.size], np.float32)
+
+    def pay(self, agent: str, action: Any) -> float:
+        return self.size * (10 if agent == "b" else 1)
+
+
+class SizedTeller(Sized):
+    """Takes its size by a method."""
+
+    def set_parameters(self, values: dict[str, float]) -> None:
+        self.size = values["size"] + 0.5
+
+
+class SizedByOptions(Sized):
+    """Takes its size with a reset."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "sized_v0", "render_modes": [], "parameters": ["size"]}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.size = (options or {"parameters": {"size": 1.0}})["parameters"]["size"]
+        return super().reset(seed, options)

@@ -10,6 +10,8 @@ Options = dict[str, Any] | None
 """Options of a reset."""
 StepResult = tuple[Any, SupportsFloat, bool, bool, Info]
 """Observation, reward, terminated, truncated and info of one environment."""
+SUCCESS = ("is_success", "success")
+"""Under which names infos report the success of an episode."""
 
 gym.register("lightning_rl/Simple1D-v0", "lightning_rl.envs.examples:Simple1D", max_episode_steps=200)
 gym.register("lightning_rl/Memory1D-v0", "lightning_rl.envs.examples:Memory1D", max_episode_steps=200)

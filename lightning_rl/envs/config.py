@@ -8,7 +8,9 @@ from typing import Any, Literal, TypeVar, get_args
 import gymnasium as gym
 
 from lightning_rl.envs.agents.copies import is_path
+from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
+from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.errors import SettingError, as_settings, check_choice, check_range
 
@@ -17,13 +19,16 @@ Autoreset = Literal["SAME_STEP", "NEXT_STEP", "DISABLED"]
 MAX_ENVS = 10**6
 T = TypeVar("T")
 
+DEFAULT_NUM_ENVS = 8
+"""Environments that step at once, unless settings give another number."""
+
 
 @dataclass(frozen=True)
 class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3`.
+        id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
         num_envs: how many step at once, in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto` is `async` for several Atari games on several cores, else `sync`.
@@ -42,7 +47,7 @@ class EnvConfig:
     """
 
     id: str
-    num_envs: int = 8
+    num_envs: int = DEFAULT_NUM_ENVS
     vectorization: Vectorization = "auto"
     autoreset: Autoreset | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -89,9 +94,11 @@ class EnvConfig:
         """Raise `SettingError` for what environments of several agents do not take."""
         if self.vectorization not in ("auto", "sync"):
             raise SettingError(f"env.vectorization {self.vectorization} is for environments of one agent; leave it out for {self.id}")
-        for name in ("autoreset", "wrappers", "frame_stack", "atari", "parameters"):
+        for name in ("autoreset", "wrappers", "frame_stack", "atari", "observe_parameters"):
             if getattr(self, name):
                 raise SettingError(f"env.{name} is for environments of one agent; {self.id} has several: wrap it in a function of your own")
+        if self.parameters and (is_vmas(self.id) or self.id in GAMES):
+            raise SettingError(f"env.parameters: {self.id} has none that a reset can set; leave them out")
 
     @property
     def has_agents(self) -> bool:
@@ -121,6 +128,11 @@ def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gy
     if isinstance(env, EnvConfig | gym.vector.VectorEnv | SharedEnv) or callable(env):
         return env  # type: ignore[return-value]
     raise SettingError(f"env must be an id such as CartPole-v1 or an EnvConfig, got {env!r}")
+
+
+def count_envs(env: object) -> int:
+    """Return how many environments settings or a vector environment have, or are built by a function."""
+    return int(getattr(env, "num_envs", DEFAULT_NUM_ENVS))
 
 
 def resolve_vectorization(env: T) -> T:

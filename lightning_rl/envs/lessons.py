@@ -163,11 +163,13 @@ class CompletionCriteria:
     """When a lesson is complete.
 
     Args:
-        measure: `reward` (mean return) or `success` (share) of the last `min_lesson_length` episodes, or `progress` of the run, 0 to 1.
+        measure: `reward` (mean return) or `success` (share) of the last `min_lesson_length` episodes, `progress` of the run, 0 to 1, or
+            `elo`, the rating of the policy in self-play.
         threshold: what the measure must exceed.
         min_lesson_length: the minimum number of episodes of a lesson.
         signal_smoothing: smooth the measure after each episode: a quarter of its last value plus three quarters of the new one.
         require_reset: end the current episodes, so that the next lesson begins at once in all environments.
+        behavior: whose episodes count, where several behaviors learn.
     """
 
     measure: str = "reward"
@@ -175,13 +177,16 @@ class CompletionCriteria:
     min_lesson_length: int = 0
     signal_smoothing: bool = True
     require_reset: bool = False
+    behavior: str | None = None
 
     def __post_init__(self) -> None:
-        if str(self.measure).lower() == "elo":
-            raise SettingError("measure elo needs self-play, which is not supported yet; use reward, progress or success")
-        check_choice("measure", self.measure, ("reward", "progress", "success"))
+        if str(self.measure).lower() == "elo":  # ML-Agents writes Elo
+            object.__setattr__(self, "measure", "elo")
+        check_choice("measure", self.measure, ("reward", "progress", "success", "elo"))
         check_number("threshold", self.threshold)
-        if self.measure != "reward":
+        if self.behavior is not None and (not isinstance(self.behavior, str) or not self.behavior):
+            raise SettingError(f"behavior must be the name of one, got {self.behavior!r}")
+        if self.measure in ("progress", "success"):
             check_range("threshold", self.threshold, 0)
             if self.threshold >= 1:
                 raise SettingError(f"threshold must be < 1: a lesson ends when {self.measure} exceeds it; got {self.threshold!r}")
@@ -280,8 +285,6 @@ def as_criteria(name: str, setting: object) -> CompletionCriteria:
     """Read criteria from a mapping."""
     if not isinstance(setting, Mapping):
         raise SettingError(f"{name} must be a mapping, got {setting!r}")
-    if "behavior" in setting:
-        raise SettingError(f"{name}.behavior selects one of several behaviors in ML-Agents; a run trains one here, remove it")
     check_names(f"{name}.", setting, [field.name for field in fields(CompletionCriteria)])
     length = setting.get("min_lesson_length", 0)
     if isinstance(length, float) and length.is_integer():  # 1e2

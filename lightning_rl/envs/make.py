@@ -15,7 +15,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 
 from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
-from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_env_config
+from lightning_rl.envs.agents.vmas import VmasCopies, is_vmas
+from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
@@ -34,12 +35,13 @@ EXTRAS = {
     "minatar": "minatar",
     "minigrid": "minigrid",
     "pettingzoo": "pettingzoo",
+    "vmas": "vmas",
 }
 """Which of this package's extras installs a missing package."""
-Built = TypeVar("Built", gym.Env, VectorEnv)
+Built = TypeVar("Built", gym.Env, VectorEnv, VmasCopies)
 
 
-def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = 8, first: int = 0) -> VectorEnv:
+def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = DEFAULT_NUM_ENVS, first: int = 0) -> VectorEnv:
     """Build a vector environment from settings or from a function that builds one environment; return a ready one as it is.
 
     `num_envs` is used with a function only; `first` is the index of the first environment among those of all ranks.
@@ -71,7 +73,9 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
         built = config()
         return wrap_agents(built, type(built).__name__, index) if has_agents(built) else with_mask_info(built)
     if config.has_agents:
-        return wrap_agents(_build(config, partial(find_builder(config.id), **config.kwargs)), config.id, index)
+        arguments = vmas_arguments(config) if is_vmas(config.id) else config.kwargs
+        agents = wrap_agents(_build(config, partial(find_builder(config.id), **arguments)), config.id, index)
+        return EnvParameters(agents, as_parameters(config.parameters), index) if config.parameters else agents
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
     # the Atari wrapper skips frames and reads grey ones itself; grey is also the cheapest kind for those that it does not use
@@ -89,6 +93,16 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
     if config.frame_stack or config.atari:
         env = gym.wrappers.FrameStackObservation(env, count_stacked_frames(config))
     return with_mask_info(env)
+
+
+def make_vmas(config: EnvConfig) -> VmasCopies:
+    """Build all copies of a scenario of VMAS at once; `SettingError` as in `make_env`."""
+    return _build(config, partial(VmasCopies, config.id, config.num_envs, vmas_arguments(config)))
+
+
+def vmas_arguments(config: EnvConfig) -> dict[str, Any]:
+    """Return `env.kwargs`, with the length of episodes that the settings name."""
+    return config.kwargs | ({} if config.max_episode_steps is None else {"max_steps": config.max_episode_steps})
 
 
 def count_stacked_frames(env: object) -> int:
@@ -115,9 +129,10 @@ def _probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str
         with closing(envs):
             return _find_masks(envs, single_spaces(envs), env.id)
     single = make_env(single_env_config(env) if isinstance(env, EnvConfig) else env)
-    if isinstance(single, AgentsEnv):
+    if isinstance(agents := single.unwrapped, AgentsEnv):
         with closing(single):
-            return single.with_joint(single.find_spaces(), joint)
+            single.reset(seed=0)
+            return agents.with_joint(agents.find_spaces(), joint)
     name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
     with closing(single):
         return _find_masks(single, as_spaces(single.observation_space, single.action_space), name)

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from lightning_rl.envs import Options
+from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.errors import SettingError, nearest
 
 ENTRIES = {
@@ -48,21 +49,26 @@ def make_target(env: gym.Env, names: Iterable[str]) -> Target:
     Returns what takes values before a reset and returns its options; what sets the values of the current episode again, after a state was
     loaded; and what raises `SettingError` after a reset for a value that had no effect.
     """
-    known, name = (env.metadata or {}).get("parameters"), type(env.unwrapped).__name__
-    has_method = env.has_wrapper_attr("set_parameters")
-    if not has_method and known is None:
-        attributes = Attributes(env.unwrapped, names)
+    own = env.unwrapped.core if isinstance(env.unwrapped, AgentsEnv) else env.unwrapped
+    known, name = (env.metadata or {}).get("parameters"), type(own).__name__
+    method = env.get_wrapper_attr("set_parameters") if env.has_wrapper_attr("set_parameters") else getattr(own, "set_parameters", None)
+    if method is None and known is None:
+        attributes = Attributes(own, names)
         return attributes.receive, attributes.write, attributes.check
     for each in names:
         if known is not None and each not in known:
             raise SettingError(f"env.parameters.{each} is not a parameter of {name}{nearest(each, known)}")
-    receive = partial(_call_set_parameters, env) if has_method else lambda values, options: {**(options or {}), "parameters": dict(values)}
+    receive = _put_into_options if method is None else partial(_call_set_parameters, method)
     return receive, lambda values: None, lambda values: None  # the environment keeps the values itself, and uses them as it likes
 
 
-def _call_set_parameters(env: gym.Env, values: Values, options: Options) -> Options:
+def _put_into_options(values: Values, options: Options) -> Options:
+    return {**(options or {}), "parameters": dict(values)}
+
+
+def _call_set_parameters(method: Callable[[dict[str, float]], object], values: Values, options: Options) -> Options:
     try:
-        env.get_wrapper_attr("set_parameters")(dict(values))
+        method(dict(values))
     except Exception as error:  # user code may raise anything
         raise SettingError(f"set_parameters raised {type(error).__name__}: {error}; env.parameters are {dict(values)}") from error
     return options

@@ -7,7 +7,7 @@
 | DISABLED | the final observation, and we reset | an ordinary row |
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -16,12 +16,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from lightning_rl.envs import Info
+from lightning_rl.envs.agents.batched import BatchedStepper
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, TurnStepper
+from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper
+from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import World
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, count_envs
+from lightning_rl.envs.games import GAMES
+from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.envs.lessons import LessonValues
-from lightning_rl.envs.make import make_env, make_vector_env
+from lightning_rl.envs.make import make_env, make_vector_env, make_vmas
 from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.state import choose_way
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
@@ -162,16 +166,16 @@ class Stepper:
         return None
 
 
-AnyStepper = Stepper | AgentStepper | TurnStepper
+AnyStepper = Stepper | AgentStepper | SeatStepper | BatchedStepper | GameStepper
 
 
-def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> AnyStepper:
+def make_fitting_stepper(env: Any, spaces: Spaces, first: int, seats: bool | None = None) -> AnyStepper:
     """Make the stepper of environments for a network that knows its spaces; `env` and `first` as in `make_vector_env`.
 
-    Raises `SettingError`: the environments have other spaces.
+    `seats`: of several agents, as in `make_agent_stepper`. Raises `SettingError`: the environments have other spaces.
     """
     if spaces.agents:
-        return make_agent_stepper(env, spaces, first)
+        return make_agent_stepper(env, spaces, first, seats)
     stepper = make_stepper(make_vector_env(env, first=first), env if isinstance(env, EnvConfig) else None, spaces.masked)
     found = single_spaces(stepper.envs)
     if found._replace(masked=found.masked or spaces.masked) != spaces:
@@ -180,17 +184,57 @@ def make_fitting_stepper(env: Any, spaces: Spaces, first: int) -> AnyStepper:
     return stepper
 
 
-def make_agent_stepper(env: Any, spaces: Spaces, first: int) -> AgentStepper | TurnStepper:
-    """Make the stepper of an environment of several agents; `first` counts rows. Raises `SettingError`: they have other spaces."""
-    make: Callable[[int], Any] = partial(make_env, env)
-    with closing(make(0)) as one:
-        settings = fingerprint(one, env if isinstance(env, EnvConfig) else None)
-        if not isinstance(one, AgentsEnv) or one.with_joint(one.find_spaces(), spaces.joint) != spaces:
-            raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
-    way = choose_way(partial(make, 0), repr(env) if isinstance(env, EnvConfig) else None)
-    copies, limit = (env.num_envs, env.max_episode_steps) if isinstance(env, EnvConfig) else (8, None)
-    world = World(make, copies, {SIDE: spaces}, first // spaces.rows, way, limit, settings)
-    return TurnStepper(world) if spaces.in_turn else AgentStepper(world)
+def make_agent_stepper(
+    env: Any, spaces: Spaces, first: int, seats: bool | None = None
+) -> AgentStepper | SeatStepper | BatchedStepper | GameStepper:
+    """Make the stepper of an environment of several agents with one policy; arguments as in `make_fitting_stepper`."""
+    seats = spaces.in_turn if seats is None else seats
+    if isinstance(env, EnvConfig) and env.id in GAMES and seats and not spaces.joint:
+        settings = find_way_to_save(env, {SIDE: spaces})[1]
+        return GameStepper(GAMES[env.id](env.num_envs), spaces, env.id, env.max_episode_steps, settings)
+    if isinstance(env, EnvConfig) and is_vmas(env.id) and not seats:
+        way, settings = find_way_to_save(env, {SIDE: spaces})
+        return BatchedStepper(make_vmas(env), spaces, env.id, way is not None, settings)
+    world = make_world(env, {SIDE: spaces}, first)
+    return SeatStepper(world) if seats else AgentStepper(world)
+
+
+def make_world(env: Any, sides: Mapping[str, Spaces], first: int) -> World:
+    """Build the copies of an environment of several agents, and the sides of their agents.
+
+    Args:
+        env: settings, or a function that builds one.
+        sides: the spaces of each side, with the names of its agents.
+        first: the index of the first copy among those of all ranks.
+
+    Raises:
+        SettingError: the environment has other agents or spaces.
+    """
+    way, settings = find_way_to_save(env, sides)
+    limit = env.max_episode_steps if isinstance(env, EnvConfig) else None
+    make: Any = partial(make_env, env)
+    return World(make, count_envs(env), sides, first, way, limit, settings)
+
+
+def find_way_to_save(env: Any, sides: Mapping[str, Spaces]) -> tuple[str | None, str]:
+    """Return how the state of a copy is saved, if it can be, and the fingerprint of its settings, by building one.
+
+    Raises `SettingError`: the environment has other agents or spaces than `sides`.
+    """
+    config = env if isinstance(env, EnvConfig) else None
+    with closing(make_env(env)) as built:
+        one, settings = built.unwrapped, fingerprint(built, config)  # type: ignore[arg-type]
+        agents = sorted(agent for spaces in sides.values() for agent in spaces.agents)
+        if not isinstance(one, AgentsEnv) or sorted(one.agents) != agents:
+            raise SettingError(
+                f"the environment's agents are not those of the model, {', '.join(agents)}; load it with its own environment"
+            )
+        built.reset(seed=0)
+        for spaces in sides.values():
+            found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, in_turn=one.takes_turns or spaces.in_turn)
+            if one.with_joint(found, spaces.joint) != spaces:
+                raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
+    return choose_way(partial(make_env, env, 0), None if config is None else repr(config)), settings
 
 
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:

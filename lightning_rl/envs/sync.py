@@ -84,7 +84,7 @@ def contract_of(env: gym.Env, index: int) -> Contract:
 
 
 class TurnVectorEnv(SyncVectorEnv):
-    """gymnasium's `SyncVectorEnv` with episodes that begin anew in the step that ends them, in less time.
+    """gymnasium's `SyncVectorEnv` with episodes that are followed by the next one in the step that ends them, in less time.
 
     Of `info` it gathers what is told where episodes end, as `final_info`, and masks: nobody asks for the rest. Observations are overwritten
     by the next step.

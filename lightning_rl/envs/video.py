@@ -57,9 +57,14 @@ class RecordVideo(gym.Wrapper):
         if not over and self.video.frames > self.longest and not self.may_cut:
             raise SettingError(f"an episode of {name_of(self.env)} does not end within {self.longest:,} steps; cut it: --max_episode_steps")
         if over or self.video.frames > self.longest:
+            self.finish_episode()
+        return obs, reward, terminated, truncated, info
+
+    def finish_episode(self) -> None:
+        """Save the video of an episode that is over, if it was not saved yet: for one that goes on without whom it is played for."""
+        if self.video is not None:
             self.video.save()
             self.video = None
-        return obs, reward, terminated, truncated, info
 
     def close(self) -> None:
         """Close the environment, and remove the unfinished video."""

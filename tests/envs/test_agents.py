@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from lightning_rl import SettingError
 from lightning_rl.envs.agents.copies import AgentsEnv, ParallelAgents, TurnAgents, is_path, wrap_agents
-from lightning_rl.envs.agents.stepper import AgentStepper, TurnStepper
+from lightning_rl.envs.agents.stepper import AgentStepper, SeatStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper, make_stepper
@@ -50,26 +50,33 @@ GENERATED = {
 class Script:
     """An opponent that makes the same move in every seat, the first legal one where there are masks, or random legal ones of a space.
 
-    It notes what it is asked.
+    It notes what it is asked, and when episodes begin and end.
     """
 
     def __init__(self, action=0, space=None):
-        self.action, self.space, self.asked = action, space, []
+        self.action, self.space, self.asked, self.told = action, space, [], []
 
     def reset(self, seed):
         if self.space is not None:
             self.space.seed(seed)
 
+    def begin(self, copies, seats):
+        self.told += [("begin", *each) for each in zip(copies.tolist(), seats.tolist(), strict=True)]
+
+    def finish(self, copies, results):
+        self.told += [("finish", *each) for each in zip(copies.tolist(), results.tolist(), strict=True)]
+
     def act(self, obs, mask, rows, start):
+        self.told.append(("act", len(rows)))
         self.asked += list(zip(rows.tolist(), start.tolist(), strict=True))
         if self.space is None:
             return np.array([np.flatnonzero(each)[0] for each in mask] if len(mask) else [self.action] * len(rows))
         return np.array([legal_sample(self.space, each) if len(mask) else self.space.sample() for each in (mask if len(mask) else rows)])
 
 
-def stepper_of(cls, num_envs=1, opponent=None, **settings):
+def stepper_of(cls, num_envs=1, opponent=None, seats=None, **settings):
     config = EnvConfig(f"tests.agents.{cls}" if isinstance(cls, str) else f"tests.agents.{cls.__name__}", num_envs, **settings)
-    stepper = make_fitting_stepper(config, probe_spaces(config), 0)
+    stepper = make_fitting_stepper(config, probe_spaces(config), 0, seats)
     stepper.opponent = opponent or Script()
     return stepper
 
@@ -199,7 +206,7 @@ def test_a_step_leaves_earlier_observations_as_they_were():
 
 def test_a_transition_runs_from_the_learners_move_to_its_next_and_adds_rewards_between():
     stepper = stepper_of(InTurn)
-    assert type(stepper) is TurnStepper and stepper.num_envs == 1
+    assert type(stepper) is SeatStepper and stepper.num_envs == 1
     assert stepper.reset(0)[0].tolist() == [[0, 0]]
     made = []
     for action in (1, 0, 1, 0, 0, 0):
@@ -294,6 +301,102 @@ def test_restarting_games_takes_the_next_seats():
     step = stepper.restart_all()
     assert flags(step) == ["s", "s"] and step.obs.tolist() == [[1, 1], [2, 2]] and step.reward.tolist() == [0, 0]
     assert stepper.step(np.zeros(2, int)).reward.tolist() == [101, 201]
+
+
+def test_opponents_are_told_when_episodes_begin_and_end_and_who_won():
+    opponent = Script()
+    stepper = stepper_of(FirstWins, 2, opponent)
+    stepper.reset(0)
+    stepper.step(np.array([0, 0]))
+    assert opponent.told == [
+        *[("begin", 0, 0), ("begin", 1, 1), ("act", 1)],  # p0 moves in copy 1
+        *[("finish", 1, 2.0), ("begin", 1, 0)],  # and the learner wins with its second move: 1 against -1
+        *[("act", 1), ("finish", 0, -2.0), ("begin", 0, 1), ("act", 1)],  # p1 replies in copy 0 and wins; p0 begins the next episode
+    ]
+    opponent.told.clear()
+    stepper.restart_all()
+    assert opponent.told == [("begin", 0, 0), ("begin", 1, 1), ("act", 1)]  # abandoned, with no result
+
+
+def test_a_result_is_the_learners_return_minus_the_mean_of_the_others():
+    opponent = Script()
+    stepper = stepper_of(InTurn, opponent=opponent)
+    stepper.reset(0)
+    for _ in range(2):
+        stepper.step(np.array([1]))
+    # p0 gets 2 · 1 for its actions and 2 for replies; p1 200 + 2; p2 400 + 1, as nobody replies to the last move
+    assert ("finish", 0, 4 - (202 + 401) / 2) in opponent.told
+
+
+def test_an_episode_that_ends_before_the_learner_could_move_has_a_result_too():
+    opponent = Script(1)
+    stepper_of(FirstWins, 2, opponent).reset(0)
+    assert opponent.told == [("begin", 0, 0), ("begin", 1, 1), ("act", 1), ("finish", 1, -2.0), ("begin", 1, 0)]
+
+
+# -------------------------------------------------------------------- one learns where all move at once
+
+
+def test_the_opponent_acts_at_the_same_time_for_all_but_the_learner():
+    opponent = Script(1)
+    stepper = stepper_of(Together, 2, opponent, seats=True)
+    assert type(stepper) is SeatStepper and stepper.num_envs == 2 and stepper.num_seats == 4
+    assert stepper.reset(0)[0].tolist() == [[0, 0], [1, 0]] and opponent.asked == []
+    step = stepper.step(np.array([0, 0]))
+    assert step.reward.tolist() == [0, 10] and flags(step) == ["v", "v"] and step.obs.tolist() == [[0, 1], [1, 1]]
+    assert opponent.asked == [(1, True), (2, True)]
+    steps = [stepper.step(np.array([0, 0])) for _ in range(3)]
+    assert [step.reward.tolist() for step in steps] == [[1, 11], [2, 12], [3, 13]] and opponent.asked[2:4] == [(1, False), (2, False)]
+    assert flags(steps[2]) == ["vts", "vts"] and steps[2].final_obs.tolist() == [[0, 4], [1, 4]]
+    assert steps[2].obs.tolist() == [[1, 0], [0, 0]]
+    # a gets 0 + 1 + 2 + 3, b 40 more, and each 4 · 0.1 for the action 1, which is the opponent's
+    assert_allclose([each[2] for each in opponent.told if each[0] == "finish"], [-40.4, 39.6])
+    assert opponent.told[-2:] == [("begin", 0, 1), ("begin", 1, 0)]
+
+
+def test_an_episode_is_the_learners_where_others_stay_or_come():
+    opponent = Script()
+    stepper = stepper_of(Mortal, 2, opponent, seats=True)  # b dies in the second of four steps
+    stepper.reset(0)
+    steps = [stepper.step(np.array([0, 0])) for _ in range(4)]
+    assert [flags(step) for step in steps] == [["v", "v"], ["v", "vts"], ["v", "v"], ["vts", "v"]]
+    assert steps[1].final_obs.tolist() == [[1, 2]] and steps[1].obs.tolist() == [[0, 2], [0, 0]]
+    assert opponent.asked == [(1, True), (2, True), (1, False), (2, False), (3, True), (3, False)]
+    late = stepper_of("Visited", 2, seats=True)  # b comes at time 1
+    assert late.reset(0)[0].tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("cls", ["MaskedTogether", "Nested", "Continuous"])
+def test_one_learner_has_the_rows_that_it_has_among_all(cls):
+    make = partial(EnvConfig, f"tests.agents.{cls}", 1)
+    space = probe_spaces(make()).action
+    all_, one = stepper_of(cls), stepper_of(cls, seats=True)
+    opponent = one.opponent
+    (obs, _), (seen, mask) = all_.reset(0), one.reset(0)
+    assert tree_map(lambda leaf: leaf[:1].tolist(), obs) == tree_map(np.ndarray.tolist, seen)
+    for _ in range(4):
+        actions = np.array([legal_sample(space, mask[0]) if len(mask) else space.sample() for _ in range(2)])
+        opponent.act = lambda obs, mask, rows, start, actions=actions: actions[rows]
+        expected, found = all_.step(actions), one.step(actions[:1])
+        mask = found.mask
+        assert expected.reward[0] == found.reward[0] and flags(expected)[0] == flags(found)[0]
+    assert tree_map(lambda leaf: leaf[:1].tolist(), expected.final_obs) == tree_map(np.ndarray.tolist, found.final_obs)
+
+
+@pytest.mark.parametrize("cls", [Together, FirstWins])
+def test_seats_and_returns_are_restored(cls):
+    saved, other = (stepper_of(cls, 3, seats=True) for _ in range(2))
+    for each in (saved, other):
+        each.opponent.get_state, each.opponent.set_state = dict, lambda state: None
+    saved.reset(0)
+    for k in range(5):
+        saved.step(np.array([k % 2] * 3))
+    assert other.load_state_dict(saved.state_dict()) is None
+    saved.opponent.told.clear()
+    for k in range(9):
+        left, right = (each.step(np.array([k % 2] * 3)) for each in (saved, other))
+        assert left.reward.tolist() == right.reward.tolist() and flags(left) == flags(right) and left.obs.tolist() == right.obs.tolist()
+    assert saved.opponent.told == other.opponent.told
 
 
 def test_an_agent_that_comes_back_under_its_old_name_is_there_again():
@@ -489,9 +592,73 @@ class Blind(InTurn):
         return super().observe(agent)
 
 
+class Forgetful(Together):
+    """Its second step leaves out what it is told to of b."""
+
+    forgets = ()
+
+    def step(self, actions):
+        told = super().step(actions)
+        for number in self.forgets if self.t == 2 else ():
+            del told[number]["b"]
+        return told
+
+
+class Unseen(Forgetful):
+    forgets = (0,)
+
+
+class Unrewarded(Forgetful):
+    forgets = (1,)
+
+
+class Unending(Forgetful):
+    forgets = (2,)
+
+
+class Uncut(Forgetful):
+    forgets = (3,)
+
+
+class Unborn(Together):
+    def reset(self, seed=None, options=None):
+        obs, info = super().reset(seed, options)
+        return {"a": obs["a"]}, info
+
+
+class Old(Together):
+    """As gym had it."""
+
+    def step(self, actions):
+        obs, rewards, terminated, _, info = super().step(actions)
+        return obs, rewards, terminated, info
+
+
+class OldReset(Together):
+    def reset(self, seed=None, options=None):
+        return super().reset(seed, options)[0]
+
+
+class Alone(Together):
+    def step(self, actions):
+        obs, _, *others = super().step(actions)
+        return obs, 1.0, *others
+
+
 @pytest.mark.parametrize(
     ("cls", "line"),
     [
+        (Unseen, "environment 0 of Unseen: step returned no observation of agent b"),
+        (Unrewarded, "environment 0 of Unrewarded: step returned no reward of agent b"),
+        (Unending, "environment 0 of Unending: step returned no termination of agent b"),
+        (Uncut, "environment 0 of Uncut: step returned no truncation of agent b"),
+        (Unborn, "environment 0 of Unborn: reset returned no observation of agent b"),
+        (
+            Old,
+            "environment 0 of Old: step returned 4 values, and must return 5: observations, rewards, terminations, truncations, infos",
+        ),
+        (OldReset, "environment 0 of OldReset: reset returned a dict, and must return 2: observations, infos"),
+        (Alone, "environment 0 of Alone: step returned rewards as float, and not as a dict by agent"),
         (Nameless, "Nameless has no possible_agents: name all agents that may ever be there, each is a row"),
         (Unequal, "Unequal: the spaces of a and b differ; one policy needs agents with equal ones, and MultiAgent takes several policies"),
         (Clueless, "environment 0 of Clueless raised KeyError: 'a'"),
@@ -512,6 +679,18 @@ def test_an_environment_that_breaks_the_interface_is_named_in_one_line(cls, line
         for _ in range(3):
             stepper.step(np.zeros(stepper.num_envs, int))
     assert str(raised.value) == line
+
+
+class StateMember(Together):
+    state = np.zeros(3)
+
+
+@pytest.mark.parametrize("cls", [Together, StateMember, InTurn])
+def test_a_critic_that_asks_for_a_state_that_is_not_there_is_told_so(cls):
+    with pytest.raises(SettingError) as raised:
+        probe_spaces(cls, "state")
+    line = "has no state(), which returns an array; write one, or take critic_obs all"
+    assert str(raised.value) == f"critic_obs state: {cls.__name__} {line}"
 
 
 @pytest.mark.parametrize(
@@ -542,7 +721,7 @@ def test_arguments_that_do_not_fit_are_named():
         {"wrappers": ["FlattenObservation"]},
         {"frame_stack": 2},
         {"atari": True},
-        {"parameters": {"size": 1.0}},
+        {"parameters": {"length": 4.0}, "observe_parameters": True},
         {"autoreset": "NEXT_STEP"},
         {"vectorization": "async"},
         {"vectorization": "native"},
@@ -550,7 +729,7 @@ def test_arguments_that_do_not_fit_are_named():
     ],
 )
 def test_settings_for_environments_of_one_agent_are_refused(settings):
-    with pytest.raises(SettingError, match=rf"env\.{next(iter(settings))} .*environments? of one agent"):
+    with pytest.raises(SettingError, match=rf"env\.{list(settings)[-1]} .*environments? of one agent"):
         EnvConfig("tests.agents.Mortal", **settings)
 
 

@@ -28,6 +28,11 @@ def test_criteria_have_the_defaults_of_ml_agents():
     assert (easy.threshold, easy.min_lesson_length, easy.signal_smoothing, easy.require_reset) == (0.0, 0, True, False)
 
 
+def test_a_rating_is_a_measure_as_ml_agents_writes_it():
+    easy = as_parameters(criteria(measure="Elo", threshold=1500))["length"].lessons[0].completion_criteria
+    assert (easy.measure, easy.threshold) == ("elo", 1500)
+
+
 def test_a_null_parameter_is_ignored():
     assert list(as_parameters({"length": None, "gravity": 9.8})) == ["gravity"]
     with pytest.raises(SettingError, match=r"env\.observe_parameters needs"):
@@ -59,14 +64,10 @@ def test_a_length_may_be_written_as_a_whole_float():
         ),
         (criteria(measure="success", threshold=1.5), "completion_criteria.threshold must be < 1: a lesson ends when success exceeds it"),
         (criteria(measure="success", threshold=-1), "completion_criteria.threshold must be >= 0, got -1"),
-        (
-            criteria(behavior="Walker"),
-            "completion_criteria.behavior selects one of several behaviors in ML-Agents; a run trains one here, remove it",
-        ),
-        (criteria(measure="Elo", threshold=1500), "completion_criteria.measure elo needs self-play, which is not supported yet"),
+        (criteria(behavior=3), "completion_criteria.behavior must be the name of one, got 3"),
         (
             criteria(measure="rewards"),
-            "completion_criteria.measure must be one of reward, progress, success, got 'rewards'; did you mean reward?",
+            "completion_criteria.measure must be one of reward, progress, success, elo, got 'rewards'; did you mean reward?",
         ),
         (criteria(treshold=3), "completion_criteria.treshold is not a setting; did you mean threshold?"),
         (criteria(min_lesson_length=-1), "completion_criteria.min_lesson_length must be >= 0, got -1"),

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pkgutil import iter_modules
 from textwrap import shorten
 from types import ModuleType
@@ -14,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from lightning_rl.envs import Info, Options
+from lightning_rl.envs.agents.vmas import VmasGame, find_scenario, is_vmas
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError, closest, missing_extra
@@ -22,8 +24,13 @@ from lightning_rl.types import State, Tree
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 """How the id of such an environment looks: the path of a module, or of a function or class in it."""
-PACKAGED = re.compile(r"(pettingzoo\.(atari|butterfly|classic|sisl)|mpe2)\.\w+_v\d+")
-"""Modules of PettingZoo's packages that hold an environment."""
+OURS = "tic_tac_toe|connect_four|rock_paper_scissors|biased_rock_paper_scissors|kuhn_poker|sacrifice|walkers"
+PACKAGED = re.compile(rf"(pettingzoo\.(atari|butterfly|classic|sisl)|mpe2)\.\w+_v\d+|vmas\.\w+|lightning_rl\.envs\.games\.({OURS})")
+"""Modules of PettingZoo's packages that hold an environment, scenarios of VMAS, and games of this package."""
+
+FROM_RESET = ("observations", "infos")
+FROM_STEP = ("observations", "rewards", "terminations", "truncations", "infos")
+"""What the methods of a `ParallelEnv` return, each by agent."""
 
 EXTRA_PACKAGES = {"pettingzoo": "pettingzoo", "mpe2": "mpe2", "pygame": "pygame-ce"}
 """Modules that the extra `pettingzoo` installs, and the packages that hold them."""
@@ -65,23 +72,32 @@ class AgentsEnv(gym.Env):
         self.last: dict[str, Tree] = {}
         self.last_info: dict[str, Info] = {}
 
+    @property
+    def core(self) -> Any:
+        """Return the environment without PettingZoo's wrappers."""
+        return getattr(self.env, "unwrapped", self.env)
+
     def find_spaces(self) -> Spaces:
-        """Return the spaces of all agents as those of one behavior."""
-        self.reset(seed=0)
+        """Return the spaces of all agents as those of one behavior, after a reset."""
         spaces = self.spaces_of(self.agents)
         for agent in self.to_move:
             make_masks(spaces, f"agent {agent} of {self.name}").one(*self.look(agent))
         return spaces._replace(agents=tuple(self.agents), in_turn=self.takes_turns)
 
-    def spaces_of(self, agents: Sequence[str]) -> Spaces:
-        """Return the spaces that agents have in common, after a reset; raise `SettingError` where they differ."""
+    def spaces_of(self, agents: Sequence[str], behavior: str = "") -> Spaces:
+        """Return the spaces that agents have in common, after a reset; raise `SettingError` where they differ.
+
+        `behavior`: whose agents they are, for messages; empty in a run with one policy.
+        """
         with self.contract.naming():
             found = {agent: as_spaces(self.env.observation_space(agent), self.env.action_space(agent)) for agent in agents}
         spaces = found[agents[0]]
         for agent, each in found.items():
             if each != spaces:
-                pair = f"{self.name}: the spaces of {agents[0]} and {agent} differ"
-                raise SettingError(f"{pair}; one policy needs agents with equal ones, and MultiAgent takes several policies")
+                pair = f"the spaces of {agents[0]} and {agent} differ; one policy needs agents with equal ones"
+                if behavior:
+                    raise SettingError(f"{behavior}: {pair}: give {agent} another behavior")
+                raise SettingError(f"{self.name}: {pair}, and MultiAgent takes several policies")
         return spaces._replace(masked=spaces.masked or any(MASK in self.info.get(agent, {}) for agent in agents))
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
@@ -140,12 +156,21 @@ class AgentsEnv(gym.Env):
         """
         with self.contract.naming():
             if joint == "state":
-                return np.asarray(self.env.state(), dtype=np.float32).ravel()
+                return np.asarray(self._find_state(), dtype=np.float32).ravel()
             last = self.last if over else {}
             there = [agent in last or agent in self.present for agent in self.agents]
             seen = [last[a] if a in last else self.look(a)[0] if is_there else None for a, is_there in zip(self.agents, there, strict=True)]
             parts = [self._flatten(agent, obs) for agent, obs in zip(self.agents, seen, strict=True)]
         return np.concatenate([*parts, np.array(there, dtype=np.float32)])
+
+    def _find_state(self) -> Any:
+        """Return the environment's state; raise `SettingError` where it has none."""
+        try:
+            if callable(getattr(self.env, "state", None)):
+                return self.env.state()
+        except NotImplementedError:  # as PettingZoo's base classes say it
+            pass
+        raise SettingError(f"critic_obs state: {self.name} has no state(), which returns an array; write one, or take critic_obs all")
 
     def _flatten(self, agent: str, obs: Tree | None) -> np.ndarray:
         """Return what an agent sees as a vector; zeros if it is None."""
@@ -195,13 +220,17 @@ class ParallelAgents(AgentsEnv):
     """An environment in which all who are there move at once, PettingZoo's `ParallelEnv`."""
 
     def _reset(self, seed: int | None, options: Options) -> None:
-        self.obs, self.info = self.env.reset(seed=seed, options=options)
+        self.obs, self.info = self._read("reset", self.env.reset(seed=seed, options=options), FROM_RESET)
         self.present = self.to_move = list(self.env.agents)
+        self._check_told("reset", "observation", self.obs, self.present)
 
     def _step(self, actions: Mapping[str, Any]) -> None:
-        obs, rewards, terminated, truncated, info = self.env.step(dict(actions))
+        obs, rewards, terminated, truncated, info = self._read("step", self.env.step(dict(actions)), FROM_STEP)
+        for what, told in (("observation", obs), ("reward", rewards), ("termination", terminated), ("truncation", truncated)):
+            self._check_told("step", what, told, self.moved)
+        self._check_told("step", "observation", obs, self.env.agents)
         self.info = info
-        self.rewards = {agent: rewards.get(agent, 0.0) for agent in self.moved}
+        self.rewards = {agent: rewards[agent] for agent in self.moved}
         self.terminated = {agent for agent, over in terminated.items() if over}
         self.truncated = {agent for agent, over in truncated.items() if over} - self.terminated
         over = self.terminated | self.truncated
@@ -209,6 +238,22 @@ class ParallelAgents(AgentsEnv):
         self.last_info = {agent: info.get(agent, {}) for agent in self.last}
         self.present = self.to_move = [agent for agent in self.env.agents if agent not in over]
         self.obs = {agent: obs[agent] for agent in self.present}
+
+    def _read(self, method: str, found: Any, names: Sequence[str]) -> Sequence[Any]:
+        """Return what a method returned; raise `SettingError` unless it is a tuple of mappings of these names."""
+        if not isinstance(found, tuple | list) or len(found) != len(names):
+            what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+            raise SettingError(f"{self.contract.who}: {method} returned {what}, and must return {len(names)}: {', '.join(names)}")
+        for name, told in zip(names, found, strict=True):
+            if not isinstance(told, Mapping):
+                raise SettingError(f"{self.contract.who}: {method} returned {name} as {type(told).__name__}, and not as a dict by agent")
+        return found
+
+    def _check_told(self, method: str, what: str, told: Mapping[str, Any], agents: Sequence[str]) -> None:
+        """Raise `SettingError` where a method left out an agent."""
+        for agent in agents:
+            if agent not in told:
+                raise SettingError(f"{self.contract.who}: {method} returned no {what} of agent {agent}")
 
 
 class TurnAgents(AgentsEnv):
@@ -262,15 +307,18 @@ def is_path(env_id: str) -> bool:
 
 
 def is_packaged(env_id: str) -> bool:
-    """Return whether a path is that of an environment of PettingZoo, which a checkpoint may name."""
+    """Return whether a path is that of an environment of PettingZoo, VMAS or this package, which a checkpoint may name."""
     return PACKAGED.fullmatch(env_id) is not None
 
 
 def find_builder(env_id: str) -> Callable[..., Any]:
     """Import what builds the environment of a path: a module's `parallel_env`, or else its `env`; or the function or class of this name.
 
-    Raises `SettingError`: there is no such thing, or a package is not installed.
+    A path below `vmas` is the name of a scenario. Raises `SettingError`: there is no such thing, or a package is not installed.
     """
+    if is_vmas(env_id):
+        find_scenario(env_id)
+        return partial(VmasGame, env_id)
     try:
         found = _import(env_id)
     except ModuleNotFoundError as error:

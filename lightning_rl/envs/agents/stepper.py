@@ -1,4 +1,4 @@
-"""Environments of several agents as the environments of a collector: `AgentStepper` where all move at once, `TurnStepper` in turn."""
+"""Environments of several agents as the environments of a collector: all learn in `AgentStepper`, one in each copy in `SeatStepper`."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,7 +7,6 @@ import numpy as np
 
 from lightning_rl.envs.agents.world import Outcome, World
 from lightning_rl.envs.lessons import LessonValues
-from lightning_rl.errors import SettingError
 from lightning_rl.types import EnvStep, State, Tree, tree_index
 
 SIDE = "all"
@@ -15,7 +14,7 @@ SIDE = "all"
 
 
 class AgentStepper:
-    """Steps environments in which all agents move at once; each agent is a row. Has the methods of `envs.stepping.Stepper`.
+    """Steps environments in which all agents move at once and learn; each agent is a row. Has the methods of `envs.stepping.Stepper`.
 
     Args:
         world: with one side, which has all agents.
@@ -42,15 +41,15 @@ class AgentStepper:
         """Abandon all episodes and start new ones: a step that is not experience."""
         obs, mask = self.reset()
         self.outcome.start[:] = True
-        return self.outcome.tell(obs, mask)
+        return self.outcome.pop_step(obs, mask)
 
     def step(self, action: Tree) -> EnvStep:
         """Step all copies with the actions `[N, ...]` of agents, in their own form; those of who is not there are ignored."""
         return self.world.step({SIDE: action})[SIDE]
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Raise `SettingError`: such an environment takes none."""
-        raise SettingError(f"{self.name} takes no lessons: env.parameters are for environments of one agent")
+        """Set what copies draw their parameters from, starting with their next episodes. Raises `SettingError`: they have none."""
+        self.world.set_lessons(lessons)
 
     def state_dict(self) -> State:
         """Return all that the next steps depend on, as plain data, between two steps."""
@@ -65,10 +64,22 @@ class Opponent(Protocol):
     """Who plays the seats that do not learn."""
 
     def reset(self, seed: int | None) -> None:
-        """Begin anew in all copies."""
+        """Start new episodes in all copies; `seed`: of its draws, None: go on with the last one."""
+
+    def begin(self, copies: np.ndarray, seats: np.ndarray) -> None:
+        """Note that episodes begin in K copies, with the learner in these seats, before anyone moves.
+
+        An episode that has not finished was abandoned.
+        """
+
+    def finish(self, copies: np.ndarray, results: np.ndarray) -> None:
+        """Note that the episodes of K copies ended: the learner's return minus the mean return of the others."""
 
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
-        """Return actions for observations `[K, ...]` and masks `[K, M]` of K rows; `start [K]`: whether it is their first move."""
+        """Return actions for observations `[K, ...]` and masks `[K, M]` of K rows; `start [K]`: whether it is their first move.
+
+        Row copy * A + agent belongs to one of the A agents of a copy.
+        """
 
     def get_state(self) -> State:
         """Return all that the next moves depend on."""
@@ -77,11 +88,12 @@ class Opponent(Protocol):
         """Restore a state."""
 
 
-class TurnStepper(AgentStepper):
-    """Steps games of turns with one learner in each: a row is a copy. The learner takes the next seat in each episode.
+class SeatStepper(AgentStepper):
+    """Steps games with one learner in each copy: a row is a copy. The learner takes the next seat in each episode.
 
-    A step runs from the learner's move to its next one, or to the end of its episode, where the copy begins the next one. What others do in
-    between, played by `opponent`, is part of its environment, and the rewards in between are added up: those before its first move too.
+    A step runs from the learner's move to its next one, or to the end of its episode, where the copy begins the next one. `opponent` acts
+    for the others: before the learner, after it, or at the same time. That is part of the learner's environment, and the rewards in between
+    are added up, including those before its first move.
     """
 
     opponent: Opponent
@@ -89,20 +101,25 @@ class TurnStepper(AgentStepper):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.agents, num = self.side.agents, len(world.copies)
+        self.num_seats = self.side.num
+        """Agents of all copies."""
         self.seats = np.arange(num) % len(self.agents)
         """Which agent learns, in each copy."""
         self.moved = np.zeros(self.side.num, dtype=bool)
         """Who has moved in the current episode."""
         self.paid = np.zeros(num)
         """What each learner has got since its move."""
+        self.returns = np.zeros((num, len(self.agents)))
+        """What each agent has got in the current episode."""
 
     def _make_outcome(self) -> Outcome:
         return Outcome(len(self.world.copies))
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         self.opponent.reset(seed)
-        self.moved[:], self.paid[:] = False, 0.0
+        self.moved[:], self.paid[:], self.returns[:] = False, 0.0, 0.0
         self.world.reset(seed)
+        self.opponent.begin(np.arange(len(self.seats)), self.seats.copy())
         self._play_others()
         self.outcome.forget()
         return self._newest()
@@ -110,44 +127,63 @@ class TurnStepper(AgentStepper):
     def step(self, action: Tree) -> EnvStep:
         """Step all copies with the learners' actions `[N, ...]`, in their own form, and play on until each is to move again."""
         self.outcome.acted[:] = True
-        for e, copy in enumerate(self.world.copies):
-            self._move(e, copy.to_move[0], tree_index(action, e))
+        everywhere = range(len(self.seats))
+        self._move({e: {self._learner(e): tree_index(action, e)} for e in everywhere})
         self._play_others()
         outcome = self.outcome
         running = ~(outcome.terminated | outcome.truncated)
         outcome.reward[running], self.paid[running] = self.paid[running], 0.0
-        return outcome.tell(*self._newest())
+        return outcome.pop_step(*self._newest())
+
+    def _learner(self, e: int) -> str:
+        return self.agents[self.seats[e]]
 
     def _play_others(self) -> None:
-        """Let others move until it is the learner's turn in every copy."""
-        copies, side = self.world.copies, self.side
-        while waiting := [e for e, copy in enumerate(copies) if copy.to_move[0] != self.agents[self.seats[e]]]:
-            movers = [copies[e].to_move[0] for e in waiting]
-            rows = np.array([side.rows[e][agent] for e, agent in zip(waiting, movers, strict=True)])
-            obs, mask = tree_index((side.obs, side.mask), rows)
-            actions = self.opponent.act(obs, mask, rows, ~self.moved[rows])
-            for k, (e, agent) in enumerate(zip(waiting, movers, strict=True)):
-                self._move(e, agent, tree_index(actions, k))
+        """Let others move until the learner is to move in every copy."""
+        while waiting := [e for e, copy in enumerate(self.world.copies) if self._learner(e) not in copy.to_move]:
+            self._move({e: {} for e in waiting})
 
-    def _move(self, e: int, mover: str, action: Tree) -> None:
-        """Let an agent move. The episode of a copy is over when its learner has ended; then the next one begins in another seat."""
-        copy, rows, learner = self.world.copies[e], self.side.rows[e], self.agents[self.seats[e]]
-        cut = self.world.move(e, {mover: action})
-        self.moved[rows[mover]] = True
+    def _move(self, actions: dict[int, dict[str, Tree]]) -> None:
+        """Step copies with the actions of their learners, if any, and the opponent's for all others who are to move."""
+        side, copies = self.side, self.world.copies
+        others = [(e, agent) for e, own in actions.items() for agent in copies[e].to_move if agent not in own]
+        if others:
+            rows = np.array([side.rows[e][agent] for e, agent in others])
+            obs, mask = tree_index((side.obs, side.mask), rows)
+            chosen = self.opponent.act(obs, mask, rows, ~self.moved[rows])
+            for k, (e, agent) in enumerate(others):
+                actions[e][agent] = tree_index(chosen, k)
+        over = [e for e, each in actions.items() if self._step_copy(e, each)]
+        if over:
+            self._finish(np.array(over))
+
+    def _step_copy(self, e: int, actions: dict[str, Tree]) -> bool:
+        """Step one copy. Return whether its episode is over: its learner has ended, or nobody is there."""
+        copy, rows, learner = self.world.copies[e], self.side.rows[e], self._learner(e)
+        cut = self.world.move(e, actions)
+        self.moved[[rows[agent] for agent in actions]] = True
+        self.returns[e] += [copy.rewards.get(agent, 0.0) for agent in self.agents]
         self.paid[e] += copy.rewards.get(learner, 0.0)
         ended = learner in copy.last
         if not (ended or cut or not copy.present):
             self.side.look(e, copy)
-            return
+            return False
         if self.moved[rows[learner]]:  # else the episode was over before it could act
             obs, info = (copy.last[learner], copy.last_info[learner]) if ended else copy.look(learner)
             seen = self.side.read(rows[learner], obs, info, self.side.see_jointly(copy, over=True), over=True)
-            self.outcome.end(e, seen, info, learner in copy.terminated)
+            self.outcome.end(e, seen, self.world.tell(e, info), learner in copy.terminated)
             self.outcome.reward[e] = self.paid[e]
-        self.paid[e], self.moved[list(rows.values())] = 0.0, False
-        self.seats[e] = (self.seats[e] + 1) % len(self.agents)
-        self.outcome.start[e] = True
-        self.world.start(e)
+        return True
+
+    def _finish(self, over: np.ndarray) -> None:
+        """Begin the next episodes of copies, with the learner in the next seat."""
+        self.opponent.finish(over, results(self.returns[over], self.seats[over]))
+        self.seats[over] = (self.seats[over] + 1) % len(self.agents)
+        self.paid[over], self.returns[over], self.outcome.start[over] = 0.0, 0.0, True
+        for e in over:
+            self.moved[list(self.side.rows[e].values())] = False
+            self.world.start(int(e))
+        self.opponent.begin(over, self.seats[over])
 
     def _newest(self) -> tuple[Tree, Tree]:
         """Return what the learners see."""
@@ -159,12 +195,19 @@ class TurnStepper(AgentStepper):
         return super().restart_all()
 
     def state_dict(self) -> State:
-        own = {"seats": self.seats.copy(), "moved": self.moved.copy(), "paid": self.paid.copy()}
+        own = {name: getattr(self, name).copy() for name in ("seats", "moved", "paid", "returns")}
         return {**super().state_dict(), **own, "opponent": self.opponent.get_state()}
 
     def load_state_dict(self, state: State) -> str | None:
         reason = super().load_state_dict(state)
         if reason is None:
             self.seats, self.moved, self.paid = (state[name].copy() for name in ("seats", "moved", "paid"))
+            self.returns = state.get("returns", self.returns).copy()
             self.opponent.set_state(state["opponent"])
         return reason
+
+
+def results(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
+    """Return the learners' returns minus the mean of the others', `[K]`, from those of all agents `[K, A]` and the learners' seats."""
+    own = returns[np.arange(len(seats)), seats]
+    return own - (returns.sum(1) - own) / max(1, returns.shape[1] - 1)

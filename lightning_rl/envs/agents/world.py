@@ -4,28 +4,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
-from lightning_rl.envs import Info
+from lightning_rl.envs import SUCCESS, Info
 from lightning_rl.envs.agents.copies import AgentsEnv
+from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.masks import make_masks
-from lightning_rl.envs.snapshot.state import get_state, record, set_state
+from lightning_rl.envs.parameters import LESSONS, PARAMETERS, EnvParameters
+from lightning_rl.envs.snapshot.state import get_state, layers, record, set_state
+from lightning_rl.errors import SettingError
 from lightning_rl.spaces import JOINT, OWN, Spaces, allocate
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack
 
-SUCCESS = ("is_success", "success")
-"""Under which names infos report the success of an episode."""
-
 
 class Outcome:
-    """What happened to N rows since it was last told: rewards are added up, and episodes that ended are noted."""
+    """What happened to N rows since the last `pop_step`: rewards are added up, and episodes that ended are noted."""
 
     def __init__(self, num: int) -> None:
         self.num, self.all_valid = num, np.ones(num, dtype=bool)
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, in new arrays."""
+        """Start again, in new arrays."""
         self.reward, self.acted = np.zeros(self.num), np.zeros(self.num, dtype=bool)
         self.terminated, self.truncated, self.start = (np.zeros(self.num, dtype=bool) for _ in range(3))
         self.final: dict[int, tuple[Tree, Tree, Info]] = {}
@@ -35,28 +36,39 @@ class Outcome:
         self.terminated[row], self.truncated[row], self.start[row] = terminated, not terminated, True
         self.final[row] = (*tree_map(np.array, seen), info)
 
-    def tell(self, obs: Tree, mask: Tree) -> EnvStep:
+    def pop_step(self, obs: Tree, mask: Tree) -> EnvStep:
         """Return what happened, with the newest observations and masks of all rows, and forget it."""
         ended = np.flatnonzero(self.terminated | self.truncated)
         finals = [self.final[int(row)] for row in ended]
         final_obs = tree_stack([obs for obs, _, _ in finals]) if finals else None
         final_mask = np.stack([mask for _, mask, _ in finals]) if finals and len(mask) else ()
-        info = gather_success({int(row): info for row, (_, _, info) in zip(ended, finals, strict=True)}, self.num)
+        infos = {int(row): info for row, (_, _, info) in zip(ended, finals, strict=True)}
+        info = gather_success(infos, self.num) | gather_parameters(infos, self.num)
         valid = self.all_valid if self.acted.all() else self.acted
         step = EnvStep(obs, self.reward, self.terminated, self.truncated, valid, self.start, ended, final_obs, info, mask, final_mask)
         self.forget()
         return step
 
 
-def gather_success(told: Mapping[int, Info], num: int) -> dict[str, Any]:
+def gather_success(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
     """Return what infos of rows report of their success as arrays `[num]`, with gymnasium's mask of who reports it."""
     for name in SUCCESS:
-        given = {row: float(info[name]) for row, info in told.items() if name in info}
+        given = {row: float(info[name]) for row, info in infos.items() if name in info}
         if given:
             values, reported = np.zeros(num), np.zeros(num, dtype=bool)
             values[list(given)], reported[list(given)] = list(given.values()), True
             return {name: values, f"_{name}": reported}
     return {}
+
+
+def gather_parameters(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
+    """Return the parameters and lessons of rows whose episodes ended, by name as arrays `[num]`; nothing where there are none."""
+    found: dict[str, Any] = {}
+    for key, kind in ((PARAMETERS, np.float64), (LESSONS, np.int64)):
+        for row, info in infos.items():
+            for name, value in info.get(key, {}).items():
+                found.setdefault(key, {}).setdefault(name, np.zeros(num, kind))[row] = value
+    return found
 
 
 class Side:
@@ -89,7 +101,7 @@ class Side:
         return ({OWN: obs, JOINT: joint} if self.spaces.joint else obs), mask
 
     def see_jointly(self, copy: AgentsEnv, over: bool = False) -> Tree:
-        """Return what its agents' critics see of a copy beside their own observations; () if nothing. `over`: as in `look_jointly`."""
+        """Return what its agents' critics see of a copy in addition to their observations; () if nothing. `over`: as in `look_jointly`."""
         return copy.look_jointly(self.spaces.joint, over) if self.spaces.joint else ()
 
     def look(self, e: int, copy: AgentsEnv) -> None:
@@ -118,14 +130,21 @@ class Side:
         """Return observations and masks of all rows, which the next step leaves as they are."""
         return tree_map(np.array, (self.obs, self.mask))
 
-    def tell(self) -> EnvStep:
+    def pop_step(self) -> EnvStep:
         """Return what happened to the rows since the last time."""
-        return self.outcome.tell(*self.newest())
+        return self.outcome.pop_step(*self.newest())
+
+    def restart(self) -> EnvStep:
+        """Return the beginning of episodes as a step that is not experience."""
+        self.outcome.start[:] = True
+        return self.pop_step()
 
     def get_state(self) -> State:
+        """Return the newest of each row, and who is there."""
         return tree_map(np.array, {"obs": self.obs, "mask": self.mask, "present": self.present})
 
     def set_state(self, state: State) -> None:
+        """Restore what `get_state` returned."""
         tree_map(np.copyto, (self.obs, self.mask, self.present), (state["obs"], state["mask"], state["present"]))
 
 
@@ -154,7 +173,7 @@ class World:
 
     def __init__(
         self,
-        make: Callable[[int], AgentsEnv],
+        make: Callable[[int], gym.Env],
         num_copies: int,
         sides: Mapping[str, Spaces],
         first: int = 0,
@@ -164,11 +183,27 @@ class World:
     ) -> None:
         self.envs = [record(make(first + e), way) for e in range(num_copies)]
         self.copies: list[Any] = [env.unwrapped for env in self.envs]
+        self.parameters = [next((layer for layer in layers(env) if isinstance(layer, EnvParameters)), None) for env in self.envs]
+        """What draws the parameters of each copy, if anything does."""
         self.name: str = self.copies[0].name
         self.way, self.max_episode_steps, self.settings = way, max_episode_steps, settings
         self.sides = {name: Side(f"{self.name} {name}".rstrip(), spaces, num_copies) for name, spaces in sides.items()}
         self.lengths = np.zeros(num_copies, dtype=np.int64)
         """Steps of each copy in its episode."""
+        self.cuts_all = False
+        """Whether the next step truncates all episodes."""
+
+    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
+        """Set what copies draw their parameters from, starting with their next episodes. Raises `SettingError`: they have none."""
+        for parameters in self.parameters:
+            if parameters is None:
+                raise SettingError(f"{self.name} takes no lessons; build it from settings with env.parameters")
+            parameters.set_lessons(lessons)
+
+    def tell(self, e: int, info: Info) -> Info:
+        """Return the last info of an agent's episode, with the parameters of its copy."""
+        parameters = self.parameters[e]
+        return info if parameters is None else parameters.extend_info(info)
 
     def reset(self, seed: int | None = None) -> None:
         """Start an episode everywhere, with seed, seed + 1, …"""
@@ -176,6 +211,13 @@ class World:
             self.start(e, None if seed is None else seed + e)
         for side in self.sides.values():
             side.outcome.forget()
+
+    def restart_all(self) -> dict[str, EnvStep]:
+        """Abandon all episodes and start new ones: a step of each side that is not experience."""
+        self.reset()
+        for side in self.sides.values():
+            side.outcome.start[:] = True
+        return {name: side.pop_step() for name, side in self.sides.items()}
 
     def start(self, e: int, seed: int | None = None) -> None:
         """Start an episode of one copy."""
@@ -189,7 +231,7 @@ class World:
         """Step one copy with the actions of those who move. Return whether its episode has reached its longest."""
         self.envs[e].step(actions)
         self.lengths[e] += 1
-        return bool(self.lengths[e] == self.max_episode_steps)
+        return self.cuts_all or bool(self.lengths[e] == self.max_episode_steps)
 
     def step(self, actions: Mapping[str, Tree]) -> dict[str, EnvStep]:
         """Step all copies with the actions `[N, ...]` of each side, in its own form; those of who is not there are ignored.
@@ -198,18 +240,22 @@ class World:
         """
         for e, copy in enumerate(self.copies):
             sides = [(side, side.rows[e], actions[name]) for name, side in self.sides.items()]
-            cut = self.move(e, {agent: tree_index(own, rows[agent]) for _, rows, own in sides for agent in copy.to_move if agent in rows})
+            cut = self.move(
+                e, {agent: tree_index(action, rows[agent]) for _, rows, action in sides for agent in copy.to_move if agent in rows}
+            )
             for side, rows, _ in sides:
-                self._note(side.outcome, side, copy, rows, cut)
+                self._note(e, side, rows, cut)
             if cut or not copy.present:
                 self.start(e)
             else:
                 for side, _, _ in sides:
                     side.look(e, copy)
-        return {name: side.tell() for name, side in self.sides.items()}
+        self.cuts_all = False
+        return {name: side.pop_step() for name, side in self.sides.items()}
 
-    def _note(self, outcome: Outcome, side: Side, copy: AgentsEnv, rows: Mapping[str, int], cut: bool) -> None:
-        """Note rewards of a step, and whose episode ended in it: all, if it was `cut`."""
+    def _note(self, e: int, side: Side, rows: Mapping[str, int], cut: bool) -> None:
+        """Note rewards of a copy's step, and whose episode ended in it: all, if it was `cut`."""
+        outcome, copy = side.outcome, self.copies[e]
         for agent in copy.moved:
             if agent in rows:
                 outcome.acted[rows[agent]] = True
@@ -223,17 +269,18 @@ class World:
             row = rows.get(agent)
             if row is not None and outcome.acted[row]:  # else it left as it came
                 seen = side.read(row, obs, info, side.see_jointly(copy, over=True), over=True)
-                outcome.end(row, seen, info, agent in copy.terminated)
+                outcome.end(row, seen, self.tell(e, info), agent in copy.terminated)
 
     def close(self) -> None:
+        """Close all copies."""
         for env in self.envs:
             env.close()
 
     def get_state(self) -> State:
         """Return all that the next steps depend on, as plain data, between two steps."""
-        own = {"num_copies": len(self.copies), "settings": self.settings, "lengths": self.lengths.copy()}
+        fixed = {"num_copies": len(self.copies), "settings": self.settings, "lengths": self.lengths.copy()}
         states = None if self.way is None else [get_state(env, self.way) for env in self.envs]
-        return {**own, "states": states, "sides": {name: side.get_state() for name, side in self.sides.items()}}
+        return {**fixed, "states": states, "sides": {name: side.get_state() for name, side in self.sides.items()}}
 
     def set_state(self, state: State) -> str | None:
         """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""

@@ -81,7 +81,7 @@ class Recorder(gym.Wrapper):
         """Replay the episode; return whether it led to the same observation."""
         decode, episode = Decoder().decode, state["episode"]
         if episode["worn"]:
-            seen, own = self.env.reset(seed=0), getattr(self.env, "random_actions", None)
+            seen, own = self.env.reset(seed=0), getattr(self.env.unwrapped, "random_actions", None)
             self.env.step(self._legal_action(state["actions"], *seen) if own is None else own(0))
             self.stepped = True
         write_layers(self.env, episode["before"], lenient=True)

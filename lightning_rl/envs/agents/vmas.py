@@ -1,0 +1,212 @@
+"""Scenarios of VMAS (Bettini et al. 2022, https://arxiv.org/abs/2207.03530): many copies in one call, or one copy in PettingZoo's form."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.envs import Info, Options
+from lightning_rl.errors import SettingError, missing_extra, nearest
+from lightning_rl.types import State, Tree, tree_index, tree_to_numpy
+
+PREFIX = "vmas."
+"""How the id of a scenario begins: `vmas.simple_spread`."""
+DEFAULT_MAX_STEPS = 100
+OURS = ("scenario", "num_envs", "device", "wrapper", "wrapper_kwargs", "dict_spaces", "terminated_truncated", "seed", "grad_enabled")
+"""Arguments of `vmas.make_env` that are not the user's."""
+
+
+def is_vmas(env_id: str) -> bool:
+    """Return whether an id is that of a scenario of VMAS."""
+    return env_id.startswith(PREFIX)
+
+
+def find_scenario(env_id: str) -> str:
+    """Return the name of a scenario. Raises `SettingError`: VMAS is not installed, or has no such scenario."""
+    vmas, name = _load(env_id), env_id.removeprefix(PREFIX)
+    known = [*vmas.scenarios, *vmas.debug_scenarios, *vmas.mpe_scenarios]
+    if name not in known:
+        raise SettingError(f"env.id {env_id!r}: VMAS has no scenario {name!r}{nearest(name, known)}")
+    return name
+
+
+def _load(env_id: str) -> ModuleType:
+    try:
+        import vmas
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "vmas", "vmas", env_id) from error
+    return vmas
+
+
+class VmasCopies:
+    """E copies of a scenario with A agents, which draw random numbers of their own (VMAS's draw from one stream for a whole process).
+
+    An episode ends for all agents of a copy at once. Observations are A trees of arrays `[E, ...]`, rewards `[E, A]`, flags `[E]`.
+
+    Args:
+        env_id: `vmas.` and the name of a scenario.
+        num_copies: E.
+        kwargs: of `vmas.make_env` and of the scenario; episodes have 100 steps unless they name `max_steps`.
+    """
+
+    def __init__(self, env_id: str, num_copies: int, kwargs: Mapping[str, Any]) -> None:
+        for name in OURS:
+            if name in kwargs:
+                raise SettingError(f"env.kwargs of {env_id} cannot name {name}")
+        scenario, vmas = find_scenario(env_id), _load(env_id)
+        self.shared: list[Any] = vmas.simulator.environment.Environment.vmas_random_state
+        self.draws: list[Any] = [
+            torch.Generator().manual_seed(0).get_state(),
+            np.random.RandomState(0).get_state(),
+            random.Random(0).getstate(),
+        ]
+        arguments = {"max_steps": DEFAULT_MAX_STEPS, "clamp_actions": True, **kwargs}
+        arguments.pop("render_mode", None)  # of `VmasGame`
+        with self._drawing():
+            self.env = vmas.make_env(scenario, num_copies, device="cpu", terminated_truncated=True, **arguments)
+        self.names: list[str] = [agent.name for agent in self.env.agents]
+        self.observation_spaces = [as_gymnasium(space) for space in self.env.observation_space]
+        self.action_spaces = [as_gymnasium(space) for space in self.env.action_space]
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Let VMAS draw from this object's random state."""
+        before, self.shared[:] = self.shared[:], self.draws
+        try:
+            yield
+        finally:
+            self.draws, self.shared[:] = self.shared[:], before
+
+    def reset(self, seed: int | None = None) -> list[Tree]:
+        """Start an episode in all copies; go on with the last seed's random numbers if it is None. Return the observations."""
+        with self._drawing():
+            return as_arrays(self.env.reset(seed=None if seed is None else seed % 2**32))
+
+    def step(self, actions: Sequence[np.ndarray]) -> tuple[list[Tree], np.ndarray, np.ndarray, np.ndarray]:
+        """Step with an array `[E, ...]` for each agent. Return observations, rewards, and which copies terminated and were truncated."""
+        taken = [torch.from_numpy(np.ascontiguousarray(each)) for each in actions]
+        with self._drawing():
+            obs, reward, terminated, truncated, _ = self.env.step(taken)
+        return as_arrays(obs), torch.stack(reward, 1).numpy(), terminated.numpy(), truncated.numpy() & ~terminated.numpy()
+
+    def start(self, ended: np.ndarray) -> list[Tree]:
+        """Start an episode in some copies `[E]`: at once if it is all, else one by one, as VMAS does it. Return all observations."""
+        if ended.all():
+            return self.reset()
+        with self._drawing():
+            for e in np.flatnonzero(ended):
+                self.env.reset_at(int(e), return_observations=False)
+            return as_arrays(self.env.get_from_scenario(True, False, False, False)[0])
+
+    def get_state(self) -> State:
+        """Return all tensors and numbers that VMAS keeps, and the random state, as plain data."""
+        found: list[tuple[str, Any, Any, str]] = []
+        first: dict[int, int] = {}
+        for path, holder in holders(self.env):
+            for key, value in entries(holder):
+                if isinstance(value, Tensor) and id(value) in first:
+                    found.append((path, key, first[id(value)], "same"))
+                elif isinstance(value, Tensor):
+                    first[id(value)] = len(found)
+                    found.append((path, key, np.array(value.numpy()), "tensor"))
+                elif value is None or type(value) in (bool, int, float):
+                    found.append((path, key, value, "number"))
+        torch_state, numpy_state, python_state = self.draws
+        return {"values": found, "draws": [torch_state.numpy().copy(), numpy_state, python_state]}
+
+    def set_state(self, state: State) -> None:
+        """Restore a state in copies that were built in the same way. Raises `KeyError` or `IndexError`: it does not fit."""
+        places = dict(holders(self.env))
+        made: list[Any] = []
+        for path, key, value, kind in state["values"]:
+            made.append(made[value] if kind == "same" else torch.from_numpy(np.array(value)) if kind == "tensor" else value)
+            if not isinstance(key, tuple):
+                holder = places[path]
+                (holder if isinstance(holder, dict | list) else vars(holder))[key] = made[-1]
+            elif key[0] < len(keys := list(places.get(path, ()))):  # else VMAS has not filled it yet, and does so anew in each step
+                places[path][keys[key[0]]] = made[-1]
+        torch_state, (kind, keys, *rest), (version, numbers, gauss) = state["draws"]
+        self.draws = [torch.from_numpy(np.array(torch_state)), (kind, np.array(keys), *rest), (version, tuple(numbers), gauss)]
+
+
+def entries(holder: Any) -> list[tuple[Any, Any]]:
+    """Return what an object, list or dict holds by names or numbers; by `(place,)` where the key of a dict is neither."""
+    if isinstance(holder, list | tuple):
+        return list(enumerate(holder))
+    found = enumerate((holder if isinstance(holder, dict) else vars(holder)).items())
+    return [(key if isinstance(key, str | int) else (place,), value) for place, (key, value) in found]
+
+
+def holders(env: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all objects of VMAS, and lists and dicts, that an environment is made of, each once, with the path to it."""
+    waiting, seen = [("", env)], {id(env)}
+    for path, holder in waiting:
+        if not isinstance(holder, tuple):
+            yield path, holder
+        for key, value in entries(holder):
+            package = type(value).__module__.partition(".")[0]  # that of a scenario, which VMAS loads from its file, is empty
+            own = package in ("", "vmas") and hasattr(value, "__dict__") and not isinstance(value, Enum | type)
+            if (own or isinstance(value, dict | list | tuple)) and id(value) not in seen:
+                seen.add(id(value))
+                waiting.append((f"{path}/{key}", value))
+
+
+def as_arrays(obs: list[Any]) -> list[Tree]:
+    """Return observations of VMAS, which are copies, as arrays that share their memory."""
+    return [tree_to_numpy(each) for each in obs]
+
+
+def as_gymnasium(space: Any) -> gym.Space:
+    """Return a space of gym, which VMAS uses, as one of gymnasium."""
+    if hasattr(space, "spaces"):
+        return gym.spaces.Dict({key: as_gymnasium(each) for key, each in space.spaces.items()})
+    if hasattr(space, "nvec"):
+        return gym.spaces.MultiDiscrete(space.nvec)
+    return gym.spaces.Discrete(int(space.n)) if hasattr(space, "n") else gym.spaces.Box(space.low, space.high, dtype=space.dtype)
+
+
+class VmasGame:
+    """One copy of a scenario in the form of PettingZoo's `ParallelEnv`, to probe, evaluate and film it; arguments as of `VmasCopies`."""
+
+    def __init__(self, env_id: str, render_mode: str | None = None, **kwargs: Any) -> None:
+        self.copies, self.render_mode = VmasCopies(env_id, 1, kwargs), render_mode
+        self.metadata = {"name": env_id, "render_modes": ["rgb_array", "human"]}
+        self.possible_agents, self.agents = self.copies.names, list(self.copies.names)
+        self.get_state, self.set_state = self.copies.get_state, self.copies.set_state
+
+    def observation_space(self, agent: str) -> gym.Space:
+        return self.copies.observation_spaces[self.possible_agents.index(agent)]
+
+    def action_space(self, agent: str) -> gym.Space:
+        return self.copies.action_spaces[self.possible_agents.index(agent)]
+
+    def reset(self, seed: int | None = None, options: Options = None) -> tuple[dict[str, Tree], dict[str, Info]]:
+        self.agents = list(self.possible_agents)
+        return self._by_name(self.copies.reset(seed)), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Tree]) -> tuple[dict[str, Any], ...]:
+        obs, reward, terminated, truncated = self.copies.step([np.asarray(actions[agent])[None] for agent in self.possible_agents])
+        if terminated[0] or truncated[0]:
+            self.agents = []
+        flags = [dict.fromkeys(self.possible_agents, bool(flag[0])) for flag in (terminated, truncated)]
+        infos: dict[str, Info] = {agent: {} for agent in self.possible_agents}
+        return self._by_name(obs), dict(zip(self.possible_agents, reward[0].tolist(), strict=True)), *flags, infos
+
+    def _by_name(self, obs: list[Tree]) -> dict[str, Tree]:
+        return {agent: tree_index(each, 0) for agent, each in zip(self.possible_agents, obs, strict=True)}
+
+    def state(self) -> np.ndarray:
+        raise SettingError(f"{self.metadata['name']} has no state(); use critic_obs: all")
+
+    def render(self) -> Any:
+        return self.copies.env.render(mode=self.render_mode or "rgb_array")
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""

@@ -1,0 +1,121 @@
+"""Games in which so many stones in a row win: tic-tac-toe and connect four.
+
+A player's stones are the bits of a number, column after column from the ground up, with an empty row above each, so that no row of stones
+runs from the top of one column into the next. Neighbours are then 1 (above), H + 1 (beside), H and H + 2 (diagonally) bits apart.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from lightning_rl.envs.games.game import Game
+
+
+class Board(Game):
+    """A board of H x W on which two players place stones in turn; `length` of one's own in a row win: 1 and -1; a draw pays 0.
+
+    Observes `[H, W, 2]`: the own stones, the other's. The first row is the top.
+
+    Attributes:
+        stones: of each player, as bits, `[E, 2]`.
+    """
+
+    masked = True
+    arrays = ("over", "mover", "stones")
+    height: ClassVar[int]
+    width: ClassVar[int]
+    length: ClassVar[int]
+    cells: ClassVar[np.ndarray]
+    """The number of each cell's bit, `[H, W]`."""
+    full: ClassVar[int]
+    """The stones of a full board."""
+    neighbours: ClassVar[np.ndarray]
+    """How many bits neighbours in the four directions are apart."""
+
+    def __init_subclass__(cls) -> None:
+        rows, columns = np.mgrid[: cls.height, : cls.width]
+        cls.cells = columns * (cls.height + 1) + cls.height - 1 - rows
+        cls.full = int((1 << cls.cells).sum())
+        cls.neighbours = np.array([1, cls.height, cls.height + 1, cls.height + 2])
+        cls.observation = Box(0, 1, (cls.height, cls.width, 2), np.int8)
+
+    def __init__(self, num_copies: int) -> None:
+        super().__init__(num_copies)
+        self.stones = np.zeros((num_copies, 2), dtype=np.int64)
+
+    @classmethod
+    def place(cls, occupied: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Return the bits of the stones that actions place on boards where `occupied` are all stones; 0 if they are illegal."""
+        raise NotImplementedError
+
+    @classmethod
+    def legal(cls, occupied: np.ndarray) -> np.ndarray:
+        """Return which actions are legal, `[K, M]`."""
+        return cls.place(occupied[:, None], np.arange(cls.num_actions)) > 0
+
+    @classmethod
+    def wins(cls, stones: np.ndarray) -> np.ndarray:
+        """Return whether these stones of one player, any shape, have enough in a row."""
+        rows = stones[..., None]
+        for _ in range(cls.length - 1):  # where rows of two begin, of three, …
+            rows = rows & (rows >> cls.neighbours)
+        return np.asarray(rows.any(-1))
+
+    @classmethod
+    def read(cls, observation: np.ndarray) -> np.ndarray:
+        """Return the stones of both players in observations `[K, H, W, 2]` as bits, `[K, 2]`."""
+        return (observation.astype(np.int64) << cls.cells[:, :, None]).sum((1, 2))
+
+    def _play(self, copies: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mover, stones = self.mover[copies], self.stones[copies]
+        occupied = stones.sum(1)
+        placed = self.place(occupied, actions)
+        if not placed.all() or self.over[copies].any():
+            k = int(((placed == 0) | self.over[copies]).argmax())
+            raise ValueError(f"{self.name}: action {actions[k]} is illegal")
+        rows = np.arange(len(copies))
+        own = self.stones[copies, mover] = stones[rows, mover] | placed
+        won = self.wins(own)
+        rewards = np.zeros((len(copies), 2))
+        rewards[rows, mover] += won
+        rewards[rows, 1 - mover] -= won
+        return rewards, won | (occupied | placed == self.full)
+
+    def observe(self, copies: np.ndarray, agents: np.ndarray) -> np.ndarray:
+        stones = np.stack((self.stones[copies, agents], self.stones[copies, 1 - agents]), 1)
+        return (stones[:, None, None] >> self.cells[:, :, None] & 1).astype(np.int8)
+
+    def masks(self, copies: np.ndarray, agents: np.ndarray) -> np.ndarray:
+        may_move = (self.mover[copies] == agents) & ~self.over[copies]
+        return self.legal(self.stones[copies].sum(1)) & may_move[:, None]
+
+    def draw_text(self, copy: int) -> str:
+        first, second = (self.stones[copy, :, None, None] >> self.cells & 1).astype(bool)
+        return "\n".join(" ".join(row) for row in np.where(first, "X", np.where(second, "O", ".")))
+
+
+class TicTacToe(Board):
+    """Tic-tac-toe. Action 3 · row + column, from the top left; the first player is X."""
+
+    name = "tic_tac_toe"
+    height = width = length = 3
+    num_actions = 9
+
+    @classmethod
+    def place(cls, occupied: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return (1 << cls.cells.ravel()[actions]) & ~occupied
+
+
+class ConnectFour(Board):
+    """Connect four, 6 x 7. The action is a column, from the left."""
+
+    name = "connect_four"
+    height, width, length = 6, 7, 4
+    num_actions = 7
+
+    @classmethod
+    def place(cls, occupied: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        ground = 1 << cls.cells[-1][actions]
+        # adding to the lowest cell carries to the first empty one; above a full column there is none
+        return (occupied + ground) & ~occupied & ground * ((1 << cls.height) - 1)

@@ -1,0 +1,104 @@
+"""Many copies of a game in arrays: what every game has."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from lightning_rl.types import State, Tree
+
+
+class Game:
+    """E copies of a game for A players, stepped together. Their episodes end for all players at once.
+
+    A game defines the class attributes, and `_begin`, `_play`, `observe`, `masks` and `draw_text`. `copies` are the indices of K copies.
+
+    Args:
+        num_copies: E.
+
+    Attributes:
+        over: whether the game of a copy is over, `[E]`.
+        mover: who is to move in each copy, `[E]`; it means nothing where all move at once.
+    """
+
+    name: ClassVar[str]
+    agents: ClassVar[tuple[str, ...]] = ("player_0", "player_1")
+    in_turn: ClassVar[bool] = True
+    """Whether one player moves at a time, and not all at once."""
+    masked: ClassVar[bool] = False
+    """Whether some actions may be illegal."""
+    num_actions: ClassVar[int]
+    observation: ClassVar[Space]
+    arrays: ClassVar[tuple[str, ...]] = ("over", "mover")
+    """The names of all arrays `[E, ...]` that hold the state of the copies."""
+    num_openings: ClassVar[int] = 1
+    """How many openings there are, such as the ways to deal cards, all equally likely."""
+
+    def __init__(self, num_copies: int) -> None:
+        self.num_copies = num_copies
+        self.all = np.arange(num_copies)
+        self.over = np.zeros(num_copies, dtype=bool)
+        self.mover = np.zeros(num_copies, dtype=np.int64)
+        self.random = np.random.default_rng()
+
+    def reset(self, copies: np.ndarray | None = None, seed: int | None = None) -> None:
+        """Start a game in some copies, default: all; go on with the last seed's random numbers if it is None."""
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        copies = self.all if copies is None else copies
+        self.open(copies, self.random.integers(self.num_openings, size=len(copies)))
+
+    def open(self, copies: np.ndarray, openings: np.ndarray) -> None:
+        """Start games in copies with these openings `[K]`."""
+        for name in self.arrays:
+            getattr(self, name)[copies] = 0
+        self._begin(copies, openings)
+
+    def step(self, copies: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Let those who are to move act: actions `[K]`, or `[K, A]` where all move at once. Return the rewards `[K, A]`.
+
+        Raises `ValueError` for an illegal move.
+        """
+        rewards, over = self._play(copies, actions)
+        self.over[copies] = over
+        if self.in_turn:
+            self.mover[copies] = (self.mover[copies] + 1) % len(self.agents)
+        return rewards
+
+    def observe(self, copies: np.ndarray, agents: np.ndarray) -> np.ndarray:
+        """Return what agents `[K]` see of their copies, `[K, ...]`, with their own things first."""
+        raise NotImplementedError
+
+    def masks(self, copies: np.ndarray, agents: np.ndarray) -> Tree:
+        """Return which actions are legal for agents `[K]`, `[K, M]`: none for who is not to move. () if all always are."""
+        return ()
+
+    def draw_text(self, copy: int) -> str:
+        """Return a picture of a copy as lines of text."""
+        raise NotImplementedError
+
+    def _begin(self, copies: np.ndarray, openings: np.ndarray) -> None:
+        """Set up the openings `[K]` in copies whose arrays are zeros."""
+
+    def _play(self, copies: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Make the moves. Return the rewards `[K, A]`, and whether the games are over, `[K]`."""
+        raise NotImplementedError
+
+    def get_state(self) -> State:
+        """Return all that the next steps depend on, as plain data."""
+        return {"arrays": {name: getattr(self, name).copy() for name in self.arrays}, "draws": self.random.bit_generator.state}
+
+    def set_state(self, state: State) -> None:
+        """Restore a state. Raises `KeyError`, `ValueError` or `TypeError`: it is of another game, or of another number of copies."""
+        self.set_arrays(state["arrays"])
+        self.random = np.random.default_rng()
+        self.random.bit_generator.state = state["draws"]
+
+    def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Put copies into the states that arrays hold."""
+        for name in self.arrays:
+            values = np.asarray(arrays[name])
+            if values.shape != getattr(self, name).shape:
+                raise ValueError(f"{name} has shape {values.shape}, not {getattr(self, name).shape}")
+            getattr(self, name)[:] = values

@@ -1,0 +1,202 @@
+"""Scenarios of VMAS: all copies and agents in one call, as rows of a collector."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import PPO, SAC, Behavior, MultiAgent, SettingError, Trainer, evaluate, load_policy
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import find_user_module, make_env, probe_spaces
+from lightning_rl.envs.stepping import make_fitting_stepper
+from lightning_rl.spaces import samples
+from lightning_rl.types import tree_leaves
+from tests.fitting import fit, tiny
+from tests.test_resume import StopAt, assert_equal_runs, run
+
+vmas = pytest.importorskip("vmas")
+SPREAD = "vmas.simple_spread"
+
+
+def make(env_id=SPREAD, num_envs=4, joint="", **settings):
+    """A stepper, and the spaces of its agents."""
+    config = EnvConfig(env_id, num_envs=num_envs, **settings)
+    spaces = probe_spaces(config, joint)
+    return make_fitting_stepper(config, spaces, 0), spaces
+
+
+def play(stepper, spaces, steps):
+    """Step with the same random actions each time; return all that happened."""
+    spaces.action.seed(0)
+    return [stepper.step(samples(spaces.action, stepper.num_envs)) for _ in range(steps)]
+
+
+def assert_equal_steps(left, right):
+    for one, other in zip(left, right, strict=True):
+        pairs = zip(tree_leaves(one._replace(info={}, final_obs=())), tree_leaves(other._replace(info={}, final_obs=())), strict=True)
+        assert all(np.array_equal(x, y) for x, y in pairs)
+
+
+def test_rows_are_the_agents_of_copies_and_a_step_is_that_of_vmas():
+    stepper, _ = make(num_envs=4, max_episode_steps=5, kwargs={"n_agents": 2})
+    assert stepper.num_envs == 8
+    theirs = vmas.make_env("simple_spread", 4, max_steps=5, seed=7, terminated_truncated=True, n_agents=2)
+    seen, mask = stepper.reset(7)
+    assert mask == () and seen.dtype == np.float32
+    expected = theirs.reset(seed=7)
+    random = np.random.default_rng(0)
+    for t in range(5):
+        assert all(np.array_equal(seen[a::2], expected[a].numpy()) for a in range(2))
+        actions = random.uniform(-1, 1, (8, 2)).astype(np.float32)
+        step = stepper.step(actions)
+        expected, reward, terminated, truncated, _ = theirs.step([torch.from_numpy(actions[a::2]) for a in range(2)])
+        assert all(np.array_equal(step.reward[a::2], reward[a].numpy()) for a in range(2))
+        assert step.valid is stepper.all_valid and not terminated.any() and truncated.all() == (t == 4)
+        seen = step.obs
+    assert step.truncated.all() and not step.terminated.any() and step.episode_start.all() and step.ended.tolist() == list(range(8))
+    assert all(np.array_equal(step.final_obs[a::2], expected[a].numpy()) for a in range(2))
+    first = theirs.reset()
+    assert all(np.array_equal(seen[a::2], first[a].numpy()) for a in range(2))  # the next episodes go on with the same draws
+
+
+def test_copies_that_end_alone_begin_anew_and_leave_the_others_as_they_are():
+    stepper, spaces = make("vmas.balance", num_envs=16, max_episode_steps=200)
+    stepper.reset(0)
+    steps = play(stepper, spaces, 60)
+    agents = len(spaces.agents)
+    alone = [step for step in steps if 0 < len(step.ended) < stepper.num_envs]
+    assert alone and all(step.terminated[step.ended].all() for step in alone)
+    for step in alone:
+        over = step.terminated.reshape(-1, agents)
+        assert (over.all(1) == over.any(1)).all() and len(step.final_obs) == len(step.ended)
+        assert not np.allclose(step.final_obs, step.obs[step.ended]) and (step.obs[step.ended, 2:4] == 0).all()  # at rest
+    lengths = stepper.copies.env.steps.numpy()
+    assert 0 < lengths.min() < lengths.max() == 60 or len(set(lengths.tolist())) > 1
+
+
+def test_episodes_have_a_hundred_steps_unless_settings_say_otherwise():
+    for settings, length in (({}, 100), ({"max_episode_steps": 3}, 3), ({"kwargs": {"max_steps": 4}}, 4)):
+        stepper, spaces = make(num_envs=1, **settings)
+        stepper.reset(0)
+        assert [bool(step.truncated.all()) for step in play(stepper, spaces, length)] == [False] * (length - 1) + [True]
+
+
+def test_seeds_repeat_and_others_do_not_disturb():
+    stepper, spaces = make(max_episode_steps=3)
+    torch.manual_seed(0)
+    first = stepper.reset(5)[0].copy()
+    steps = play(stepper, spaces, 8)
+    other, _ = make(num_envs=2)
+    assert np.array_equal(stepper.reset(5)[0], first) and not np.array_equal(stepper.reset(6)[0], first)
+    stepper.reset(5)
+    again = []
+    spaces.action.seed(0)
+    for _ in range(8):
+        other.reset(1)
+        again.append(stepper.step(samples(spaces.action, stepper.num_envs)))
+    assert_equal_steps(steps, again)
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(0)))  # the process's draws are its own
+
+
+@pytest.mark.parametrize("env_id", [SPREAD, "vmas.balance", "vmas.navigation", "vmas.football"])
+def test_a_state_is_restored_bit_for_bit(env_id):
+    stepper, spaces = make(env_id, max_episode_steps=6)
+    stepper.reset(3)
+    play(stepper, spaces, 9)
+    assert stepper.can_be_saved
+    state = stepper.state_dict()
+    expected = play(stepper, spaces, 9)
+    later, _ = make(env_id, max_episode_steps=6)
+    assert later.load_state_dict(state) is None
+    assert_equal_steps(expected, play(later, spaces, 9))
+    assert "settings changed" in make(env_id, max_episode_steps=7)[0].load_state_dict(state)
+    assert "4 copies" in make(env_id, num_envs=5, max_episode_steps=6)[0].load_state_dict(state)
+
+
+def test_a_scenario_that_cannot_be_saved_says_so():
+    stepper, _ = make("vmas.simple_reference")  # goals are references to landmarks, drawn in each episode
+    assert not stepper.can_be_saved
+    assert "cannot be saved in the middle" in stepper.load_state_dict(stepper.state_dict())
+
+
+def test_critics_see_what_all_agents_see():
+    stepper, spaces = make(joint="all", max_episode_steps=2)
+    obs, _ = stepper.reset(1)
+    single = make_env(EnvConfig(SPREAD))
+    assert single.with_joint(single.find_spaces(), "all") == spaces
+    own = obs["own"].reshape(4, -1)
+    assert all(np.array_equal(obs["joint"][3 * e + a], [*own[e], 1, 1, 1]) for e in range(4) for a in range(3))
+    _, last = play(stepper, spaces, 2)
+    assert last.final_obs["joint"].shape == obs["joint"].shape
+    with pytest.raises(SettingError, match="no state"):
+        make(joint="state")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "message"),
+    [
+        ("vmas.simple_spred", {}, "no scenario 'simple_spred'; did you mean simple_spread"),
+        ("vmas.simple_tag", {}, "the spaces of adversary_0 and agent_0 differ"),
+        (SPREAD, {"n_agent": 2}, "cannot be built: .*n_agent"),
+        (SPREAD, {"device": "cuda"}, "cannot name device"),
+    ],
+)
+def test_wrong_settings_take_one_line(env_id, kwargs, message):
+    with pytest.raises(SettingError, match=message) as caught:
+        probe_spaces(EnvConfig(env_id, kwargs=kwargs))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vmas", None)
+    with pytest.raises(SettingError, match=r"vmas\.balance needs the package vmas, .*lightning_rl\[vmas\]"):
+        probe_spaces(EnvConfig("vmas.balance"))
+
+
+def test_training_leaves_out_how_to_render():
+    assert make(kwargs={"render_mode": "rgb_array"})[0].num_envs == 12
+
+
+def test_a_checkpoint_may_name_a_scenario():
+    assert find_user_module(SPREAD) is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kwargs", "settings"),
+    [(PPO, {}, {"critic_obs": "all"}), (PPO, {"continuous_actions": False}, {}), (SAC, {}, {})],
+    ids=["PPO with a critic that sees all", "PPO discrete", "SAC"],
+)
+def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, kwargs, settings, tmp_path, capsys):
+    env = {"id": SPREAD, "max_episode_steps": 5, "kwargs": kwargs}
+    expected = run(tmp_path / "whole", algorithm, env, settings)
+    run(tmp_path / "parts", algorithm, env, settings, 1, StopAt(3), "last")
+    found = run(tmp_path / "parts", algorithm, env, settings, 99, None, "last")
+    assert "start new episodes" not in capsys.readouterr().out
+    assert_equal_runs(expected, found)
+
+
+def test_a_policy_is_evaluated_and_loaded(tmp_path):
+    trainer = Trainer(default_root_dir=tmp_path, enable_progress_bar=False, accelerator="cpu")
+    model = PPO({"id": SPREAD, "num_envs": 4, "max_episode_steps": 5}, max_env_steps=240, n_steps=5, batch_size=30, net_arch=[8])
+    trainer.fit(model)
+    result = evaluate(model, episodes=3)
+    assert result["length_mean"] == 5 and result["return_mean"] < 0
+    policy = load_policy(trainer.run_folder)
+    assert policy.act(np.zeros((3, 14), np.float32))[0].shape == (3, 2)
+
+
+def test_agents_with_different_spaces_learn_as_several_behaviors():
+    learner = partial(PPO, n_steps=5, batch_size=5, net_arch=[8])
+    behaviors = {"adversary": Behavior("adversary_*", learner), "good": Behavior("agent_*", learner)}
+    model = MultiAgent({"id": "vmas.simple_adversary", "num_envs": 2, "max_episode_steps": 5}, behaviors, max_env_steps=40)
+    fit(model)
+
+
+def test_tiny_runs_count_the_steps_of_agents():
+    model = tiny(PPO, SPREAD, n_steps=8, batch_size=24)
+    fit(model)
+    assert model.num_envs == 6 and model.env_steps >= 96
