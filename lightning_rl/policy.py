@@ -13,6 +13,7 @@ from torch import Generator
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.episodes import Episode, summarize
+from lightning_rl.data.exploitability import find_exploitability
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError, check_flag, check_range
@@ -113,6 +114,7 @@ def evaluate(
     num_envs: int = 10,
     deterministic: bool = True,
     max_episode_steps: int | None = None,
+    opponent: str | Path = "random",
 ) -> dict[str, float]:
     """Play episodes with a policy in the environment that it was trained in, and return their statistics.
 
@@ -126,15 +128,19 @@ def evaluate(
         num_envs: environments that act together; changes the time, and actions that are not deterministic.
         deterministic: the most likely choice or the mean instead of a random action.
         max_episode_steps: environment steps after which an episode is truncated; default: the environment's limit, or 10,000.
+        opponent: who plays the other seats of a game: `random` (legal moves), a checkpoint or a run's folder, or the path of a scripted
+            player such as `my_module.my_player`.
 
     Returns:
         Of undiscounted returns, in the environment's rewards: `return_mean`, `return_std`, `return_min`, `return_max`, `return_median`,
         `iqm` (interquartile mean), `ci_low` and `ci_high` (a 95 % bootstrap interval of the mean). `length_mean`: in environment steps.
-        `episodes` and `seed`: the arguments. `env_steps` (and `updates` of an algorithm that counts them): how long it had been trained.
+        Of games against opponents also `win_rate` and `draw_rate`, of small games `exploitability`. Of several behaviors these are of
+        their mean, and `<behavior>/return_mean`, `_std`, `_min` and `_max` are of each. `episodes` and `seed`: the arguments. `env_steps`
+        (and `updates` of an algorithm that counts them): how long it had been trained.
 
     Raises:
         SettingError: a number out of range, a checkpoint that cannot be loaded, an algorithm trained on a ready vector environment, which
-            cannot be built again, or an environment that cannot be built.
+            cannot be built again, an environment that cannot be built, or an opponent that does not exist or fit.
     """
     check_range("episodes", episodes, 1, whole=True)
     check_range("num_envs", num_envs, 1, whole=True)
@@ -149,14 +155,19 @@ def evaluate(
     if not (isinstance(algorithm.env, EnvConfig) or callable(algorithm.env)):
         raise SettingError("evaluate cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
     together = min(num_envs, episodes)
-    with isolate_rng(), torch_threads(1), closing(make_player(algorithm.env, together, max_episode_steps, algorithm.spaces)) as player:
-        return statistics(algorithm, player.play(algorithm.network, episodes, seed, deterministic), seed)
+    rows = together * max(1, len(algorithm.spaces.agents))
+    other = None if str(opponent) == "random" else algorithm.make_opponent(str(opponent), rows)
+    player = make_player(algorithm.env, together, max_episode_steps, algorithm.spaces, opponent=other)
+    player.on_nan = getattr(algorithm, "on_nan", "raise")
+    with isolate_rng(), torch_threads(1), closing(player):
+        return statistics(algorithm, player.play(algorithm.network, episodes, seed, deterministic), seed, deterministic)
 
 
-def statistics(algorithm: Run, episodes: list[Episode], seed: int) -> dict[str, float]:
-    """Return the statistics of episodes from a seed on, and how long the algorithm had been trained."""
+def statistics(algorithm: Run, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:
+    """Return the statistics of episodes from a seed on, how good a policy for a small game is, and how long it had been trained."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
-    return {**summarize(episodes), "episodes": len(episodes), **counts, "seed": seed}
+    known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, deterministic)
+    return {**summarize(episodes), **known, "episodes": len(episodes), **counts, "seed": seed}
 
 
 def load_with_env(path: str | Path) -> Any:

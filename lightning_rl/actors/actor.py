@@ -13,7 +13,7 @@ from torch import nn
 from lightning_rl.data.collector import Collector, Ends, Stepped, Unroll
 from lightning_rl.data.episodes import Finished
 from lightning_rl.data.opponents import seat_opponents
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, count_envs
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.nan_policy import Guard
@@ -123,8 +123,7 @@ class BuildActor:
     next_obs: bool
 
     def __call__(self, index: int, restarts: int, network: nn.Module) -> Actor:
-        num_envs = self.env.num_envs if isinstance(self.env, EnvConfig) else 8
-        stepper = make_fitting_stepper(self.env, self.spaces, first=self.first + index * num_envs * self.spaces.rows)
+        stepper = make_fitting_stepper(self.env, self.spaces, first=self.first + index * count_envs(self.env))
         seat_opponents(stepper, network)  # type: ignore[arg-type]
         seed = int(np.random.SeedSequence([self.seed, index, restarts]).generate_state(1)[0]) // 2
         collector = Collector(stepper, self.spaces, network, self.n_steps, seed, next_obs=self.next_obs)  # type: ignore[arg-type]

@@ -16,7 +16,10 @@ from lightning_rl.callbacks.iteration import TargetNetworkUpdate
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.envs.config import EnvConfig, as_config
+from lightning_rl.data.self_play import SelfPlayConfig
+from lightning_rl.envs.agents.stepper import Opponent
+from lightning_rl.envs.agents.world import SharedEnv
+from lightning_rl.envs.config import EnvConfig, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
@@ -27,6 +30,7 @@ from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.experience import replay, rollouts
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import load, stored_name
+from lightning_rl.training.opponents import make_opponent, prepare_self_play
 from lightning_rl.training.settings import Range, check_names, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
@@ -81,6 +85,8 @@ class Algorithm(LearningRun):
     """Environment steps for an update of signals that learn; null: with each update."""
     behavioral_cloning: CloningConfig | None = None
     """Gradient steps of the policy towards demonstrations too."""
+    self_play: SelfPlayConfig | None = None
+    """Play a game against past selves; null: against the newest weights."""
     memory: Memory | None = None
     """LSTM or GRU; null remembers nothing."""
     log_interval: Annotated[int, Range(0, open_low=True)] | None = None
@@ -126,6 +132,12 @@ class Algorithm(LearningRun):
         if isinstance(joint, str):
             check_choice("critic_obs", joint, ("all", "state"))
         self.spaces = self.spaces or probe_spaces(self.env, joint if isinstance(joint, str) else "")
+        if isinstance(joint, str) and self.spaces.joint != joint:
+            raise SettingError(
+                f"critic_obs {joint} is not in the given spaces; a Behavior takes it from partial(PPO, critic_obs={joint!r})"
+            )
+        if self.self_play is not None:
+            self.self_play, self.spaces = prepare_self_play(self.self_play, self.spaces, isinstance(self.env, SharedEnv))
         self.memory = as_memory(self.memory)
         self.save_hyperparameters(plain({**settings, "env": self.env, "memory": self.memory}))
         self.target_update: TargetNetworkUpdate | None = None
@@ -223,7 +235,7 @@ class Algorithm(LearningRun):
 
     @property
     def num_envs(self) -> int:
-        return int(getattr(self.env, "num_envs", 8)) * self.spaces.rows
+        return count_envs(self.env) * self.spaces.rows
 
     @property
     def log_every(self) -> int:
@@ -239,8 +251,12 @@ class Algorithm(LearningRun):
         """The lessons of its environments, which another `fit` continues."""
         return make_curriculum(self.env) if self.counter == "env_steps" else []
 
+    def make_opponent(self, name: str, num_rows: int) -> Opponent:
+        """Return the opponent of a name, for rows of its game, see `training/opponents.py`."""
+        return make_opponent(name, self.spaces, num_rows)
+
     def learning_callbacks(self) -> list[pl.Callback]:
-        return [*self.curriculum, *([] if self.target_update is None else [self.target_update])]
+        return [*self.curriculum, *self.past_selves, *([] if self.target_update is None else [self.target_update])]
 
     def describe(self) -> dict[str, Any]:
         spaces = [space_to_plain(space) for space in self.spaces[:2]]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.demonstrations import DemonstrationBatch, DemonstrationDataset, DemonstrationSettings
+from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.losses.policy_gradient import mean, scaled
 from lightning_rl.networks.actor_critic import ActorCritic
@@ -68,6 +69,7 @@ class BehavioralCloning(NoRewardFields, Algorithm):
     max_env_steps: int = field(init=False)
     gamma: float = field(init=False, default=0.0)
     normalize_obs_steps: int = field(init=False, default=1)
+    self_play: SelfPlayConfig | None = field(init=False, default=None)
 
     counter = "updates"
     losses = ("imitation_loss",)

@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.generations import GenerationDataset, Results
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
@@ -68,6 +69,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
 
     gamma: float = field(init=False, default=1.0)
     max_grad_norm: None = field(init=False, default=None)
+    self_play: SelfPlayConfig | None = field(init=False, default=None)
     compile: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:

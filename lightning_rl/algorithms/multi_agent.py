@@ -1,24 +1,27 @@
 """Several behaviors in one environment, each learned by an algorithm of its own."""
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partialmethod
 from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from gymnasium.spaces import Dict
 from torch import nn
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.shared import JointDataset
-from lightning_rl.envs.agents.world import SharedEnv, World
-from lightning_rl.envs.config import EnvConfig, as_config
-from lightning_rl.envs.make import make_env
-from lightning_rl.envs.snapshot.state import choose_way
+from lightning_rl.data.turns import Turns
+from lightning_rl.envs.agents.world import SharedEnv
+from lightning_rl.envs.config import EnvConfig, as_config, count_envs
+from lightning_rl.envs.stepping import make_world
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces, to_plain
@@ -36,6 +39,9 @@ class MultiAgent(Run):
 
     A batch holds the iterations of those behaviors whose experience is full, by name: iterations have the length that each algorithm asks
     for. Environment steps are those of the copies; the agents of a behavior are rows of its algorithm, which counts their steps.
+    Behaviors with `self_play` take turns: one of them learns, past selves and newest weights of the others play against it.
+    Lightning's hooks of an algorithm are called, with its own item of a batch; those that cannot be called are refused. A subclass that
+    overrides one of them calls `super()`.
 
     Args:
         env: an environment of several agents that move at the same time, see docs/several_agents.md.
@@ -63,36 +69,47 @@ class MultiAgent(Run):
         if not isinstance(behaviors, Mapping) or not behaviors:
             raise SettingError(f"behaviors must name at least one, each with agents and a learner, got {behaviors!r}")
         in_order = sorted(behaviors.items(), key=str)  # which decides whose optimizer is whose in a checkpoint
-        chosen = {name: as_behavior(name, each, spaces is not None) for name, each in in_order}
+        chosen = {name: as_behavior(name, given, spaces is not None) for name, given in in_order}
         max_env_steps = as_integer(max_env_steps)
         check_range("max_env_steps", max_env_steps, 1, whole=True)
         if log_interval is not None:
             check_range("log_interval", log_interval, 0, open_low=True)
         self.env, self.max_env_steps, self.log_interval = as_config(env), max_env_steps, log_interval
         self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
-        learners: dict[str, Algorithm] = {}
+        algorithms: dict[str, Algorithm] = {}
         for name, behavior in chosen.items():
             with torch.random.fork_rng(devices=[]):  # no behavior changes what another one draws
                 torch.manual_seed(seed_of(name))
-                own = self.sides[name]
+                side = self.sides[name]
                 try:
-                    learner = behavior.learner(SharedEnv(self.num_envs), spaces=own, max_env_steps=max_env_steps * own.rows)
+                    learner = behavior.learner(SharedEnv(self.num_envs), spaces=side, max_env_steps=max_env_steps * side.rows)
                 except SettingError as error:
                     raise SettingError(f"behavior {name}: {error}") from error
             check_learner(name, learner)
             learner.behavior = name
-            learners[name] = learner
-        self.learners = nn.ModuleDict(learners)
+            algorithms[name] = learner
+        self.algorithms: Mapping[str, Algorithm] = nn.ModuleDict(algorithms)  # type: ignore[assignment]
+        """That of each behavior, frozen or not."""
         self.frozen = [name for name, behavior in chosen.items() if behavior.frozen]
         """Behaviors that act and do not learn."""
-        if len(self.frozen) == len(learners):
+        if len(self.frozen) == len(algorithms):
             raise SettingError("behaviors: none of them learns; give one a class_path")
         self.counted_steps = 0
         """Steps of the world that are in `env_steps`."""
         self.newest: dict[str, dict[str, float]] = {}
         """What the newest iteration of each behavior recorded."""
-        agents = {name: list(own.agents) for name, own in self.sides.items()}
-        plans = {name: {"agents": agents[name], "learner": describe_learner(chosen[name], each)} for name, each in learners.items()}
+        self.rivals = [name for name in behaviors if algorithms[name].self_play is not None]
+        """Behaviors that take turns learning, in the order in which they are given."""
+        if len(self.rivals) == 1:
+            alone = f"behavior {self.rivals[0]}: self_play needs another behavior with self_play, which learns in turn with it"
+            raise SettingError(f"{alone}; add it there or leave it out")
+        for name in self.rivals:
+            for callback in algorithms[name].past_selves:
+                callback.rivals = [past for other in self.rivals if other != name for past in algorithms[other].past_selves]
+        plans = {
+            name: {"agents": list(self.sides[name].agents), "learner": describe_learner(chosen[name], algorithms[name])}
+            for name in behaviors
+        }
         self.save_hyperparameters(
             {"env": plain(self.env), "behaviors": plans, "max_env_steps": max_env_steps, "log_interval": log_interval}
         )
@@ -105,20 +122,25 @@ class MultiAgent(Run):
         return load(checkpoint_path, cls, MultiAgent, map_location, **overrides)
 
     @property
-    def each(self) -> Mapping[str, Algorithm]:
-        """Return the algorithm of each behavior."""
-        return dict(self.learners.items())  # type: ignore[arg-type]
+    def learners(self) -> Mapping[str, Algorithm]:
+        """Return the algorithms that learn, and are not frozen."""
+        return {name: algorithm for name, algorithm in self.algorithms.items() if name not in self.frozen}
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        """Return the Trainer, which all algorithms have."""
+        return super().trainer
+
+    @trainer.setter
+    def trainer(self, trainer: pl.Trainer | None) -> None:
+        for module in (self, *self.algorithms.values()):
+            pl.LightningModule.trainer.fset(module, trainer)  # type: ignore[attr-defined]
 
     @property
     def on_nan(self) -> str:
         """Return what an evaluation does about NaN and infinity: it raises if a behavior that learns would."""
-        asked = [each.on_nan for each in self.learning.values()]
+        asked = [learner.on_nan for learner in self.learners.values()]
         return "raise" if "raise" in asked else asked[0]
-
-    @property
-    def learning(self) -> Mapping[str, Algorithm]:
-        """Return the algorithms that learn, and are not frozen."""
-        return {name: each for name, each in self.each.items() if name not in self.frozen}
 
     @property
     def spaces(self) -> Spaces:  # type: ignore[override]
@@ -130,44 +152,89 @@ class MultiAgent(Run):
     @property
     def network(self) -> BehaviorPolicies:
         """Return the policies of all behaviors."""
-        return BehaviorPolicies(self.sides, {name: learner.network for name, learner in self.each.items()})
+        return BehaviorPolicies(self.sides, {name: algorithm.network for name, algorithm in self.algorithms.items()}, self.frozen)
 
     # ---------------------------------------------------------------- experience
 
     def experience(self) -> JointDataset:
-        make: Any = partial(make_env, self.env)  # type: ignore[arg-type]
-        settings = repr(self.env) if isinstance(self.env, EnvConfig) else None
-        limit = getattr(self.env, "max_episode_steps", None)
-        way = choose_way(partial(make, 0), settings)
-        first = self.global_rank * self.num_envs if self.has_trainer else 0
-        world = World(make, self.num_envs, self.sides, first, way, limit, settings or "")
+        world = make_world(self.env, self.sides, self.global_rank * self.num_envs if self.has_trainer else 0)
         datasets: dict[str, Any] = {}
-        for name, learner in self.each.items():
-            if self.has_trainer:
-                learner.trainer = self.trainer
-            learner.env.side = world.sides[name]  # type: ignore[attr-defined]
-            datasets[name] = learner.dataset = frozen_experience(learner) if name in self.frozen else learner.experience()
-            if not isinstance(learner.dataset, RolloutDataset | ReplayDataset):
-                raise SettingError(f"behavior {name}: {type(learner).__name__} does not learn from steps of a world that others share")
-        lengths = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learning]
+        for name, algorithm in self.algorithms.items():
+            algorithm.env.side = world.sides[name]  # type: ignore[attr-defined]
+            datasets[name] = algorithm.dataset = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
+            if not isinstance(algorithm.dataset, RolloutDataset | ReplayDataset):
+                raise SettingError(f"behavior {name}: {type(algorithm).__name__} does not learn from steps of a world that others share")
+        lengths = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]
         seed = int(np.random.SeedSequence([torch.initial_seed(), self.global_rank, self.count]).generate_state(1)[0]) // 2
-        return JointDataset(world, datasets, seed, sum(-(-self.max_env_steps // length) for length in lengths))
+        return JointDataset(world, datasets, seed, sum(-(-self.max_env_steps // length) for length in lengths), self.rivals)
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        for name, own in batch.items():
-            self.each[name].training_step(own, batch_idx)
+        self.outputs = {name: self._call(name, "training_step", item, batch_idx) for name, item in batch.items()}
+
+    def _call(self, name: str, hook: str, *arguments: object, **named: object) -> Any:
+        """Call a hook of a learner, as Lightning calls it where it learns alone."""
+        learner = self.algorithms[name]
+        learner._current_fx_name = hook  # `log` asks where it is called
+        return learner.call_hook(hook, *arguments, **named)
+
+    def _call_all(self, hook: str, *arguments: object, **named: object) -> None:
+        for name in self.learners:
+            self._call(name, hook, *arguments, **named)
+
+    def on_train_batch_start(self, batch: Mapping[str, Any], batch_idx: int) -> int | None:
+        answers = [self._call(name, "on_train_batch_start", item, batch_idx) for name, item in batch.items()]
+        return -1 if -1 in answers else None  # then Lightning skips all batches
+
+    def on_train_batch_end(self, outputs: Any, batch: Mapping[str, Any], batch_idx: int) -> None:
+        for name, item in batch.items():
+            self._call(name, "on_train_batch_end", self.outputs[name], item, batch_idx)
+
+    setup = partialmethod(_call_all, "setup")
+    teardown = partialmethod(_call_all, "teardown")
+    on_fit_start = partialmethod(_call_all, "on_fit_start")
+    on_fit_end = partialmethod(_call_all, "on_fit_end")
+    on_train_start = partialmethod(_call_all, "on_train_start")
+    on_train_end = partialmethod(_call_all, "on_train_end")
+    on_train_epoch_start = partialmethod(_call_all, "on_train_epoch_start")
+    on_train_epoch_end = partialmethod(_call_all, "on_train_epoch_end")
+    on_validation_start = partialmethod(_call_all, "on_validation_start")
+    on_validation_end = partialmethod(_call_all, "on_validation_end")
+    on_validation_epoch_start = partialmethod(_call_all, "on_validation_epoch_start")
+    on_validation_epoch_end = partialmethod(_call_all, "on_validation_epoch_end")
+
+    def configure_model(self) -> None:
+        for algorithm in self.algorithms.values():
+            algorithm.configure_model()
 
     def configure_optimizers(self) -> list[Optimizer]:
         optimizers: list[Optimizer] = []
-        for name, learner in self.learning.items():
-            own = learner.configure_optimizers()
-            if not isinstance(own, list | tuple) or not all(isinstance(each, Optimizer) for each in own):
+        for name, learner in self.learners.items():
+            configured: Any = learner.configure_optimizers()
+            if not isinstance(configured, list | tuple) or not all(isinstance(each, Optimizer) for each in configured):
                 raise SettingError(f"behavior {name}: configure_optimizers must return a list of optimizers where several behaviors learn")
-            learner.optimizer_numbers = slice(len(optimizers), len(optimizers) + len(own))
-            optimizers += own
+            learner.optimizer_numbers = slice(len(optimizers), len(optimizers) + len(configured))
+            optimizers += configured
         return optimizers
 
     # ---------------------------------------------------------------- what its run asks
+
+    @cached_property
+    def curriculum(self) -> list[Curriculum]:
+        """The lessons of the environments, which another `fit` continues."""
+        return make_curriculum(self.env)
+
+    def learning_callbacks(self) -> list[pl.Callback]:
+        past_selves = [callback for name in self.rivals for callback in self.algorithms[name].past_selves]
+        return [*self.curriculum, *past_selves]
+
+    @property
+    def learner_names(self) -> list[str]:
+        return [*self.learners]
+
+    def finished_episodes(self) -> dict[str, list[Finished]]:
+        assert isinstance(self.dataset, JointDataset)
+        collectors: Any = self.dataset.collectors
+        return {name: collectors[name].statistics.finished for name in self.dataset.full}
 
     @property
     def length(self) -> int:
@@ -175,7 +242,7 @@ class MultiAgent(Run):
 
     @property
     def num_envs(self) -> int:
-        return int(getattr(self.env, "num_envs", 8))
+        return count_envs(self.env)
 
     @property
     def log_every(self) -> int:
@@ -183,29 +250,36 @@ class MultiAgent(Run):
 
     def count_steps(self) -> None:
         assert isinstance(self.dataset, JointDataset)
-        for learner in self.each.values():
-            learner.count_steps()
+        for algorithm in self.algorithms.values():
+            algorithm.count_steps()
         steps = self.dataset.joint.steps
         self.env_steps += (steps - self.counted_steps) * self.num_envs * self.world_size
         self.counted_steps = steps
-        self.updates, self.episodes = (sum(getattr(each, name) for each in self.each.values()) for name in ("updates", "episodes"))
+        self.updates, self.episodes = (sum(getattr(each, name) for each in self.algorithms.values()) for name in ("updates", "episodes"))
 
     def begin_learning(self) -> None:
         trainer: Any = self.trainer
+        assert isinstance(self.dataset, JointDataset)
         self.counted_steps = 0
+        if self.rivals:
+            self.dataset.turns.began_at = self.algorithms[self.rivals[0]].env_steps
         for name in self.frozen:
-            frozen: Any = self.each[name]
+            frozen: Any = self.algorithms[name]
             frozen.counted_rows = 0
             frozen.guard = frozen.collector.guard = Guard(frozen.on_nan, None, self.world_size)
-        for learner in self.learning.values():
+        for learner in self.learners.values():
             learner.log_rows = RunLog(1, 0)
             learner.begin_learning()
             if learner.target_update is not None:
                 learner.target_update.on_train_start(trainer, learner)  # type: ignore[arg-type]
                 learner.followers = [learner.target_update, *learner.followers]
 
+    def warm_up(self) -> None:
+        for learner in self.learners.values():
+            learner.warm_up()
+
     def schedule(self, progress: float) -> None:
-        for learner in self.learning.values():
+        for learner in self.learners.values():
             if not learner.collector.is_open:  # type: ignore[union-attr]
                 self._begin(learner, learner.env_steps, progress)
 
@@ -219,62 +293,79 @@ class MultiAgent(Run):
     def finish_learning(self) -> None:
         assert isinstance(self.dataset, JointDataset)
         for name in self.dataset.full:
-            learner = self.each[name]
+            learner = self.algorithms[name]
             learner.finish_learning()
             self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
+        turns = self.dataset.turns
+        if turns.learner in self.dataset.full:
+            self.count_steps()  # of a replay buffer, which are made while it learns
+            self._end_turn(turns)
+
+    def _end_turn(self, turns: Turns) -> None:
+        """Let the next behavior learn, if the learner has made the steps of its turn."""
+        learner, following = self.algorithms[turns.learner], self.algorithms[turns.following]
+        assert learner.self_play is not None
+        if learner.env_steps - turns.began_at >= learner.self_play.turn_steps:
+            turns.pass_on(following.env_steps)
+            for signal in following.reward_signals.values():
+                signal.begin_episodes()
 
     def learning_metrics(self) -> dict[str, float]:
         return {f"{name}/{key}": value for name, metrics in self.newest.items() for key, value in metrics.items()}
 
     def take_notices(self) -> list[str]:
-        return [f"{name}: {notice}" for name, learner in self.each.items() for notice in learner.take_notices()]
+        return [f"{name}: {notice}" for name, algorithm in self.algorithms.items() for notice in algorithm.take_notices()]
 
     def validate(self) -> dict[str, float]:
-        return {f"{name}/{key}": value for name, learner in self.each.items() for key, value in learner.validate().items()}
+        return {f"{name}/{key}": value for name, algorithm in self.algorithms.items() for key, value in algorithm.validate().items()}
 
     def describe(self) -> dict[str, Any]:
         spaces = [to_plain(space) for space in self.spaces[:2]]
-        own = {
-            name: {**learner.describe(), **{count: getattr(learner, count) for count in self.COUNTS}} for name, learner in self.each.items()
+        behaviors = {
+            name: {**algorithm.describe(), **{count: getattr(algorithm, count) for count in self.COUNTS}}
+            for name, algorithm in self.algorithms.items()
         }
-        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, "behaviors": own}
+        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, "behaviors": behaviors}
 
     def load_run(self, checkpoint: dict[str, Any]) -> None:
         super().load_run(checkpoint)
-        for name, learner in self.each.items():
-            learner.load_run({"lightning_rl": checkpoint["lightning_rl"]["behaviors"][name]})
-            learner.ranks = [{**rank, "num_envs": learner.num_envs, "data": rank["data"]["behaviors"][name]} for rank in self.ranks]
+        for name, algorithm in self.algorithms.items():
+            algorithm.load_run({"lightning_rl": checkpoint["lightning_rl"]["behaviors"][name]})
+            algorithm.ranks = [{**rank, "num_envs": algorithm.num_envs, "data": rank["data"]["behaviors"][name]} for rank in self.ranks]
 
     def get_learning_state(self) -> State:
-        own = {
+        behaviors = {
             name: {**learner.get_learning_state(), "began_at": learner.began_at, "progress": learner.progress}
-            for name, learner in self.learning.items()
+            for name, learner in self.learners.items()
         }
-        return {"behaviors": own, "newest": self.newest}
+        frozen = {name: {"guard": self.algorithms[name].guard.get_state()} for name in self.frozen}
+        return {"behaviors": behaviors, "frozen": frozen, "newest": self.newest}
 
     def set_learning_state(self, state: State) -> None:
         assert isinstance(self.dataset, JointDataset)
         self.counted_steps, self.newest = self.dataset.joint.steps, state["newest"]
-        for learner in self.each.values():
-            learner.counted_rows = learner.collector.rows  # type: ignore[union-attr]
-        for name, learner in self.learning.items():
-            own = state["behaviors"][name]
-            learner.set_learning_state(own)
+        for algorithm in self.algorithms.values():
+            algorithm.counted_rows = algorithm.collector.rows  # type: ignore[union-attr]
+        for name in self.frozen:
+            self.algorithms[name].guard.set_state(state["frozen"][name]["guard"])
+        for name, learner in self.learners.items():
+            stored = state["behaviors"][name]
+            learner.set_learning_state(stored)
             if learner.collector.is_open:  # type: ignore[union-attr]
-                self._begin(learner, own["began_at"], own["progress"])
+                self._begin(learner, stored["began_at"], stored["progress"])
+
+    def continue_counts(self) -> None:
+        for algorithm in self.algorithms.values():
+            algorithm.continue_counts()
 
     def load_buffer(self, continues: bool = True) -> None:
-        for learner in self.each.values():
-            if not continues and self.global_rank == 0:  # one rank continues the counts of all
-                collector: Any = learner.collector
-                collector.env_steps, collector.statistics.episodes = learner.env_steps, learner.episodes
-        for learner in self.learning.values():
+        for learner in self.learners.values():
             learner.load_buffer(continues)
 
     def end_learning(self) -> None:
-        for learner in self.each.values():
-            learner.end_learning()
-            learner.dataset = None
+        for algorithm in self.algorithms.values():
+            algorithm.end_learning()
+            algorithm.dataset = None
 
 
 def seed_of(name: str) -> int:

@@ -55,7 +55,7 @@ class CheckpointConfig:
         save_replay_buffer: whether `last.ckpt` holds the replay buffer; default: up to 4 GB.
         every_n_updates: the same as `every_n_env_steps` for runs that count updates.
         monitor: the metric of an evaluation by which `best.ckpt` is the best.
-        mode: whether the best is where it is greatest, `max`, or least, `min`; default: `min` for a loss, `max` for all else.
+        mode: whether the best is where it is greatest, `max`, or least, `min`; default: `min` for a loss or exploitability, else `max`.
     """
 
     every_n_env_steps: int | None = None
@@ -83,7 +83,7 @@ class BestModel(Checkpoint):
         self.folder, self.monitor, self.best = folder, monitor, -math.inf
         self.best_model_path = ""
         """The file of the best weights; empty while there is none. Lightning sets it after processes that it started."""
-        self.mode = mode or ("min" if monitor.endswith("loss") else "max")
+        self.mode = mode or ("min" if monitor.endswith(("loss", "exploitability")) else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"  # of Lightning's own Trainer
@@ -171,13 +171,18 @@ class SaveCheckpoints(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.saved_at, self.saved_when = pl_module.count, time.monotonic()
         self.folder = trainer.strategy.broadcast(self.folder)
-        if not pl_module.collector.can_be_saved:
-            what = f"{pl_module.collector.name} cannot be saved in the middle of an episode"
-            pl_module.say(f"{what}: a run that continues starts new ones (see docs/runs.md: get_state)")
+        self.warns = not pl_module.collector.can_be_saved
         for name, dataset in getattr(pl_module.dataset, "datasets", {"": pl_module.dataset}).items():
-            learner = pl_module.each[name] if name else pl_module  # type: ignore[attr-defined]
+            learner = pl_module.algorithms[name] if name else pl_module  # type: ignore[attr-defined]
             if isinstance(dataset, ReplayDataset) and self._saves_buffer(learner, dataset):
                 dataset.store = SegmentStore(self._path("last.ckpt.d") / f"rank{trainer.global_rank}" / name)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun, batch: object, batch_idx: int) -> None:
+        """Warn of episodes that are lost, when there was an iteration: an environment that cannot be stepped raises first."""
+        if self.warns:
+            what = f"{pl_module.collector.name} cannot be saved in the middle of an episode"
+            pl_module.say(f"{what}: a run that continues starts new ones (see docs/runs.md: get_state)")
+            self.warns = False
 
     def _saves_buffer(self, algorithm: AlgorithmRun, dataset: ReplayDataset) -> bool:
         rows = min(dataset.buffer.length * len(dataset.buffer.envs), algorithm.max_env_steps // algorithm.trainer.world_size)

@@ -13,10 +13,11 @@ import pytorch_lightning as pl
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator, Wrapper
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
+from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.data.episodes import Finished
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.lessons import CompletionCriteria, as_parameters
+from lightning_rl.envs.lessons import CompletionCriteria, Parameter, as_parameters
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.types import State
 
@@ -29,11 +30,12 @@ MAX_UNREPORTED_EPISODES = 100
 class Curriculum(pl.Callback):
     """Move parameters of the environments from lesson to lesson, each by its own criteria.
 
-    Algorithms add this callback themselves where `env.parameters` have lessons. Episodes count that play a parameter's current lesson, on
-    all ranks; each is measured as it ended, for all parameters before any moves on, so that decisions are the same on every rank. A new
-    lesson begins with the next episode of each environment, or at once where the one before had `require_reset`, and empties the windows
-    of all parameters. Evaluations play the final lessons, and until those are reached the current ones as well, as
-    `eval/mean_reward_lesson`. The metric `curriculum/<parameter>/lesson` counts from 0.
+    Runs add this callback themselves where `env.parameters` have lessons. Episodes count that play a parameter's current lesson, on all
+    ranks; of several agents those of each agent, and where several behaviors learn those of the behavior that the criteria name. Each is
+    measured as it ended, for all parameters before any moves on, so that decisions are the same on every rank. A new lesson begins with
+    the next episode of each environment, or at once where the one before had `require_reset`, and empties the windows of all parameters.
+    Evaluations play the final lessons, and until those are reached the current ones as well, as `eval/mean_reward_lesson`. The metric
+    `curriculum/<parameter>/lesson` counts from 0.
 
     Args:
         parameters: as in `env.parameters`.
@@ -46,6 +48,8 @@ class Curriculum(pl.Callback):
         self.lessons = dict.fromkeys(self.parameters, 0)
         self.smoothed = dict.fromkeys(self.parameters, 0.0)
         self.windows = {name: deque[float](maxlen=self.window(name)) for name in self.parameters}
+        self.elos: dict[str, float] = {}
+        """The rating in self-play of each behavior, or of the policy, whose name is "" then."""
         self.unreported: int | None = 0
         """Episodes that were measured by success before the first that reported it; then None."""
 
@@ -65,6 +69,7 @@ class Curriculum(pl.Callback):
         known = pl_module.env.parameters if isinstance(pl_module.env, EnvConfig) else self.parameters
         for name in self.parameters.keys() - known.keys():
             raise SettingError(f"Curriculum: {name} is not in env.parameters{nearest(name, known)}")
+        check_criteria(self.parameters, pl_module.learner_names, [each.behavior for each in callbacks_of(trainer, SelfPlay)])
         for name, parameter in self.parameters.items():
             if parameter.lessons[-1].completion_criteria is not None:
                 pl_module.say(f"env.parameters.{name}: completion_criteria of the last lesson have no effect and are ignored")
@@ -86,9 +91,11 @@ class Curriculum(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         before, progress, reset = dict(self.lessons), pl_module.count / pl_module.length, False
-        for episodes in of_all_ranks(pl_module.collector.statistics.finished):
-            for episode in episodes:
-                reset |= self.add_episode(pl_module, episode, progress)
+        self.elos = {each.behavior: each.elo for each in callbacks_of(trainer, SelfPlay)}
+        for finished in of_all_ranks(pl_module.finished_episodes()):
+            for behavior, episodes in finished.items():
+                for episode in episodes:
+                    reset |= self.add_episode(pl_module, episode, progress, behavior)
         current = {name: self.criteria(name) for name in self.parameters}
         by_progress = {name: each for name, each in current.items() if each is not None and each.measure == "progress"}
         reset |= self.advance(pl_module, by_progress, progress)  # which moves without an episode, too
@@ -97,12 +104,15 @@ class Curriculum(pl.Callback):
         if reset:
             pl_module.collector.restart_episodes()
 
-    def add_episode(self, algorithm: AlgorithmRun, episode: Finished, progress: float) -> bool:
-        """Count an episode for the parameters whose current lesson it played; return whether a new lesson must begin at once."""
+    def add_episode(self, algorithm: AlgorithmRun, episode: Finished, progress: float, behavior: str = "") -> bool:
+        """Count an episode for the parameters whose current lesson it played; return whether a new lesson must begin at once.
+
+        `behavior`: whose it is, where there are several.
+        """
         measured: dict[str, CompletionCriteria] = {}
         for name, lesson in self.lessons.items():
             criteria = self.criteria(name)
-            if criteria is not None and episode.lessons.get(name) == lesson:
+            if criteria is not None and episode.lessons.get(name) == lesson and criteria.behavior in (None, behavior):
                 self.windows[name].append((episode.success or 0.0) if criteria.measure == "success" else episode.return_)
                 measured[name] = criteria
         if any(criteria.measure == "success" for criteria in measured.values()):
@@ -126,10 +136,13 @@ class Curriculum(pl.Callback):
         learned = []
         for name, criteria in measured.items():
             window, lessons, old = self.windows[name], self.parameters[name].lessons, self.lessons[name]
-            due, self.smoothed[name] = need_increment(criteria, progress, window, self.smoothed[name])
+            elo = self.elos.get(criteria.behavior or "", math.nan)
+            due, self.smoothed[name] = need_increment(criteria, progress, window, self.smoothed[name], elo)
             if due:
                 learned.append(name)
-                value = progress if criteria.measure == "progress" else self.smoothed[name] if criteria.signal_smoothing else mean(window)
+                value = {"progress": progress, "elo": elo}.get(criteria.measure)
+                if value is None:
+                    value = self.smoothed[name] if criteria.signal_smoothing else mean(window)
                 algorithm.say(
                     f"curriculum: {name} goes to lesson {old + 2} of {len(lessons)}, {lessons[old + 1].name} ({lessons[old + 1].value}): "
                     f"{criteria.measure} {value:.4g} > {criteria.threshold:g} in {lessons[old].name}, "
@@ -165,16 +178,20 @@ class Curriculum(pl.Callback):
             self.windows[name] = deque(state_dict["windows"][name], self.window(name))
 
 
-def need_increment(criteria: CompletionCriteria, progress: float, window: Sequence[float], smoothed: float) -> tuple[bool, float]:
+def need_increment(
+    criteria: CompletionCriteria, progress: float, window: Sequence[float], smoothed: float, elo: float = math.nan
+) -> tuple[bool, float]:
     """Return whether a lesson is learned, and the new smoothed measure; called once for each episode that ended in the lesson.
 
     After ML-Agents' function of the same name. `window` holds returns or successes of the last episodes. The smoothed measure, 0 at first,
-    is a quarter of what it was and three quarters of the window's mean.
+    is a quarter of what it was and three quarters of the window's mean. A rating is compared as it is: games have smoothed it.
     """
     if len(window) < criteria.min_lesson_length:
         return False, smoothed
     if criteria.measure == "progress":
         return progress > criteria.threshold, smoothed
+    if criteria.measure == "elo":
+        return elo > criteria.threshold, smoothed
     measure = mean(window)
     if math.isnan(measure):
         return False, smoothed
@@ -193,6 +210,30 @@ def with_lessons(curriculum: Curriculum, env: gym.Env) -> gym.Env:
     if env.has_wrapper_attr("set_lessons"):
         env.get_wrapper_attr("set_lessons")({name: each.only(curriculum.lessons[name]) for name, each in curriculum.parameters.items()})
     return env
+
+
+def check_criteria(parameters: Mapping[str, Parameter], behaviors: Sequence[str], rated: Sequence[str]) -> None:
+    """Raise `SettingError` for criteria that a run cannot judge.
+
+    Args:
+        behaviors: the names of those that learn; empty in a run with one policy, which has no name.
+        rated: the names of those with a rating in self-play; that of one policy is "".
+    """
+    for name, parameter in parameters.items():
+        for number, lesson in enumerate(parameter.lessons[:-1]):
+            criteria, place = lesson.completion_criteria, f"env.parameters.{name}.curriculum[{number}].completion_criteria"
+            if criteria is None:
+                continue
+            if criteria.behavior is not None and not behaviors:
+                raise SettingError(f"{place}.behavior {criteria.behavior!r}: this run has one policy, without a name; remove it")
+            if criteria.behavior is not None and criteria.behavior not in behaviors:
+                hint = nearest(criteria.behavior, behaviors)
+                raise SettingError(f"{place}.behavior {criteria.behavior!r} is no behavior that learns{hint}")
+            if criteria.behavior is None and len(behaviors) > 1 and criteria.measure != "progress":
+                raise SettingError(f"{place}.behavior is missing: several behaviors learn; name one of {', '.join(behaviors)}")
+            if criteria.measure == "elo" and (criteria.behavior or "") not in rated:
+                whose = criteria.behavior or "the algorithm"
+                raise SettingError(f"{place}.measure elo needs self_play of {whose}; use reward, progress or success")
 
 
 def make_curriculum(env: Env) -> list[Curriculum]:

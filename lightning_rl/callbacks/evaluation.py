@@ -21,9 +21,11 @@ from lightning_rl.callbacks.checkpoints import interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
-from lightning_rl.data.episodes import Episode, EpisodePlayer
+from lightning_rl.data.episodes import Episode, EpisodePlayer, returns_of_parts
+from lightning_rl.data.exploitability import find_exploitability
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
+from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import RunStoppedError, SettingError, check_range
@@ -46,6 +48,7 @@ class EvaluationConfig:
         deterministic: the middle of the policy (most likely choice, mean) instead of a draw.
         max_episode_steps: longest episode; default: the environment's own limit, or 10,000 where it has none.
         every_n_updates: the same as `every_n_env_steps` for runs that count updates.
+        opponent: who plays the other seats of a game: `random`, a run's folder, or the path of a scripted player.
         stop_at: end the run when the mean return reaches this.
         patience: end the run after so many evaluations in a row without improvement.
     """
@@ -59,19 +62,22 @@ class EvaluationConfig:
     stop_at: float | None = None
     patience: int | None = None
     every_n_updates: int | None = None
+    opponent: str = "random"
 
 
 class RolloutEvaluator(pl.Callback):
     """Play episodes with fixed seeds every `every_n_env_steps` environment steps (or updates), and at the end of the run.
 
-    Logs `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and, where the environment reports it, `eval/success_rate`, as well as
-    the metrics of the algorithm's `validate`; other callbacks get them in `on_evaluation_end(trainer, algorithm, metrics)`. Learning is the
-    same with and without it: networks keep their mode and the global random generators their state.
+    Logs `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and, where the environment reports it, `eval/success_rate`, of small
+    games `eval/exploitability`, as well as the metrics of the algorithm's `validate`; other callbacks get them in
+    `on_evaluation_end(trainer, algorithm, metrics)`. Learning is the same with and without it: networks keep their mode and the global
+    random generators their state.
 
     Args:
         env: builds the environment, settings or a function; default: the algorithm's own.
         file: a CSV file for one row an episode.
-        every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, every_n_updates: as in `EvaluationConfig`.
+        every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, every_n_updates, opponent: as in
+            `EvaluationConfig`.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class RolloutEvaluator(pl.Callback):
         env: EnvConfig | Callable[[], gym.Env] | None = None,
         file: Path | None = None,
         every_n_updates: int | None = None,
+        opponent: str = "random",
     ) -> None:
         optional = {"every_n_env_steps": every_n_env_steps, "every_n_updates": every_n_updates, "max_episode_steps": max_episode_steps}
         given = {name: value for name, value in optional.items() if value is not None}
@@ -96,7 +103,7 @@ class RolloutEvaluator(pl.Callback):
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.episodes, self.seed = episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
-        self.env, self.file = env, file
+        self.env, self.file, self.opponent = env, file, opponent
         self.table: CsvTable | None = None
         self.wrappers: list[Wrapper] = []
         """What other callbacks put around each environment."""
@@ -120,12 +127,15 @@ class RolloutEvaluator(pl.Callback):
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
         """Play the episodes of one evaluation, with a variant's wrappers around each environment; raise `RunStoppedError` when `stop()`."""
         # new environments each time: what they keep over their resets would make an evaluation depend on those before
+        num_envs = min(self.num_envs, self.episodes)
+        named = self.opponent != "random"
         player = make_player(
             algorithm.env if self.env is None else self.env,
-            min(self.num_envs, self.episodes),
+            num_envs,
             self.max_episode_steps,
             algorithm.spaces,
             [*variant, *self.wrappers],
+            algorithm.make_opponent(self.opponent, num_envs * len(algorithm.spaces.agents)) if named else None,
         )
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
@@ -208,11 +218,13 @@ class RolloutEvaluator(pl.Callback):
         metrics = metrics_of(episodes)
         for name, each in zip(self.variants, others, strict=True):
             metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in each]))
-        metrics |= algorithm.validate()
+        known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, self.deterministic)
+        metrics |= {f"eval/{name}": value for name, value in known.items()} | algorithm.validate()
         show_to_callbacks(trainer, metrics)
         if self.table is not None and trainer.is_global_zero:
             self.table.add(
                 {algorithm.counter: algorithm.count, "seed": e.seed, "return": e.return_, "length": e.length, "success": e.success}
+                | {f"{part}/return": value for part, value in e.parts.items()}
                 for e in episodes
             )
         return metrics
@@ -274,8 +286,10 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
     }
     if any(success is not None for success in successes):
         metrics["success_rate"] = np.mean([success or 0.0 for success in successes])
-    for part in episodes[0].parts:
-        metrics[f"{part}/mean_reward"] = np.mean([each.parts[part] for each in episodes if part in each.parts])
+    if results := [each.result for each in episodes if each.result is not None]:
+        metrics |= {"win_rate": np.mean([each == 1 for each in results]), "draw_rate": np.mean([each == 0.5 for each in results])}
+    for part, own in returns_of_parts(episodes).items():
+        metrics[f"{part}/mean_reward"] = np.mean(own)
     return {f"{group}/{name}": float(value) for name, value in metrics.items()}
 
 
@@ -315,12 +329,18 @@ def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = objec
 
 
 def make_player(
-    env: Env, num_envs: int, max_episode_steps: int | None, spaces: Spaces | None = None, wrappers: Sequence[Wrapper] = ()
+    env: Env,
+    num_envs: int,
+    max_episode_steps: int | None,
+    spaces: Spaces | None = None,
+    wrappers: Sequence[Wrapper] = (),
+    opponent: Opponent | None = None,
 ) -> EpisodePlayer | AgentEpisodePlayer:
     """Return a player of episodes, which end at the given or the environment's own limit.
 
     `spaces`: those of the policy, whose environments must have masks if they say so; None asks the environment. `wrappers` go around each
-    environment, the last one outside. A ready vector environment, which cannot be built again, raises `SettingError`.
+    environment, the last one outside. `opponent`: of a game; None moves at random. A ready vector environment, which cannot be built
+    again, raises `SettingError`.
     """
     builder = check_can_be_built(env)
     builder = single_env_config(builder) if isinstance(builder, EnvConfig) else builder
@@ -333,7 +353,9 @@ def make_player(
 
     envs = [make() for _ in range(num_envs)]
     if isinstance(envs[0].unwrapped, AgentsEnv):
-        return AgentEpisodePlayer(envs, max_episode_steps or getattr(builder, "max_episode_steps", None), spaces)
+        return AgentEpisodePlayer(envs, max_episode_steps or getattr(builder, "max_episode_steps", None), spaces, opponent)
+    if opponent is not None:
+        raise SettingError("an opponent plays the other seats of a game: this environment has one agent, or a policy for each")
     return EpisodePlayer(envs, max_episode_steps, spaces is not None and spaces.masked)
 
 

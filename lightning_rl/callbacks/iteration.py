@@ -17,6 +17,7 @@ from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import follow_evaluations
 from lightning_rl.errors import SettingError, check_range
 
@@ -74,12 +75,12 @@ def make_target(online: Network) -> Network:
 
 
 class EndIteration(pl.Callback):
-    """The first of all callbacks: lessons and evaluations come next, so that a user's callbacks find a finished iteration."""
+    """The first of all callbacks: ratings, lessons and evaluations come next, so that a user's callbacks find a finished iteration."""
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if trainer.precision not in PRECISIONS:
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
-        first = [self, *callbacks_of(trainer, Curriculum), *callbacks_of(trainer, RolloutEvaluator)]
+        first = [self, *callbacks_of(trainer, SelfPlay), *callbacks_of(trainer, Curriculum), *callbacks_of(trainer, RolloutEvaluator)]
         trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
         check_savers(trainer)
         follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import gymnasium as gym
@@ -10,7 +10,9 @@ import pytorch_lightning as pl
 from torch import nn
 
 from lightning_rl.data.collector import Collector
+from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
+from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.spaces import Spaces
 
@@ -38,7 +40,11 @@ class AlgorithmRun(Protocol):
     trainer: pl.Trainer
     saves_run: bool
 
+    @property
+    def learner_names(self) -> Sequence[str]: ...
+    def finished_episodes(self) -> dict[str, list[Finished]]: ...
     def say(self, text: str) -> None: ...
+    def make_opponent(self, name: str, num_rows: int) -> Opponent: ...
     def in_short(self) -> str: ...
     def validate(self) -> dict[str, float]: ...
     def check_experience(self) -> None: ...

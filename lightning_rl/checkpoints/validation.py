@@ -106,6 +106,12 @@ Rules = Mapping[str, Kind]
 """Paths and what is allowed there. `[]` stands for all items of a list, a name with `*` for all names of a mapping that match, `a|b` for
 both; what follows a `{` in a name does not count. A name must be there unless it ends with `?`: nothing is checked below null."""
 
+
+def below(place: str, rules: Rules) -> Rules:
+    """Return rules for places below another."""
+    return {f"{place}/{path}": kind for path, kind in rules.items()}
+
+
 CONTENT: Rules = {
     "lightning_rl/format_version?": POSITIVE,
     "lightning_rl/algorithm": TEXT,
@@ -149,10 +155,13 @@ DATA: Rules = {
     "collector/episodes?/begin_anew?": FLAG,
 }
 """Experience of an algorithm."""
+GUARD: Rules = {
+    "bad_updates/*": COUNT,
+    "replaced|skipped|restored|bad_steps|bad_iterations": COUNT,
+    "is_bad_iteration": FLAG,
+}
 LEARNER: Rules = {
-    "guard/bad_updates/*": COUNT,
-    "guard/replaced|skipped|restored|bad_steps|bad_iterations": COUNT,
-    "guard/is_bad_iteration": FLAG,
+    **below("guard", GUARD),
     "beside/[]": MAPPING,
     "learning|noise": GENERATOR,
 }
@@ -166,21 +175,38 @@ RANK: Rules = {
     "random/numpy": Kind("a state of numpy.random", _is_numpy_generator),
 }
 
-
-def below(place: str, rules: Rules) -> Rules:
-    """Return rules for places below another."""
-    return {f"{place}/{path}": kind for path, kind in rules.items()}
-
-
 ALONE = {**RANK, **below("data", DATA), **LEARNER}
 """What a rank holds of an algorithm that learns alone."""
+OPEN_ITERATION: Rules = {
+    "random_steps": COUNT,
+    "generator": GENERATOR,
+    "actions/[]/action|memory": ANYTHING,
+    "steps/[]/obs|final_obs|mask|final_mask": ANYTHING,
+    "steps/[]/reward": FLOATS,
+    "steps/[]/terminated|truncated|valid|episode_start": FLAGS,
+    "steps/[]/ended": ROWS,
+    "steps/[]/info": MAPPING,
+}
+"""What has been done in an iteration that was not full when it was saved."""
+WORLD: Rules = {
+    "num_copies": POSITIVE,
+    "settings": TEXT,
+    "lengths": INTEGERS,
+    "states": LIST.or_null(),
+    "sides/*/obs|mask": ANYTHING,
+    "sides/*/present": FLAGS,
+}
+"""Copies of an environment of several agents."""
 SHARED = {
     **RANK,
     **below("data/behaviors/*", DATA),
-    "data/behaviors/*/collector/under_way": MAPPING.or_null(),
-    "data/world": MAPPING,
-    "data/steps": COUNT,
+    "data/behaviors/*/collector/open_iteration": MAPPING.or_null(),
+    **below("data/behaviors/*/collector/open_iteration?", OPEN_ITERATION),
+    **below("data/collector/world", WORLD),
+    "data/collector/steps": COUNT,
+    "data/collector/begin_anew?": FLAG,
     **below("behaviors/*", LEARNER),
+    **below("frozen/*/guard", GUARD),
     "behaviors/*/began_at": COUNT,
     "behaviors/*/progress": NUMBER,
     "newest/*/*": Kind("a number", lambda value: isinstance(value, float | int)),
@@ -271,19 +297,51 @@ def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | No
         yield f"it has {len(states)} optimizers, the model has {len(optimizers)}"
     for number, optimizer in enumerate(optimizers or ()):
         yield from (f"optimizer {number}: {error}" for error in _optimizer_differences(states[number], optimizer))
-    ranks = checkpoint["lightning_rl"].get("ranks", [])
-    collectors = [] if "behaviors" in checkpoint["lightning_rl"] else [rank["data"]["collector"] for rank in ranks]
-    for number, (rank, collector) in enumerate(zip(ranks, collectors, strict=False)):
-        vectors = [collector["statistics"]["running_return"], collector["statistics"]["running_length"]]
-        vectors += [collector["episodes"]["start"]] if collector.get("episodes") else []
-        if any(len(vector) != rank["num_envs"] for vector in vectors):
-            yield f"rank {number} has not one number for each of {rank['num_envs']} environments"
-    for name, counts in (("env_steps", collectors), ("episodes", [collector["statistics"] for collector in collectors])):
-        if collectors and sum(count[name] for count in counts) < checkpoint["lightning_rl"][name]:
-            yield f"all ranks together have fewer {name} than the run"
+    run = checkpoint["lightning_rl"]
+    ranks, behaviors = run.get("ranks", []), run.get("behaviors", {})
+    if not behaviors:
+        yield from _count_differences(run, [(rank["num_envs"], rank["data"]["collector"]) for rank in ranks])
+    for number, rank in enumerate(ranks if behaviors else ()):
+        yield from (f"rank {number}: {error}" for error in _world_differences(rank, behaviors))
+    for name, own in behaviors.items():
+        rows = [(rank["num_envs"] * len(own["agents"]), rank["data"]["behaviors"][name]["collector"]) for rank in ranks]
+        yield from (f"behavior {name}: {error}" for error in _count_differences(own, rows))
     for name, state in checkpoint.get("callbacks", {}).items():
         if name.partition("{")[0] == "Curriculum" and not state["lessons"].keys() == state["smoothed"].keys() == state["windows"].keys():
             yield "its Curriculum names different parameters"
+
+
+def _count_differences(counts: Mapping[str, Any], collectors: Sequence[tuple[int, Any]]) -> Iterator[str]:
+    """Yield what does not fit together in the counts of an algorithm, and the number of rows and the collector of each rank."""
+    for number, (rows, collector) in enumerate(collectors):
+        vectors = [collector["statistics"]["running_return"], collector["statistics"]["running_length"]]
+        vectors += [collector["episodes"]["start"]] if collector.get("episodes") else []
+        done = collector.get("open_iteration") or {"actions": [], "steps": []}
+        for step in done["steps"]:
+            vectors += [step[name] for name in ("reward", "terminated", "truncated", "valid", "episode_start")]
+        if any(len(vector) != rows for vector in vectors):
+            yield f"rank {number} has not one number for each of {rows} environments"
+        elif any(not torch.equal(step["ended"], (step["terminated"] | step["truncated"]).nonzero().flatten()) for step in done["steps"]):
+            yield f"rank {number} has episodes that ended and did not end"
+        if len(done["actions"]) != len(done["steps"]):
+            yield f"rank {number} has {len(done['actions'])} actions of {len(done['steps'])} steps"
+    statistics = [collector["statistics"] for _, collector in collectors]
+    for name, found in (("env_steps", [collector for _, collector in collectors]), ("episodes", statistics)):
+        if collectors and sum(each[name] for each in found) < counts[name]:
+            yield f"all ranks together have fewer {name} than the run"
+
+
+def _world_differences(rank: Mapping[str, Any], behaviors: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what does not fit together in a rank's world and its behaviors."""
+    world, copies = rank["data"]["collector"]["world"], rank["num_envs"]
+    for names in (rank["data"]["behaviors"], world["sides"], {**rank["behaviors"], **rank["frozen"]}):
+        if names.keys() != behaviors.keys():
+            yield f"its behaviors are {', '.join(map(str, names)) or 'none'}"
+    per_copy = [world["lengths"], *([] if world["states"] is None else [world["states"]])]
+    if world["num_copies"] != copies or any(len(each) != copies for each in per_copy):
+        yield f"its world has not {copies} copies"
+    if any(len(side["present"]) != copies * len(behaviors[name]["agents"]) for name, side in world["sides"].items()):
+        yield "its world has other agents"
 
 
 def check_optimizer(stored: object, own: Optimizer) -> None:

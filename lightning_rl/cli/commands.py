@@ -28,6 +28,7 @@ from lightning_rl.exporting.formats import FORMATS
 from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.importers.zoo_settings import ALGORITHMS
+from lightning_rl.matches import describe_matches, play_matches
 from lightning_rl.reports.groups import make_sections
 from lightning_rl.reports.page import check_out, write
 from lightning_rl.reports.runs import find_runs
@@ -70,10 +71,12 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
     parser.add_argument("--num_envs", type=int, default=10, help="how many environments act together (10)")
     parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the most likely one")
     parser.add_argument("--max_episode_steps", type=int, help="longest episode (the environment's own limit, or 10000)")
+    parser.add_argument("--opponent", default="random", help="who plays the other seats of a game: random, a run, module.player (random)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     algorithm = policy.load_with_env(options.ckpt_path)
-    result = policy.evaluate(algorithm, options.episodes, options.seed, options.num_envs, not options.stochastic, options.max_episode_steps)
+    numbers = options.episodes, options.seed, options.num_envs
+    result = policy.evaluate(algorithm, *numbers, not options.stochastic, options.max_episode_steps, options.opponent)
     if options.json:
         print(json.dumps(result))
     else:
@@ -124,6 +127,14 @@ def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
             f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
             f"mean length {result['length_mean']:.1f}, trained for {trained}"
         )
+    if "win_rate" in result:
+        lost = 1 - result["win_rate"] - result["draw_rate"]
+        print(f"won {result['win_rate']:.1%}, drawn {result['draw_rate']:.1%}, lost {lost:.1%}")
+    if "exploitability" in result:
+        print(f"the best opponent wins {result['exploitability']:.3f} a game against it")
+    for name in [key.removesuffix("/return_mean") for key in result if key.endswith("/return_mean")]:
+        mean, std, low, high = (result[f"{name}/return_{each}"] for each in ("mean", "std", "min", "max"))
+        print(f"{name}: return {mean:.2f}" + ("" if result["episodes"] == 1 else f" ± {std:.2f} (min {low:.2f}, max {high:.2f})"))
     for curriculum in make_curriculum(algorithm.env):
         print(printable(f"played in the final lessons: {curriculum.finals()}"))
 
@@ -184,6 +195,7 @@ def record(arguments: list[str], imports: list[str]) -> int:
     try:
         files[0].parent.mkdir(exist_ok=True)
         player = make_player(with_render_mode(algorithm.env), 1, limit, algorithm.spaces, [recording])
+        player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), torch_threads(1):
             episodes = player.play(algorithm.network, options.episodes, options.seed, True)
     except SaveError as error:
@@ -192,7 +204,7 @@ def record(arguments: list[str], imports: list[str]) -> int:
         raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
     for file, episode in zip(files, episodes, strict=True):
         print(printable(f"{file}: return {episode.return_:.2f}, length {episode.length}, seed {episode.seed}"))
-    print_result(algorithm, policy.statistics(algorithm, episodes, options.seed))
+    print_result(algorithm, policy.statistics(algorithm, episodes, options.seed, deterministic=True))
     return 0
 
 
@@ -249,7 +261,12 @@ def compare(arguments: list[str], imports: list[str]) -> int:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or one of runs such as runs/PPO/CartPole-v1")
     parser.add_argument("--out", metavar="FILE.html", help="write a page with the curves, and the picture next to it as .png")
     parser.add_argument("--threshold", metavar="R", type=float, help="report how long it took to a mean return of R")
+    parser.add_argument("--versus", action="store_true", help="play the runs, or checkpoints, of a game against each other instead")
+    parser.add_argument("--games", type=int, default=100, help="with --versus: games of each pair, half of them in each seat (100)")
     options = parser.parse_args(arguments)
+    if options.versus:
+        print(printable(describe_matches(play_matches(options.runs, options.games))))
+        return 0
     if "" in options.runs:
         raise SettingError("'' is no folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
     if options.out == "":

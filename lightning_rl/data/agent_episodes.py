@@ -1,6 +1,6 @@
 """Whole episodes of environments of several agents, with a fixed policy."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Generator, nn
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
 from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
+from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
@@ -25,10 +26,11 @@ class BehaviorPolicies:
     Args:
         sides: the spaces of each behavior, with the names of its agents.
         networks: theirs.
+        frozen: names of behaviors that do not learn: they do not count in the return and the success of an episode.
     """
 
-    def __init__(self, sides: Mapping[str, Spaces], networks: Mapping[str, Any]) -> None:
-        self.sides, self.networks = sides, networks
+    def __init__(self, sides: Mapping[str, Spaces], networks: Mapping[str, Any], frozen: Collection[str] = ()) -> None:
+        self.sides, self.networks, self.frozen = sides, networks, frozen
         self.side_of = {agent: name for name, spaces in sides.items() for agent in spaces.agents}
 
     def modules(self) -> Iterator[nn.Module]:
@@ -45,16 +47,25 @@ class BehaviorPolicies:
 class AgentEpisodePlayer:
     """Plays episodes on environments of its own, as `EpisodePlayer` does, each with its own seed.
 
-    Where all move at once, each agent acts by the policy of its behavior; return and success of an episode are means over behaviors, and
-    those of a behavior over its agents who were there. In games of turns the policy plays against random legal moves, in the seat seed
-    mod A, and they are its own. What only critics get is left zero. The length of an episode counts all moves.
+    Where all move at once, each agent acts by the policy of its behavior; the return of an episode is the mean over behaviors that learn,
+    that of a behavior the mean over its agents who were there. Where one agent of a copy learns, the policy plays in the seat seed mod A,
+    and they are its own; the others are played by an opponent. What only critics get is left zero. The length of an episode counts all
+    moves.
+
+    Args:
+        envs: of several agents, which the player closes.
+        max_episode_steps: an episode of this length ends here, counted as truncated.
+        spaces: of the policy; None: found in the first environment.
+        opponent: who plays the other seats; None: random legal moves.
     """
 
     on_nan = "raise"
-    """What to do about numbers that are none, see `nan_policy.py`."""
+    """What to do about NaN and infinite numbers, see `nan_policy.py`."""
 
-    def __init__(self, envs: list[gym.Env], max_episode_steps: int | None, spaces: Spaces | None = None) -> None:
-        self.envs, self.spaces = envs, spaces
+    def __init__(
+        self, envs: list[gym.Env], max_episode_steps: int | None, spaces: Spaces | None = None, opponent: Opponent | None = None
+    ) -> None:
+        self.envs, self.spaces, self.opponent = envs, spaces, opponent
         self.max_episode_steps = max_episode_steps or MAX_EPISODE_STEPS
 
     @torch.no_grad()
@@ -67,44 +78,66 @@ class AgentEpisodePlayer:
             policies = network
         else:
             first: Any = self.envs[0].unwrapped
+            if self.spaces is None:
+                self.envs[0].reset(seed=0)
             policies = BehaviorPolicies({"": self.spaces or first.find_spaces()}, {"": network})
         modes = [(part, part.training) for part in network.modules()]
         for policy in policies.networks.values():
             policy.eval()
         generator = Generator(next(network.parameters()).device).manual_seed(seed)
         shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
-        tables = [_Table(env, share, self, policies) for env, share in zip(self.envs, shares, strict=True) if share]
+        players = [_EnvPlayer(env, share, self, policies, k) for k, (env, share) in enumerate(zip(self.envs, shares, strict=True)) if share]
         finished: list[Episode] = []
+        if self.opponent is not None:
+            self.opponent.reset(seed)
+            self.opponent.begin(np.arange(len(players)), np.array([player.seat for player in players]))
         try:
-            while tables:
+            while players:
                 if stop():
                     raise RunStoppedError
-                movers = [(table, agent) for table in tables for agent in table.choose()]
+                self._play_others([(player, agent) for player in players for agent in player.others()])
+                movers = [(player, agent) for player in players for agent in player.choose()]
                 for name, policy in policies.networks.items():
-                    own = [(table, agent) for table, agent in movers if policies.side_of[agent] == name]
-                    if own:
-                        move(own, policies.sides[name], policy, generator, deterministic)
-                for table in tables:
-                    finished += table.step()
-                tables = [table for table in tables if table.seeds]
+                    of_behavior = [(player, agent) for player, agent in movers if policies.side_of[agent] == name]
+                    if of_behavior:
+                        move(of_behavior, policies.sides[name], policy, generator, deterministic)
+                for player in players:
+                    finished += player.step()
+                players = [player for player in players if player.seeds]
             return sorted(finished)
         finally:
             for part, was_training in modes:
                 part.training = was_training
 
+    def _play_others(self, movers: Sequence[tuple["_EnvPlayer", str]]) -> None:
+        """Let the opponent choose the actions of agents that the policy does not play; at random if there is none."""
+        if self.opponent is None:
+            for player, agent in movers:
+                player.actions[agent] = player.random_action(agent)
+        elif movers:
+            rows = np.array([player.number * len(player.agents) + player.agents.index(agent) for player, agent in movers])
+            start = np.array([agent not in player.moved for player, agent in movers])
+            obs, mask = tree_stack([player.seen[agent] for player, agent in movers])
+            actions = self.opponent.act(obs, mask, rows, start)
+            for k, (player, agent) in enumerate(movers):
+                player.actions[agent] = tree_index(actions, k)
+                player.moved.add(agent)
+
     def close(self) -> None:
+        """Close the environments."""
         for env in self.envs:
             env.close()
 
 
-class _Table:
-    """One environment, and the episode under way in it; `seeds` are those still to play, the current one first."""
+class _EnvPlayer:
+    """One environment, and the episode running in it; `seeds` are those still to play, the current one first."""
 
-    def __init__(self, env: gym.Env, seeds: Sequence[int], player: AgentEpisodePlayer, policies: BehaviorPolicies) -> None:
+    def __init__(self, env: gym.Env, seeds: Sequence[int], player: AgentEpisodePlayer, policies: BehaviorPolicies, number: int) -> None:
         self.env, self.seeds, self.player = env, list(seeds), player
         assert isinstance(env.unwrapped, AgentsEnv)
         self.copy = env.unwrapped
-        self.policies, self.agents, self.in_turn = policies, self.copy.agents, self.copy.takes_turns
+        self.policies, self.agents, self.number = policies, self.copy.agents, number
+        self.one_learns = self.copy.takes_turns or any(spaces.in_turn for spaces in policies.sides.values())
         self.masks = {name: make_masks(spaces, f"{{}} of {self.copy.name}") for name, spaces in policies.sides.items()}
         self.initial = {name: tree_to_numpy(tree_index(each.initial_memory(1), 0)) for name, each in policies.networks.items()}
         self.space = deepcopy(self.copy.env.action_space(self.agents[0]))
@@ -116,11 +149,12 @@ class _Table:
         self.env.reset(seed=seed)
         self.space.seed(seed)
         self.length, self.returns = 0, dict.fromkeys(self.copy.present, 0.0)
-        self.learner = self.agents[seed % len(self.agents)]
+        self.seat = seed % len(self.agents)
+        self.learner = self.agents[self.seat]
         sides, names = self.policies.sides, self.policies.side_of
         self.memory: dict[str, Tree] = {agent: self.initial[name] for agent, name in names.items()}
         self.before = {agent: own_part(sides[name], allocate(sides[name].observation)) for agent, name in names.items()}
-        """What each agent saw before, for numbers that are none."""
+        """What each agent saw before, for NaN and infinite numbers."""
         self.moved: set[str] = set()
         self.reports: list[float] = []
         self.look()
@@ -139,49 +173,65 @@ class _Table:
         return self.masks[self.policies.side_of[agent]].one(obs, info, agent, over)
 
     def _check(self, agent: str, obs: Tree, reward: float) -> tuple[Tree, float]:
-        """Return what an agent saw or got, with numbers that are none replaced as `on_nan` says."""
+        """Return what an agent saw or got, with NaN and infinite numbers replaced as `on_nan` says."""
         where = f"of {agent} in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
         return check_episode(obs, reward, self.before[agent], where, self.player.on_nan)
 
     def choose(self) -> list[str]:
-        """Return who asks the policy for an action; the others move at random."""
-        for agent, (_, mask) in self.seen.items():
-            if self.in_turn and agent != self.learner:
-                self.actions[agent] = legal_sample(self.space, mask) if len(mask) else self.space.sample()
-        return [agent for agent in self.seen if agent not in self.actions]
+        """Return who asks the policy for an action."""
+        return [agent for agent in self.seen if not self.one_learns or agent == self.learner]
+
+    def others(self) -> list[str]:
+        """Return who is to move, and asks an opponent."""
+        return [agent for agent in self.seen if self.one_learns and agent != self.learner]
+
+    def random_action(self, agent: str) -> Tree:
+        """Draw a legal action."""
+        mask = self.seen[agent][1]
+        return legal_sample(self.space, mask) if len(mask) else self.space.sample()
 
     def step(self) -> list[Episode]:
         """Step once. Return the episode if this ended it."""
         self.env.step(self.actions)
         self.length += 1
-        copy, learners = self.copy, (self.learner,) if self.in_turn else self.agents
+        copy, learners = self.copy, (self.learner,) if self.one_learns else self.agents
         for agent in copy.rewards:
-            if agent in learners:
-                _, reward = self._check(agent, self.before[agent], float(copy.rewards[agent]))
-                self.returns[agent] = self.returns.get(agent, 0.0) + reward
-        over = not copy.present or self.length >= self.player.max_episode_steps or (self.in_turn and self.learner in copy.last)
+            _, reward = self._check(agent, self.before[agent], float(copy.rewards[agent]))
+            self.returns[agent] = self.returns.get(agent, 0.0) + reward
+        over = not copy.present or self.length >= self.player.max_episode_steps or (self.one_learns and self.learner in copy.last)
         ended = {agent: (copy.last[agent], copy.last_info[agent]) for agent in copy.last}
         if over:
             ended |= {agent: copy.look(agent) for agent in copy.present if agent in learners}
         for agent in self.moved.intersection(learners, ended):
             obs, info = ended[agent]
             self._check(agent, self._read(agent, obs, info, over=True)[0], 0.0)
-            self.reports += [each for each in (success(info),) if each is not None]
+            if self.policies.side_of[agent] not in self.policies.frozen and (reported := success(info)) is not None:
+                self.reports.append(reported)
         self.moved -= set(ended)  # one that comes again remembers nothing
         if not over:
             self.look()
             return []
-        players = [self.learner] if self.in_turn else list(self.returns)
+        if self.env.has_wrapper_attr("finish_episode"):
+            self.env.get_wrapper_attr("finish_episode")()
+        players = [self.learner] if self.one_learns else list(self.returns)
         parts = {
-            name: float(np.mean([self.returns.get(agent, 0.0) for agent in own]))
+            name: float(np.mean([self.returns.get(agent, 0.0) for agent in played]))
             for name in self.policies.sides
-            if (own := [agent for agent in players if self.policies.side_of[agent] == name])
+            if (played := [agent for agent in players if self.policies.side_of[agent] == name])
         }
-        reported = float(np.mean(self.reports)) if self.reports else None
+        learned = [part for name, part in parts.items() if name not in self.policies.frozen]
+        mean = float(np.mean(learned)) if learned else 0.0  # nobody who learns was there
+        succeeded = float(np.mean(self.reports)) if self.reports else None
         several = parts if len(self.policies.sides) > 1 else {}
-        episode = Episode(self.seeds.pop(0), float(np.mean(list(parts.values()))), self.length, reported, several)
+        result = None
+        if self.one_learns and len(self.returns) > 1:
+            others = np.mean([each for agent, each in self.returns.items() if agent != self.learner])
+            result = 0.5 * (1 + float(np.sign(self.returns.get(self.learner, 0.0) - others)))
+        episode = Episode(self.seeds.pop(0), mean, self.length, succeeded, several, result)
         if self.seeds:
             self.start()
+            if self.player.opponent is not None:
+                self.player.opponent.begin(np.array([self.number]), np.array([self.seat]))
         return [episode]
 
 
@@ -190,17 +240,17 @@ def own_part(spaces: Spaces, obs: Tree) -> Tree:
     return obs[OWN] if spaces.joint else obs
 
 
-def move(movers: Sequence[tuple[_Table, str]], spaces: Spaces, network: Any, generator: Generator, deterministic: bool) -> None:
+def move(movers: Sequence[tuple[_EnvPlayer, str]], spaces: Spaces, network: Any, generator: Generator, deterministic: bool) -> None:
     """Choose the actions of agents of one behavior."""
-    seen = [table.seen[agent] for table, agent in movers]
+    seen = [player.seen[agent] for player, agent in movers]
     obs = allocate(spaces.observation, len(movers))
     for row, (each, _) in enumerate(seen):
         tree_map(lambda rows, leaf, row=row: rows.__setitem__(row, leaf), own_part(spaces, obs), each)
-    start = np.array([agent not in table.moved for table, agent in movers])
-    arrays = obs, tree_stack([table.memory[agent] for table, agent in movers]), start, tree_stack([mask for _, mask in seen])
+    start = np.array([agent not in player.moved for player, agent in movers])
+    arrays = obs, tree_stack([player.memory[agent] for player, agent in movers]), start, tree_stack([mask for _, mask in seen])
     obs, memory, starts, mask = tree_to_torch(arrays, generator.device)
     action, memory = network.sample(obs, memory, starts, mask, deterministic=deterministic, generator=generator)
     actions, memory = network.distribution.to_env(tree_to_numpy(action)), tree_to_numpy(memory)
-    for row, (table, agent) in enumerate(movers):
-        table.actions[agent], table.memory[agent] = tree_index(actions, row), tree_index(memory, row)
-        table.moved.add(agent)
+    for row, (player, agent) in enumerate(movers):
+        player.actions[agent], player.memory[agent] = tree_index(actions, row), tree_index(memory, row)
+        player.moved.add(agent)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -75,6 +75,35 @@ class Stepped(NamedTuple):
     step: EnvStep
     memory: Tree
     action_mask: Tree
+
+
+class Statistics(Protocol):
+    """What a run asks of the statistics of its episodes."""
+
+    @property
+    def reports_success(self) -> bool: ...
+    def share_reports(self) -> None: ...
+    def metrics(self) -> dict[str, float]: ...
+
+
+class RunCollector(Protocol):
+    """What a run and its callbacks ask of what steps the environments, see `Collector`."""
+
+    name: str
+    can_be_saved: bool
+    num_envs: int
+    n_steps: int
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def statistics(self) -> Statistics: ...
+    @property
+    def close(self) -> Callable[[], object]: ...
+    def metrics(self) -> dict[str, float]: ...
+    def take_notices(self) -> list[str]: ...
+    def get_state(self) -> State: ...
+    def set_state(self, state: State) -> str | None: ...
 
 
 class Collector:

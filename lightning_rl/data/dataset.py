@@ -62,6 +62,8 @@ class ReplayDataset(ExperienceDataset):
         resumed: whether the run continues another: its policy acts from the first step, without a random warm-up.
     """
 
+    collector: Collector
+
     def __init__(
         self,
         collector: Collector,
@@ -160,6 +162,10 @@ class ReplayDataset(ExperienceDataset):
         terminated = (window.steps == 0)[:, None] & ~self.ignore_done
         discount = np.where(terminated, 0, self.discounts[length]).astype(np.float32)
         return tree_to_torch((steps, discount), self.device)
+
+    def begin_episodes(self) -> None:
+        super().begin_episodes()
+        self.buffer.cut()
 
     def end_iteration(self) -> None:
         rollout = self.collector.rollout()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -12,6 +12,7 @@ import torch
 from torch import Generator
 
 from lightning_rl.distributed import of_all_ranks
+from lightning_rl.envs import SUCCESS
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.envs.sync import contract_of, name_of
@@ -30,10 +31,6 @@ class Finished(NamedTuple):
     lessons: Mapping[str, int]
     length: int = 0
     parameters: Mapping[str, float] = {}
-
-
-SUCCESS = ("is_success", "success")
-"""Under which names environments report the success of an episode."""
 
 
 class EpisodeStatistics:
@@ -137,6 +134,7 @@ class Episode(NamedTuple):
     """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if it did not report it).
 
     parts: the returns of behaviors by name, where there are several; then `return_` is their mean.
+    result: of a game against opponents, 1 won, ½ drawn, 0 lost, by the learner's return and the mean of the others'; else None.
     """
 
     seed: int
@@ -144,6 +142,7 @@ class Episode(NamedTuple):
     length: int
     success: float | None
     parts: Mapping[str, float] = {}
+    result: float | None = None
 
 
 class EpisodePlayer:
@@ -158,7 +157,7 @@ class EpisodePlayer:
     """
 
     on_nan = "raise"
-    """What to do about numbers that are none, see `nan_policy.py`."""
+    """What to do about NaN and infinite numbers, see `nan_policy.py`."""
 
     def __init__(self, envs: list[gym.Env], max_episode_steps: int | None, masked: bool = False) -> None:
         self.envs = envs
@@ -212,7 +211,7 @@ class EpisodePlayer:
 
 
 class Seat:
-    """One environment, and the episode under way in it.
+    """One environment, and the episode running in it.
 
     obs, mask: what to act on next.  seed, return_, length: of the episode so far.  info: what the environment said last.
 
@@ -290,10 +289,16 @@ def longest_episode(env: gym.Env) -> int:
     return getattr(env.spec, "max_episode_steps", None) or MAX_EPISODE_STEPS
 
 
+def returns_of_parts(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """Return the returns of each behavior, in the episodes in which it was there; empty where there are not several."""
+    names = sorted({part for episode in episodes for part in episode.parts})
+    return {name: [episode.parts[name] for episode in episodes if name in episode.parts] for name in names}
+
+
 def summarize(episodes: list[Episode]) -> dict[str, Any]:
     """Compute statistics of the returns: mean, deviation, range, median, interquartile mean, and a 95 % bootstrap interval of the mean.
 
-    The interval of one episode is None and None.
+    The interval of one episode is None and None. Of several behaviors returns are means, and `<behavior>/return_mean` and others follow.
     """
     returns = np.array([episode.return_ for episode in episodes])
     ordered, quarter = np.sort(returns), len(returns) // 4
@@ -310,4 +315,9 @@ def summarize(episodes: list[Episode]) -> dict[str, Any]:
         "ci_high": high,
         "length_mean": np.mean([episode.length for episode in episodes]),
     }
+    if results := [each.result for each in episodes if each.result is not None]:
+        statistics |= {"win_rate": results.count(1.0) / len(results), "draw_rate": results.count(0.5) / len(results)}
+    for part, own in returns_of_parts(episodes).items():
+        found = {"mean": np.mean(own), "std": np.std(own), "min": min(own), "max": max(own)}
+        statistics |= {f"{part}/return_{name}": value for name, value in found.items()}
     return {name: None if len(returns) == 1 and name.startswith("ci_") else float(value) for name, value in statistics.items()}

@@ -1,18 +1,34 @@
-"""Who plays the seats of a game of turns that do not learn."""
+"""Who plays the seats of a game that do not learn: the policy itself, random legal moves, a scripted player."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator
 
-from lightning_rl.envs.agents.stepper import TurnStepper
+from lightning_rl.envs.agents.stepper import SeatStepper
+from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.networks.acting import ActingNetwork
-from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.spaces import Spaces, legal_sample
+from lightning_rl.types import State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+
+Script = Callable[[Tree, Tree, np.random.Generator], Tree]
+"""A scripted player: returns actions for observations `[K, ...]` and masks `[K, M]`, with a generator for its draws."""
 
 
-class PolicyOpponent:
-    """The policy that learns, with its newest weights, in the other seats.
+class AlwaysPlays:
+    """What an opponent who plays in all copies does about their episodes: nothing."""
+
+    def begin(self, copies: np.ndarray, seats: np.ndarray) -> None:
+        """Do nothing: it plays in all copies."""
+
+    def finish(self, copies: np.ndarray, results: np.ndarray) -> None:
+        """Do nothing."""
+
+
+class PolicyOpponent(AlwaysPlays):
+    """A policy in the other seats, with its newest weights if it is the one that learns.
 
     Args:
         network: the policy.
@@ -25,27 +41,79 @@ class PolicyOpponent:
         self.memory = tree_to_numpy(network.initial_memory(num_rows))
 
     def reset(self, seed: int | None) -> None:
+        """Seed the draws, apart from the learner's, which come from the seed itself."""
         if seed is not None:
-            # the learner's draws come from the seed itself
             self.generator.manual_seed(int(np.random.SeedSequence([seed, 1]).generate_state(1)[0]))
 
     @torch.no_grad()
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
-        observed = obs, tree_index(self.memory, rows), start, mask
-        obs, memory, starts, mask = tree_to_torch(observed, self.generator.device)
-        action, memory = self.network.sample(obs, memory, starts, mask, generator=self.generator)
-        tree_map(lambda kept, new: kept.__setitem__(rows, new), self.memory, tree_to_numpy(memory))
-        return self.network.distribution.to_env(tree_to_numpy(action))
+        """Return actions that the policy draws."""
+        actions, memory = draw_actions(self.network, obs, mask, tree_index(self.memory, rows), start, self.generator)
+        tree_map(lambda kept, new: kept.__setitem__(rows, new), self.memory, memory)
+        return actions
 
     def get_state(self) -> State:
+        """Return the generator's state and the memory."""
         return {"generator": self.generator.get_state(), "memory": tree_map(np.array, self.memory)}
 
     def set_state(self, state: State) -> None:
+        """Restore what `get_state` returned."""
         self.generator.set_state(torch.as_tensor(state["generator"]))
         tree_map(np.copyto, self.memory, state["memory"])
 
 
+def draw_actions(network: Any, obs: Tree, mask: Tree, memory: Tree, start: np.ndarray, generator: Generator) -> tuple[Tree, Tree]:
+    """Return the environments' actions that a policy draws for K rows, and its new memory, both as arrays."""
+    seen = tree_to_torch((obs, memory, start, mask), generator.device)
+    action, memory = network.sample(*seen, generator=generator)
+    return network.distribution.to_env(tree_to_numpy(action)), tree_to_numpy(memory)
+
+
+class ScriptedOpponent(AlwaysPlays):
+    """A function that chooses actions, with a random generator of its own.
+
+    Args:
+        script: see `Script`.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.random = script, np.random.default_rng(0)
+
+    def reset(self, seed: int | None) -> None:
+        """Seed the draws."""
+        if seed is not None:
+            self.random = np.random.default_rng([seed, 2])
+
+    def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
+        """Return the script's actions."""
+        return self.script(obs, mask, self.random)
+
+    def get_state(self) -> State:
+        """Return the state of its random draws."""
+        return {"draws": self.random.bit_generator.state}
+
+    def set_state(self, state: State) -> None:
+        """Restore what `get_state` returned."""
+        self.random.bit_generator.state = state["draws"]
+
+
+class RandomMoves:
+    """A script that draws legal actions, all with equal probability.
+
+    Args:
+        spaces: of an agent.
+    """
+
+    def __init__(self, spaces: Spaces) -> None:
+        self.space = spaces.action
+
+    def __call__(self, obs: Tree, mask: Tree, random: np.random.Generator) -> Tree:
+        num = len(tree_leaves(obs)[0])
+        self.space.seed(int(random.integers(2**31)))
+        return tree_stack([legal_sample(self.space, mask[k]) if len(mask) else self.space.sample() for k in range(num)])
+
+
 def seat_opponents(stepper: Any, network: ActingNetwork) -> None:
     """Let the policy play the other seats, where there are any."""
-    if isinstance(stepper, TurnStepper):
-        stepper.opponent = PolicyOpponent(network, stepper.side.num)
+    if isinstance(stepper, SeatStepper | GameStepper):
+        stepper.opponent = PolicyOpponent(network, stepper.num_seats)

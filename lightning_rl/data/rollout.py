@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import IterableDataset
 
-from lightning_rl.data.collector import Collector
+from lightning_rl.data.collector import Collector, RunCollector
 from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.returns import gae
@@ -29,7 +29,7 @@ class ExperienceDataset(IterableDataset[Any]):
     restart_notice = "environments start new episodes"
     """What happens where a run cannot continue exactly."""
 
-    def __init__(self, collector: Collector, iterations: int) -> None:
+    def __init__(self, collector: RunCollector, iterations: int) -> None:
         self.collector, self.iterations = collector, iterations
         self.batch: Any = ()
         """What is being learned from."""
@@ -47,6 +47,12 @@ class ExperienceDataset(IterableDataset[Any]):
 
     def end_iteration(self) -> None:
         """Finish an iteration, after learning from it."""
+
+    def begin_episodes(self) -> None:
+        """Abandon the current episodes, between iterations: all environments have begun new ones."""
+        collector: Any = self.collector
+        collector.reset()
+        collector.statistics.forget()
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of the data itself."""
@@ -84,6 +90,8 @@ class ExperienceDataset(IterableDataset[Any]):
 
 class RolloutDataset(ExperienceDataset):
     """Endless rollouts with the newest weights. All state is in the collector."""
+
+    collector: Collector
 
     def __iter__(self) -> Iterator[Rollout]:
         while True:

@@ -5,7 +5,7 @@ Iterations have their own length for each behavior. An item of the joint dataset
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,8 @@ import torch
 from lightning_rl.data.collector import Collector, Stepped, copy_to
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.rollout import ExperienceDataset
+from lightning_rl.data.self_play import SelfPlayOpponent
+from lightning_rl.data.turns import Turns
 from lightning_rl.envs.agents.world import Side, World
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
@@ -22,90 +24,100 @@ from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map, tree_s
 
 
 class SharedStepper:
-    """A side of a world as the environments of a collector: who steps the world passes on what happened, in `told`."""
+    """A side of a world in the place of a collector's environments: whoever steps the world appends what happened to `steps`."""
 
     restarts, workers = 0, None
+    opponent: SelfPlayOpponent | None = None
+    """Who plays the side while another behavior learns, where they take turns."""
 
     def __init__(self, side: Side) -> None:
         self.side, self.name, self.num_envs, self.can_be_saved = side, side.name, side.num, True
-        self.all_valid, self.notices, self.told = side.outcome.all_valid, list[str](), deque[EnvStep]()
+        self.all_valid, self.notices, self.steps = side.outcome.all_valid, list[str](), deque[EnvStep]()
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
+        """Return the newest observations and masks; the world resets itself."""
         return self.side.newest()
 
     def step(self, action: Tree) -> EnvStep:
-        return self.told.popleft()
+        """Return the oldest step that was not returned yet; its action was made before."""
+        return self.steps.popleft()
 
     def restart_all(self) -> EnvStep:
+        """Raise `SettingError`: the world is not its own."""
         raise SettingError(f"{self.name} is one of several behaviors: lessons and frozen statistics cannot restart episodes for it alone")
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        raise SettingError(f"{self.name} takes no lessons: env.parameters are for environments of one agent")
+        """Raise `SettingError`: the world is not its own."""
+        raise SettingError(f"{self.name} is one of several behaviors: lessons are those of all")
 
     def close(self) -> None:
         """Leave the world open, which is not its own."""
 
     def state_dict(self) -> State:
+        """Return nothing: the state of the world is saved once, for all behaviors."""
         return {}
 
     def load_state_dict(self, state: State) -> str | None:
+        """Restore nothing."""
         return None
 
 
-class Act(NamedTuple):
-    """What N rows did in one step: the action as sampled and in the environment's form, and the memory after it."""
+class SampledAction(NamedTuple):
+    """What N rows did in one step: the action as sampled, and the memory after it."""
 
-    taken: Tree
     action: Tree
     memory: Tree
 
 
 class SharedCollector(Collector):
-    """A collector that acts when it is asked, and collects when its iteration is full, from what it remembers of the steps.
+    """A collector that is asked for one action at a time, and makes its rollout from the steps when its iteration is full.
 
-    `open` begins an iteration; then come `n_steps` times `propose` and `take`; `collect` and `transitions` follow.
+    `open` begins an iteration; then come `n_steps` times `propose` and `take`; `collect` or `transitions` follow.
     """
 
     stepper: SharedStepper  # type: ignore[assignment]
     is_open = False
-    """Whether an iteration is under way."""
+    """Whether an iteration has begun and is not full."""
 
     def open(self, random_steps: int = 0) -> None:
         """Begin an iteration, the first `random_steps` at random."""
         self.steps_at_random, self.generator_before = random_steps, self.generator.get_state()
         self.policy = super().begin()
         self.random = RandomActor(self.network, self.num_envs, self.generator, self.policy) if random_steps > 0 else None
-        self.acts: list[Act] = []
+        self.sampled: list[SampledAction] = []
         self.now = self._current, self._mask, self._start, self._memory
         self.is_open = True
 
     def propose(self) -> Tree:
         """Return the next actions `[N, ...]`, in the environment's form."""
-        t, (_, _, start, memory) = len(self.acts), self.now
-        self._show()
+        t, (_, _, start, memory) = len(self.sampled), self.now
+        self._write_newest()
         actor = self.random if self.random is not None and t < self.steps_at_random else self.policy
         action, after = actor.act(t, memory, start, self._mask_rows[t])
-        self.acts.append(Act(actor.taken[-1], action, after))
+        self.sampled.append(SampledAction(actor.taken[-1], after))
         return action
 
-    def _show(self) -> None:
+    def _write_newest(self) -> None:
         """Write the newest observations and masks to where actors read them."""
-        t, (obs, mask, _, _) = len(self.acts), self.now
+        t, (obs, mask, _, _) = len(self.sampled), self.now
         tree_map(copy_to, self._obs_rows[t], obs)
         if len(mask):
             copy_to(self._mask_rows[t], mask)
 
     def take(self, step: EnvStep) -> bool:
         """Take in what happened. Return whether the iteration is full."""
-        finite = is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs))
-        if not finite:
-            step = self.guard.replace(step, self._obs_rows[len(self.acts) - 1], self.env_steps)
-        else:
-            self.guard.bad_steps = 0
-        self.stepper.told.append(step)
-        self.now = step.obs, step.mask, step.episode_start, self.acts[-1].memory
-        self.is_open = len(self.acts) < self.n_steps
+        step = self.check(step, self._obs_rows[len(self.sampled) - 1])
+        self.stepper.steps.append(step)
+        self.now = step.obs, step.mask, step.episode_start, self.sampled[-1].memory
+        self.is_open = len(self.sampled) < self.n_steps
         return not self.is_open
+
+    def check(self, step: EnvStep, before: Tree) -> EnvStep:
+        """Return a step without NaN and infinity, see `Guard.replace`."""
+        if is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs)):
+            self.guard.bad_steps = 0
+            return step
+        return self.guard.replace(step, before, self.env_steps)
 
     def begin(self) -> Any:
         """Return who repeats what was done, for `unroll`."""
@@ -120,43 +132,46 @@ class SharedCollector(Collector):
         self.guard.bad_steps = bad_steps
         return collected
 
-    def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
+    def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> SampledAction:
         """Repeat what was done in a step."""
-        return self.acts[t].action, self.acts[t].memory
+        return self.sampled[t]
 
     def actions(self) -> Tree:
         """Return all actions as sampled, `[T, N, ...]`."""
-        return tree_stack([tree_to_torch(act.taken, self.generator.device) for act in self.acts])
+        return tree_stack([tree_to_torch(each.action, self.generator.device) for each in self.sampled])
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
         """Yield the steps of a full iteration one by one; `random_steps` was decided when it began."""
         actor = self.begin()
-        for t, act in enumerate(self.acts):
+        for t, sampled in enumerate(self.sampled):
             memory = self._memory
             if len(memory):
                 memory = reset_memory(tree_to_numpy(memory), self._start)
             step, _ = self.step(t, actor)
-            yield Stepped(self._obs_rows[t], tree_to_numpy(act.taken), step, memory, self._mask_rows[t])
+            yield Stepped(self._obs_rows[t], tree_to_numpy(sampled.action), step, memory, self._mask_rows[t])
 
     def get_state(self) -> State:
         """Return the state at the beginning of the iteration, and what has been done in it."""
-        state = {**super().get_state(), "under_way": None}
+        state = {**super().get_state(), "open_iteration": None}
         if self.is_open:
-            acts = [tuple(tree_to_numpy(each) for each in act) for act in self.acts]
-            told = [tuple(step) for step in self.stepper.told]
-            own = {"random_steps": self.steps_at_random, "acts": acts, "told": told, "generator": state["generator"]}
-            state |= {"under_way": own, "generator": self.generator_before}
+            actions = [tree_to_numpy(each._asdict()) for each in self.sampled]
+            steps = [step._asdict() for step in self.stepper.steps]
+            done = {"random_steps": self.steps_at_random, "actions": actions, "steps": steps, "generator": state["generator"]}
+            state |= {"open_iteration": done, "generator": self.generator_before}
         return state
 
     def set_state(self, state: State) -> str | None:
-        new_episodes, under_way = super().set_state(state), state["under_way"]
-        if new_episodes is None and under_way is not None:
-            self.open(under_way["random_steps"])
-            for act, told in zip(under_way["acts"], under_way["told"], strict=True):
-                self._show()
-                self.acts.append(Act(*act)._replace(memory=tree_to_torch(act[2], self.generator.device)))
-                self.take(EnvStep(*told))
-            self.generator.set_state(torch.from_numpy(under_way["generator"]))
+        """Restore a state, and repeat what had been done in the iteration."""
+        new_episodes, done = super().set_state(state), state["open_iteration"]
+        if new_episodes is None and done is not None:
+            self.open(done["random_steps"])
+            for sampled, step in zip(done["actions"], done["steps"], strict=True):
+                self._write_newest()
+                self.sampled.append(SampledAction(sampled["action"], tree_to_torch(sampled["memory"], self.generator.device)))
+                self.take(EnvStep(**step))
+            if not self.is_open:
+                raise ValueError(f"its iteration has {self.n_steps} steps and is full")
+            self.generator.set_state(torch.from_numpy(done["generator"]))
         return new_episodes
 
 
@@ -164,6 +179,7 @@ class FrozenCollector(SharedCollector):
     """The collector of a behavior that acts and does not learn: it is never full, and keeps nothing but statistics."""
 
     def take(self, step: EnvStep) -> bool:
+        """Take in what happened. Return False: nobody waits for its iterations."""
         if super().take(step):
             for _ in self.transitions():
                 pass
@@ -172,16 +188,18 @@ class FrozenCollector(SharedCollector):
 
 
 class JointStatistics:
-    """The statistics of all behaviors, for those who ask about the run as a whole."""
+    """The statistics of the behaviors that learn, for those who ask about the run as a whole."""
 
     def __init__(self, collectors: Mapping[str, SharedCollector]) -> None:
         self.collectors = collectors
 
     @property
     def reports_success(self) -> bool:
+        """Return whether any episode has reported its success."""
         return any(each.statistics.reports_success for each in self.collectors.values())
 
     def share_reports(self) -> None:
+        """Let every rank know which behaviors have reported their success."""
         for each in self.collectors.values():
             each.statistics.share_reports()
 
@@ -195,13 +213,14 @@ class JointStatistics:
 
 
 class JointCollector:
-    """What a run asks of its collector, answered for all behaviors of a world."""
+    """The collector of a run for all behaviors of a world, see `RunCollector`. An iteration ends when that of any learner is full."""
 
     def __init__(self, world: World, collectors: Mapping[str, SharedCollector]) -> None:
         self.world, self.collectors = world, collectors
         self.name, self.num_envs, self.can_be_saved, self.close = world.name, len(world.copies), world.way is not None, world.close
-        self.n_steps = max(each.n_steps for each in collectors.values())
-        self.statistics = JointStatistics(collectors)
+        self.learners = {name: each for name, each in collectors.items() if not isinstance(each, FrozenCollector)}
+        self.n_steps = min(each.n_steps for each in self.learners.values())
+        self.statistics = JointStatistics(self.learners)
         self.steps = 0
         """Of the world, on this rank."""
 
@@ -210,13 +229,33 @@ class JointCollector:
         """Return how many rows were stepped: copies, experience of some behavior or not."""
         return self.steps * self.num_envs
 
+    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
+        """Set what the next episodes draw their parameters from."""
+        self.world.set_lessons(lessons)
+
+    def restart_episodes(self) -> None:
+        """Truncate the current episodes in the next step, in which learners may be in the middle of an iteration."""
+        self.world.cuts_all = self.steps > 0
+
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of each behavior under its name, and their means."""
-        own = {f"{name}/{key}": value for name, each in self.collectors.items() for key, value in each.metrics().items()}
-        return self.statistics.metrics() | own
+        """Return the metrics of each behavior under its name, and the means of those that learn."""
+        found = {f"{name}/{key}": value for name, each in self.collectors.items() for key, value in each.metrics().items()}
+        return self.statistics.metrics() | found
 
     def take_notices(self) -> list[str]:
+        """Return nothing: each behavior has its own notices."""
         return []
+
+    def get_state(self) -> State:
+        """Return the state of the world, between two steps."""
+        return {"world": self.world.get_state(), "steps": self.steps, "begin_anew": self.world.cuts_all}
+
+    def set_state(self, state: State) -> str | None:
+        """Restore a state. Return why the environments start new episodes instead, if they do."""
+        self.steps = state["steps"]
+        new_episodes = self.world.set_state(state["world"])
+        self.world.cuts_all = new_episodes is None and state.get("begin_anew", False)
+        return new_episodes
 
 
 class JointDataset(ExperienceDataset):
@@ -229,13 +268,17 @@ class JointDataset(ExperienceDataset):
         datasets: of each behavior, with a `SharedCollector`.
         seed: of the world's first episodes.
         iterations: more than the run has.
+        rivals: the behaviors that take turns learning, in their order.
     """
 
-    def __init__(self, world: World, datasets: Mapping[str, ExperienceDataset], seed: int, iterations: int) -> None:
+    def __init__(
+        self, world: World, datasets: Mapping[str, ExperienceDataset], seed: int, iterations: int, rivals: Sequence[str] = ()
+    ) -> None:
         collectors: dict[str, Any] = {name: dataset.collector for name, dataset in datasets.items()}
         self.joint = JointCollector(world, collectors)
-        super().__init__(self.joint, iterations)  # type: ignore[arg-type]
+        super().__init__(self.joint, iterations)
         self.world, self.datasets, self.collectors, self.seed = world, dict(datasets), collectors, seed
+        self.turns = Turns(world, {name: collectors[name] for name in rivals})
         self.full: list[str] = []
         """The behaviors of the newest iteration."""
         self.was_reset = False
@@ -252,48 +295,77 @@ class JointDataset(ExperienceDataset):
             yield batch
 
     def _advance(self) -> list[str]:
-        """Step until the iteration of a behavior is full. Return those that are."""
+        """Step until the iteration of a behavior is full. Return the names of those that are."""
         if not self.was_reset:
             self.world.reset(self.seed)
+            self.turns.reset()
             self.was_reset = True
-        for name, collector in self.collectors.items():
-            if not collector.is_open:
-                dataset = self.datasets[name]
-                random = (dataset.random_until - dataset.steps) / collector.num_envs if isinstance(dataset, ReplayDataset) else 0
-                collector.open(math.ceil(random))
-        full: list[str] = []
+        full = self._begin_turn() if self.turns.begins else []
+        acting = {name: each for name, each in self.collectors.items() if name not in self.turns.waiting}
+        self._open(() if full else acting)
         while not full:
-            told = self.world.step({name: collector.propose() for name, collector in self.collectors.items()})
+            actions = {name: collector.propose() for name, collector in acting.items()}
+            steps = self.world.step({**actions, **self.turns.act()})
             self.joint.steps += 1
-            full = [name for name, collector in self.collectors.items() if collector.take(told[name])]
+            full = [name for name, collector in acting.items() if collector.take(steps[name])]
+            self.turns.watch(steps)
         return full
 
+    def _open(self, names: Iterable[str]) -> None:
+        """Begin the next iterations of those behaviors that are not in the middle of one."""
+        for name in names:
+            collector, dataset = self.collectors[name], self.datasets[name]
+            if not collector.is_open:
+                random = (dataset.random_until - dataset.steps) / collector.num_envs if isinstance(dataset, ReplayDataset) else 0
+                collector.open(max(0, math.ceil(random)))
+
+    def _begin_turn(self) -> list[str]:
+        """Begin new episodes in all copies; to behaviors that always learn it is a step that is not experience.
+
+        Return the names of those whose iterations are full with it.
+        """
+        others = [name for name in self.collectors if name not in self.turns.opponents]
+        self._open(others)
+        for name in others:
+            self.collectors[name].propose()
+        self.world.reset()
+        self.turns.begin()
+        self.datasets[self.turns.learner].begin_episodes()
+        return [name for name in others if self.collectors[name].take(self.world.sides[name].restart())]
+
     def end_iteration(self) -> None:
+        """Finish the iterations that were full."""
         for name in self.full:
             self.datasets[name].end_iteration()
 
     def metrics(self) -> dict[str, float]:
+        """Return the metrics of each behavior's data under its name."""
         return {f"{name}/{key}": value for name, dataset in self.datasets.items() for key, value in dataset.metrics().items()}
 
     def begin_save(self) -> None:
+        """Save the replay buffers."""
         for dataset in self.datasets.values():
             dataset.begin_save()
 
     def end_save(self, saved: bool) -> None:
+        """Clean up after the checkpoint was saved, or was not."""
         for dataset in self.datasets.values():
             dataset.end_save(saved)
 
     def get_state(self) -> State:
-        own = {name: dataset.get_state() for name, dataset in self.datasets.items()}
-        return {"world": self.world.get_state(), "steps": self.joint.steps, "behaviors": own}
+        """Return the state of the world, and that of each behavior's data."""
+        behaviors = {name: dataset.get_state() for name, dataset in self.datasets.items()}
+        return {"collector": self.joint.get_state(), "behaviors": behaviors, "turns": self.turns.get_state()}
 
     def set_state(self, state: State) -> str | None:
-        self.joint.steps = state["steps"]
-        new_episodes = self.world.set_state(state["world"])
+        """Restore a state, before the first iteration. Return why environments start new episodes, if they do."""
+        new_episodes = self.joint.set_state(state["collector"])
         self.was_reset = new_episodes is None
         for name, dataset in self.datasets.items():
-            own = state["behaviors"][name]
-            collector = own["collector"] if new_episodes is None else {**own["collector"], "episodes": None, "under_way": None}
+            stored = state["behaviors"][name]
+            collector = stored["collector"] if new_episodes is None else {**stored["collector"], "episodes": None, "open_iteration": None}
             reason = dataset.collector.set_state(collector)
-            new_episodes = dataset.set_own_state(own, new_episodes or reason)
+            new_episodes = dataset.set_own_state(stored, new_episodes or reason)
+        if self.turns.opponents:
+            self.turns.set_state(state["turns"], continues=self.was_reset)
         return new_episodes

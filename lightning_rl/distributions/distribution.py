@@ -179,6 +179,10 @@ class EpsilonGreedy(Categorical):
         explores = torch.rand(x.shape[:-1], generator=generator, device=x.device).unsqueeze(-1) < self.epsilon
         return torch.empty_like(x).uniform_(1e20, 2e20, generator=generator) * explores
 
+    def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        greedy = functional.one_hot(self.mode(x, mask), self.num_inputs)
+        return ((1 - self.epsilon) * greedy + self.epsilon * masked(torch.zeros_like(x), mask).softmax(-1)).log()
+
 
 class MultiCategorical(DiscreteDistribution):
     """MultiDiscrete(nvec): a softmax over each of the K = len(nvec) branches, D = K."""

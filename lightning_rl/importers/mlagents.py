@@ -1,9 +1,9 @@
-"""`lightning-rl import-mlagents`: a behavior of an ML-Agents trainer file as a config that runs."""
+"""`lightning-rl import-mlagents`: a behavior of an ML-Agents trainer file, or all of them for `MultiAgent`, as a config that runs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +13,8 @@ from lightning_rl.errors import SettingError, check_choice, check_names, nearest
 from lightning_rl.importers import mlagents_settings as theirs
 from lightning_rl.importers.config import Config, Settings, merge, read_file
 
-ALGORITHMS = {"ppo": "PPO", "sac": "SAC"}
+ALGORITHMS = {"ppo": "PPO", "sac": "SAC", "poca": "POCA"}
 MISSING = {
-    "poca": "there is no POCA here; PPO for each agent is nearest: trainer_type ppo",
     "offline_bc": "see lightning-rl fit --model.help BehavioralCloning",
     "online_bc": "see behavioral_cloning of PPO, or lightning-rl fit --model.help BehavioralCloning",
 }
@@ -43,25 +42,32 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
 def convert_all(path: str, file: File, env_id: str | None) -> Config:
     """Convert several behaviors to one config of `MultiAgent`: a learner each, and what is not a learner's from the first one."""
     config = Config("MultiAgent", f"lightning-rl import-mlagents {Path(path).name}")
-    parts = {str(name): convert_behavior(path, read_behavior(file, path, name), env_id) for name in file.behaviors}
+    names = {str(name): known_as(str(name)) for name in file.behaviors}
+    parts = {str(name): convert_behavior(path, read_behavior(file, path, name), env_id, names) for name in file.behaviors}
     first = next(iter(parts.values()))
+    takes_turns = sum("model.self_play.save_steps" in part.settings for part in parts.values()) > 1
     for name, value in first.settings.items():
         if not name.startswith("model.") or name in ("model.env.id", "model.env.num_envs"):
             config.set(name, value, first.remarks[name])
     for line in dict.fromkeys(line for part in parts.values() for line in part.comments[1:]):
         config.note(line)
-    if any("model.env.parameters" in part.settings for part in parts.values()):
-        config.note("environment parameters dropped: env.parameters are for environments of one agent")
+    parameters: Plain = {}
+    for part in parts.values():
+        parameters = part.settings.get("model.env.parameters", {}) | parameters
+    if parameters:
+        config.set("model.env.parameters", parameters)
     steps = max(part.settings["model.max_env_steps"] for part in parts.values())
     if "model.log_interval" in first.settings:
         config.set("model.log_interval", first.settings["model.log_interval"])
     config.set("model.max_env_steps", steps, "steps of all copies; ML-Agents counts those of each behavior's agents")
     for name, part in parts.items():
-        known_as = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-        place = f"model.behaviors.{'behavior_' * known_as.isdigit()}{known_as}"
+        place = f"model.behaviors.{names[name]}"
         own = {key: value for key, value in part.settings.items() if key.startswith("model.") and not key.startswith("model.env.")}
         for of_the_run in ("model.max_env_steps", "model.log_interval"):
             own.pop(of_the_run, None)
+        if "model.self_play.save_steps" in own and not takes_turns:
+            own = {key: value for key, value in own.items() if not key.startswith("model.self_play.")}
+            config.note(f"{name}.self_play dropped: no other behavior has it; import this one by --behavior {name}")
         config.set(f"{place}.agents", f"{name}*")
         config.set(f"{place}.learner.class_path", part.algorithm)
         for key, value in own.items():
@@ -69,8 +75,17 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
     return config
 
 
-def convert_behavior(path: str, behavior: Behavior, env_id: str | None) -> Config:
-    """Convert one behavior to a config of its algorithm."""
+def known_as(name: str) -> str:
+    """Return the name of a behavior here, where it consists of letters, digits, _ and -."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    return f"{'behavior_' * plain.isdigit()}{plain}"
+
+
+def convert_behavior(path: str, behavior: Behavior, env_id: str | None, names: Mapping[str, str] | None = None) -> Config:
+    """Convert one behavior to a config of its algorithm.
+
+    `names`: those of all behaviors, if all learn in one run, by their names in the file.
+    """
     settings = behavior.settings
     kind = "trainer" if "trainer" in settings else "trainer_type"
     trainer = settings.take(kind, "ppo")
@@ -82,7 +97,7 @@ def convert_behavior(path: str, behavior: Behavior, env_id: str | None) -> Confi
         config.note("such files do not name an environment: lightning-rl fit --config THIS_FILE --model.env.id ID")
     else:
         config.set("model.env.id", env_id)
-    set_sections(config, behavior)
+    set_sections(config, behavior, names)
     for name, (target, default) in theirs.COMMON.items():
         config.set(target, settings.integer(name, default))
     theirs.TRAINERS[trainer](config, settings, behavior.old)
@@ -95,6 +110,7 @@ def convert_behavior(path: str, behavior: Behavior, env_id: str | None) -> Confi
         config.set(f"model.{name}", value, remark)
     theirs.set_reward_signals(config, settings, trainer, behavior.old)
     theirs.set_cloning(config, settings, trainer)
+    theirs.set_self_play(config, settings, several=names is not None)
     if any(name in settings for name in ("checkpoint_interval", "keep_checkpoints", "even_checkpoints")):
         set_checkpoints(config, settings)
     config.drop(settings.values, theirs.DROPPED)
@@ -172,12 +188,12 @@ def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
     return Settings(flat, places), old
 
 
-def set_sections(config: Config, behavior: Behavior) -> None:
-    """Convert the sections next to the behaviors."""
+def set_sections(config: Config, behavior: Behavior, names: Mapping[str, str] | None) -> None:
+    """Convert the sections next to the behaviors; `names` as in `convert_behavior`."""
     sections = behavior.sections
     env, checkpoint, torch = (sections.section(f"{name}_settings") for name in ("env", "checkpoint", "torch"))
     config.set("model.env.num_envs", env.integer("num_envs", 1) * env.integer("num_areas", 1))
-    set_environment_parameters(config, sections, behavior.settings)
+    set_environment_parameters(config, behavior, names)
     seed = env.integer("seed", -1, low=-1)
     if seed >= 0:
         config.set("seed_everything", seed)
@@ -189,9 +205,10 @@ def set_sections(config: Config, behavior: Behavior) -> None:
     config.drop(env.values | checkpoint.values | sections.values, theirs.COMMAND_LINE)
 
 
-def set_environment_parameters(config: Config, sections: Settings, settings: Settings) -> None:
-    """Convert parameters that are sampled for each episode, and those of a curriculum."""
-    behaviors: set[str] = set()
+def set_environment_parameters(config: Config, behavior: Behavior, names: Mapping[str, str] | None) -> None:
+    """Convert parameters that are sampled for each episode, and those of a curriculum; `names` as in `convert_behavior`."""
+    sections, settings = behavior.sections, behavior.settings
+    dropped: set[str] = set()
     parameters: Plain = {}
 
     def add(where: str, added: Plain) -> None:
@@ -199,31 +216,45 @@ def set_environment_parameters(config: Config, sections: Settings, settings: Set
             as_parameter(f"{where}.{name}", setting)
         parameters.update(added)
 
-    current = {name: convert_lessons(setting, behaviors) for name, setting in sections.mapping("environment_parameters").items()}
+    def convert_judge(where: str, judge: object) -> Plain:
+        if names is None:
+            dropped.add(str(judge))
+            return {}
+        if str(judge) not in names:
+            raise SettingError(f"{where}.completion_criteria.behavior {judge!r} is none of the file{nearest(str(judge), names)}")
+        return {"behavior": names[str(judge)]}
+
+    given = sections.mapping("environment_parameters")
+    current = {name: convert_lessons(f"environment_parameters.{name}", setting, convert_judge) for name, setting in given.items()}
     add("environment_parameters", {name: setting for name, setting in current.items() if setting is not None})
-    if behaviors:
-        config.note(f"completion_criteria.behavior {', '.join(sorted(behaviors))} dropped: lessons are judged by the one that learns")
+    if dropped:
+        config.note(f"completion_criteria.behavior {', '.join(sorted(dropped))} dropped: lessons are judged by the one that learns")
     randomized = sections.mapping("parameter_randomization")
     if randomized.pop("resampling-interval", None):
         config.note("resampling-interval dropped: parameters are drawn again for each episode")
     add("parameter_randomization", {name: convert_sampler(name, setting) for name, setting in randomized.items()})
-    add(f"{settings.place('curriculum')}.parameters", convert_curriculum(settings))
+    judge = {} if names is None else {"behavior": names[behavior.name]}
+    add(f"{settings.place('curriculum')}.parameters", convert_curriculum(settings, judge))
     if parameters:
         config.set("model.env.parameters", parameters)
 
 
-def convert_lessons(setting: object, behaviors: set[str]) -> object:
-    """Convert lessons `{Easy: {value: 1}}` to `{name: Easy, value: 1}`; move the behaviors that were to judge them to `behaviors`."""
+def convert_lessons(where: str, setting: object, convert_judge: Callable[[str, object], Plain]) -> object:
+    """Convert lessons `{Easy: {value: 1}}` to `{name: Easy, value: 1}`.
+
+    `convert_judge` returns what stands in the criteria for the behavior that judges a lesson at a place.
+    """
     if not isinstance(setting, Mapping) or not isinstance(setting.get("curriculum"), list):
         return setting
     lessons = []
-    for lesson in setting["curriculum"]:
+    for number, lesson in enumerate(setting["curriculum"]):
         if isinstance(lesson, Mapping) and len(lesson) == 1 and isinstance(next(iter(lesson.values())), Mapping):
             lesson = {"name": next(iter(lesson)), **next(iter(lesson.values()))}
         criteria = lesson.get("completion_criteria") if isinstance(lesson, Mapping) else None
         if isinstance(criteria, Mapping) and "behavior" in criteria:
-            behaviors.add(str(criteria["behavior"]))
-            lesson = {**lesson, "completion_criteria": {key: value for key, value in criteria.items() if key != "behavior"}}
+            others = {key: value for key, value in criteria.items() if key != "behavior"}
+            judge = convert_judge(f"{where}.curriculum[{number}]", criteria["behavior"])
+            lesson = {**lesson, "completion_criteria": {**others, **judge}}
         lessons.append(lesson)
     return {**setting, "curriculum": lessons}
 
@@ -236,13 +267,16 @@ def convert_sampler(name: str, setting: object) -> Plain:
     return {"sampler_type": setting["sampler-type"], "sampler_parameters": parameters}
 
 
-def convert_curriculum(settings: Settings) -> Plain:
-    """Convert an old `curriculum` of a behavior, whose thresholds are between the values of each parameter."""
+def convert_curriculum(settings: Settings, judge: Plain) -> Plain:
+    """Convert an old `curriculum` of a behavior, whose thresholds are between the values of each parameter.
+
+    `judge`: what stands in the criteria for the behavior.
+    """
     where, old = settings.place("curriculum"), settings.mapping("curriculum")
     thresholds, parameters = old.pop("thresholds", []), old.pop("parameters", {})
     if not isinstance(thresholds, list) or not isinstance(parameters, Mapping):
         raise SettingError(f"{where} must have a list of thresholds and a mapping of parameters")
-    criteria = [{"completion_criteria": {**old, "threshold": threshold}} for threshold in thresholds] + [{}]
+    criteria = [{"completion_criteria": {**old, **judge, "threshold": threshold}} for threshold in thresholds] + [{}]
     curricula: Plain = {}
     for name, values in parameters.items():
         if not isinstance(values, list) or len(values) != len(criteria):

@@ -29,6 +29,11 @@ SELF_PLAY = {
     *("save_steps", "team_change", "swap_steps", "window", "play_against_latest_model_ratio", "initial_elo"),
     "play_against_current_self_ratio",
 }
+SELF_PLAY_DROPPED = {
+    "swap_steps": "an opponent is drawn for each episode of each copy",
+    "team_change": "the seat of the learner changes with each episode",
+}
+"""Of one behavior; several keep `team_change`."""
 SECTIONS = {"behaviors", "default_settings", "environment_parameters", "env_settings", "engine_settings", "checkpoint_settings"}
 SECTIONS |= {"torch_settings", "debug", "parameter_randomization", "curriculum"}
 ENTRIES = {
@@ -48,6 +53,7 @@ COMMON = {"max_steps": ("model.max_env_steps", 500_000), "summary_freq": ("model
 """Integers of any trainer: their name → ours, and their default."""
 NUMBERS = {"ppo": {"lambd": ("model.gae_lambda", 0.95)}, "sac": {"tau": ("model.tau", 0.005)}}
 INTEGERS = {"ppo": {"num_epoch": ("model.n_epochs", 3)}, "sac": {"buffer_size": ("model.buffer_size", 50_000)}}
+NUMBERS["poca"], INTEGERS["poca"] = NUMBERS["ppo"], INTEGERS["ppo"]
 DECAYING = {
     "learning_rate": ("model.learning_rate", 3e-4, 0.0),
     "epsilon": ("model.clip_range", 0.2, 0.1),
@@ -80,11 +86,11 @@ FIXED: dict[str, dict[str, tuple[object, str]]] = {
     },
 }
 """Settings of ours that make an algorithm theirs, and why."""
+FIXED["poca"] = FIXED["ppo"]
 
 DROPPED = {
     "framework": "it is PyTorch here",
     "threaded": "--model.threaded true of PPO and SAC steps environments during learning, with a policy that is one iteration old",
-    "self_play": "there is no self-play here; the opponent is part of the environment",
     "init_path": "begin with the weights of another run by --init_from",
     "time_horizon": "episodes are not cut for a replay buffer",
     "deterministic": "evaluations are deterministic here; change evaluation.deterministic",
@@ -161,7 +167,17 @@ def set_sac(config: Config, settings: Settings, old: bool) -> None:
         config.set("checkpoint.save_replay_buffer", settings.take("save_replay_buffer"))
 
 
-TRAINERS: dict[str, Callable[[Config, Settings, bool], None]] = {"ppo": set_ppo, "sac": set_sac}
+def set_poca(config: Config, settings: Settings, old: bool) -> None:
+    """Convert the same as for PPO; sizes count steps of groups here."""
+    set_ppo(config, settings, old)
+    config.set("model.batch_size", config.settings["model.batch_size"], "steps of groups; theirs counts those of each agent")
+    units = settings.integer("hidden_units", 128)
+    settings.values["hidden_units"] = units
+    size = 4 * max(1, round(units / 4))
+    config.set("model.attention_size", size, f"hidden_units {units} is no multiple of 4" * (size != units))
+
+
+TRAINERS: dict[str, Callable[[Config, Settings, bool], None]] = {"ppo": set_ppo, "sac": set_sac, "poca": set_poca}
 
 
 def set_update_ratio(config: Config, settings: Settings) -> None:
@@ -284,6 +300,27 @@ def set_cloning(config: Config, settings: Settings, trainer: str) -> None:
             config.set(f"model.behavioral_cloning.{CLONING[key]}", value)
     if trainer == "sac" and not cloning.get("samples_per_update"):
         config.note(f"{name}: a pass over the demonstrations after each update of SAC is one minibatch here")
+
+
+def set_self_play(config: Config, settings: Settings, several: bool) -> None:
+    """Convert self-play: here an opponent is drawn for each episode of each copy, and plays all of it.
+
+    `several`: behaviors are converted together, and take turns learning.
+    """
+    if "self_play" not in settings:
+        return
+    own = settings.section("self_play")
+    old = own.number("play_against_current_self_ratio", 0.5, high=1)
+    config.set("model.self_play.window", own.integer("window", 10))
+    config.set("model.self_play.save_steps", own.integer("save_steps", 20_000))
+    config.set("model.self_play.play_against_latest_model_ratio", own.number("play_against_latest_model_ratio", old, high=1))
+    config.set("model.self_play.initial_elo", own.number("initial_elo", 1200.0))
+    if several and "team_change" in own:
+        config.set("model.self_play.team_change", own.integer("team_change", 1))
+    for name, reason in SELF_PLAY_DROPPED.items():
+        if name in own and not (several and name == "team_change"):
+            own.integer(name, 1, low=0)
+            config.note(f"self_play.{name} dropped: {reason}")
 
 
 def check_demonstrations(config: Config, path: object, where: str) -> None:

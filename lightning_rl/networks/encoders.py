@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gymnasium.spaces import Space
@@ -209,13 +210,7 @@ class EntityAttention(nn.Module):
 
     def forward(self, sets: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
         padded = torch.cat([entities.float().square().sum(-1) < MAX_PADDING for entities in sets], -1)
-        x = self.norm(self.embed(sets, others))
-        query, key, value = (layer(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3) for layer in (self.query, self.key, self.value))
-        scores = (query @ key.mT).float() / math.sqrt(ENTITY_SIZE)  # [..., heads, n, n]
-        weights = scores.masked_fill(padded[..., None, None, :], -1e6).softmax(-1).to(value.dtype)
-        z = self.norm(self.out((weights @ value).transpose(-2, -3).flatten(-2)) + x)
-        real = ~padded.unsqueeze(-1)
-        return (z * real).sum(-2) / real.sum(-2).clamp(min=1)
+        return attend(self, self.norm(self.embed(sets, others)), ~padded)
 
     def embed(self, sets: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
         """Embed the entities of all sets, one after the other, as `[..., n, 128]`."""
@@ -227,9 +222,27 @@ class EntityAttention(nn.Module):
         return torch.cat(embedded, -2)
 
 
+def attend(layers: Any, x: Tensor, present: Tensor) -> Tensor:
+    """Return the mean over members of z = norm(out(softmax(q kᵀ / √size) v) + x), sets of members `[..., n, size]` to `[..., size]`.
+
+    Those who are not `present [..., n]` are neither keys nor in the mean; a set of none of them gives zeros. `layers` has the linear layers
+    query, key, value and out, and norm.
+    """
+    query, key, value = (layer(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3) for layer in (layers.query, layers.key, layers.value))
+    scores = (query @ key.mT).float() / math.sqrt(x.shape[-1])  # [..., heads, n, n]
+    weights = scores.masked_fill(~present[..., None, None, :], -1e6).softmax(-1).to(value.dtype)
+    z = layers.norm(layers.out((weights @ value).transpose(-2, -3).flatten(-2)) + x)
+    real = present.unsqueeze(-1)
+    return (z * real).sum(-2) / real.sum(-2).clamp(min=1)
+
+
 def _linear(num_inputs: int, bias: bool = True) -> nn.Linear:
-    layer = nn.Linear(num_inputs, ENTITY_SIZE, bias)
-    nn.init.normal_(layer.weight, std=math.sqrt(0.125 / ENTITY_SIZE))
-    if bias:
+    return t_fixup(nn.Linear(num_inputs, ENTITY_SIZE, bias))
+
+
+def t_fixup(layer: nn.Linear) -> nn.Linear:
+    """Give a layer of attention weights N(0, 0.125 / size) and a bias of 0 (Huang et al. 2020)."""
+    nn.init.normal_(layer.weight, std=math.sqrt(0.125 / layer.out_features))
+    if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer

@@ -139,6 +139,10 @@ class RND(LearnedSignal):
         if self.returns is not None:
             self.returns.gather(self._novelty(flatten_time(rollout.next_obs)).view_as(rollout.terminated), rollout)
 
+    def begin_episodes(self) -> None:
+        if self.returns is not None:
+            self.returns.begin_episodes()
+
     def get_state(self) -> State:
         return {} if self.returns is None else self.returns.get_state()
 

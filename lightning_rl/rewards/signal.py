@@ -44,6 +44,9 @@ class RewardSignal(nn.Module):
     def gather(self, rollout: Rollout) -> None:
         """Merge a rollout `[T, N]` into running statistics; called once for each."""
 
+    def begin_episodes(self) -> None:
+        """Abandon the current episodes: all environments have begun new ones."""
+
     def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss over steps `[B]`, and metrics by their names; only called where there is an optimizer."""
         raise NotImplementedError
@@ -101,6 +104,10 @@ class ReturnScale(nn.Module):
         self.running = returns[-1] * self.gamma * carry[-1]
         self.statistics.update(returns[rollout.valid])
 
+    def begin_episodes(self) -> None:
+        """Abandon the current returns."""
+        self.running = torch.zeros(0, device=self.running.device)
+
     def get_state(self) -> State:
         return {"running": self.running}
 
@@ -153,6 +160,10 @@ class Extrinsic(RewardSignal):
         if self.returns is not None:
             reward = rollout.reward.squeeze(-1)
             self.returns.gather((reward if self.clip is None else reward.clamp(-self.clip, self.clip)) * self.scale, rollout)
+
+    def begin_episodes(self) -> None:
+        if self.returns is not None:
+            self.returns.begin_episodes()
 
     def get_state(self) -> State:
         return {} if self.returns is None else self.returns.get_state()

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning_rl.callbacks.iteration import LIGHTNING
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.make import make_env
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import algorithm_class, load, stored_name
@@ -28,7 +29,7 @@ class Behavior:
 
     Args:
         agents: their names, or patterns of names such as `adversary_*`.
-        learner: an algorithm, with its settings: a class such as `SAC`, or `partial(SAC, buffer_size=50_000)`; or `Frozen`.
+        learner: an algorithm, with its settings: a class such as `SAC`, or `partial(SAC, buffer_size=50_000)`; or `FrozenPolicy`.
         frozen: whether it acts and does not learn.
     """
 
@@ -39,16 +40,21 @@ class Behavior:
     @property
     def joint(self) -> str:
         """Return what its critics see jointly, as in `Spaces`."""
-        asked = getattr(self.learner, "keywords", {}).get("critic_obs")
-        return asked if isinstance(asked, str) else ""
+        cls = getattr(self.learner, "func", self.learner)
+        critic_obs = getattr(self.learner, "keywords", {}).get("critic_obs", getattr(cls, "critic_obs", None))
+        return critic_obs if isinstance(critic_obs, str) else ""
 
     def choose(self, agents: Sequence[str]) -> list[str]:
         """Return those of an environment's agents that have this behavior."""
-        patterns = [self.agents] if isinstance(self.agents, str) else self.agents
-        return [agent for agent in agents if any(fnmatchcase(agent, pattern) for pattern in patterns)]
+        return [agent for agent in agents if any(fnmatchcase(agent, pattern) for pattern in self.patterns)]
+
+    @property
+    def patterns(self) -> list[str]:
+        """Return the patterns of agents' names, of which there may be one."""
+        return [self.agents] if isinstance(self.agents, str) else self.agents
 
 
-class Frozen:
+class FrozenPolicy:
     """The policy of another run, which acts and does not learn, in place of a learner.
 
     Args:
@@ -65,9 +71,10 @@ class Frozen:
         stored = self.algorithm
         if (stored.spaces.observation, stored.spaces.action) != (spaces.observation, spaces.action):
             raise SettingError(f"{self.checkpoint} was trained with other observations or actions than these agents have")
-        settings = {name: value for name, value in stored.hparams.items() if name not in OF_THE_RUN}
+        settings = {name: value for name, value in stored.hparams.items() if name not in (*OF_THE_RUN, "self_play")}
         cls: Any = type(stored)
         algorithm: LearningRun = cls(env, spaces=spaces, max_env_steps=max_env_steps, **settings)
+        algorithm.configure_model()
         algorithm.load_state_dict(stored.state_dict())
         return algorithm
 
@@ -88,7 +95,7 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
         for setting in OF_THE_RUN:
             if setting in getattr(given.learner, "keywords", {}):
                 raise SettingError(f"behavior {name}: {setting} belongs to the run, and not to one behavior")
-        return replace(given, frozen=given.frozen or isinstance(given.learner, Frozen))
+        return replace(given, frozen=given.frozen or isinstance(given.learner, FrozenPolicy))
     if not isinstance(given, Mapping) or given.keys() != {"agents", "learner"}:
         raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")
     learner = given["learner"]
@@ -97,7 +104,7 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
     frozen = isinstance(learner, Mapping) and "checkpoint" in learner
     if frozen and not stored and not {*learner} - {"checkpoint", "behavior", "class_path", "init_args"}:
         try:
-            learner = Frozen(learner["checkpoint"], learner.get("behavior"))
+            learner = FrozenPolicy(learner["checkpoint"], learner.get("behavior"))
         except SettingError as error:
             raise SettingError(f"behavior {name}: {error}") from error
     if isinstance(learner, Mapping):
@@ -113,16 +120,21 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
 def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
     """Return the spaces of each behavior, with the names of its agents, by building one environment.
 
-    Raises `SettingError`: agents of no behavior, or of two, or of one with different spaces; or agents move in turn.
+    Raises `SettingError`: agents of no behavior, or of two, or of one with different spaces; a pattern of none; or agents move in turn.
     """
-    with closing(make_env(env)) as one:
+    with closing(make_env(env)) as built:
+        one = built.unwrapped
         if not isinstance(one, AgentsEnv):
             raise SettingError("MultiAgent needs an environment of several agents, such as mpe2.simple_spread_v3")
         if one.takes_turns:
             raise SettingError(
                 f"MultiAgent: the agents of {one.name} move in turn, and cannot learn all at once; use one algorithm for them"
             )
-        one.reset(seed=0)
+        built.reset(seed=0)
+        for name, pattern in ((name, pattern) for name, behavior in behaviors.items() for pattern in behavior.patterns):
+            if not any(fnmatchcase(agent, pattern) for agent in one.agents):
+                none = f"behavior {name}: agents {pattern!r} matches none of the environment's agents"
+                raise SettingError(none + nearest(pattern, one.agents))
         chosen = {name: behavior.choose(one.agents) for name, behavior in behaviors.items()}
         for agent in one.agents:
             owners = [name for name, agents in chosen.items() if agent in agents]
@@ -132,8 +144,13 @@ def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]
         for name, agents in chosen.items():
             if not agents:
                 raise SettingError(f"behavior {name} has no agents; those of the environment are {', '.join(one.agents)}")
-        found = {name: one.spaces_of(agents)._replace(agents=tuple(agents)) for name, agents in chosen.items()}
+        found = {name: one.spaces_of(agents, f"behavior {name}")._replace(agents=tuple(agents)) for name, agents in chosen.items()}
         return {name: one.with_joint(spaces, behaviors[name].joint) for name, spaces in found.items()}
+
+
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "train_dataloader", "prepare_data")
+UNCALLED = ("configure_callbacks", "learning_callbacks", "on_save_checkpoint", "on_load_checkpoint", "lr_scheduler_step", *BATCH_HOOKS)
+"""Methods of a learner that nobody calls where several behaviors learn."""
 
 
 def check_learner(name: str, learner: LearningRun) -> None:
@@ -144,12 +161,16 @@ def check_learner(name: str, learner: LearningRun) -> None:
         raise SettingError(f"behavior {name}: actors and threaded are for one behavior alone; leave them out")
     if learner.normalize_obs == "frozen":
         raise SettingError(f"behavior {name}: normalize_obs frozen needs random steps of its own; use running")
+    for hook in UNCALLED:
+        if not getattr(type(learner), hook).__module__.startswith((*LIGHTNING, "lightning_rl.")):
+            line = f"behavior {name}: {type(learner).__name__}.{hook} is not called where several behaviors learn"
+            raise SettingError(f"{line}; override it in a subclass of MultiAgent")
 
 
 def describe_learner(behavior: Behavior, learner: LearningRun) -> dict[str, Any]:
     """Return the class and the settings of an algorithm as plain data, and where a frozen one comes from."""
     source = behavior.learner
-    origin = {"checkpoint": source.checkpoint, "behavior": source.behavior} if isinstance(source, Frozen) else {}
+    origin = {"checkpoint": source.checkpoint, "behavior": source.behavior} if isinstance(source, FrozenPolicy) else {}
     settings = {name: value for name, value in learner.hparams.items() if name not in OF_THE_RUN}
     return {**origin, "class_path": stored_name(type(learner)), "init_args": settings}
 
@@ -158,8 +179,9 @@ def choose_behavior(run: Run, behavior: str | None) -> Any:
     """Return the algorithm of a run, of several behaviors that of the one named; raise `SettingError` if there is none of this name."""
     if isinstance(run, LearningRun) and behavior is None:
         return run
-    each: Mapping[str, LearningRun] = getattr(run, "each", {})
-    if behavior is None or behavior not in each:
+    algorithms: Mapping[str, LearningRun] = getattr(run, "algorithms", {})
+    if behavior is None or behavior not in algorithms:
         asked = "name a behavior" if behavior is None else f"there is no behavior {behavior!r}"
-        raise SettingError(f"{asked}: this run has {', '.join(each)}" if each else f"{asked}: this run has one policy, without a name")
-    return each[behavior]
+        known = f"this run has {', '.join(algorithms)}" if algorithms else "this run has one policy, without a name"
+        raise SettingError(f"{asked}: {known}")
+    return algorithms[behavior]

@@ -20,6 +20,7 @@ from lightning_rl.actors.evaluator import BuildEvaluator
 from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
 from lightning_rl.callbacks.protocols import Env
+from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.demonstrations import (
@@ -37,11 +38,13 @@ from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
+from lightning_rl.data.self_play import SelfPlayConfig, SelfPlayOpponent
 from lightning_rl.data.shared import FrozenCollector, SharedCollector, SharedStepper
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize, transitions
 from lightning_rl.distributed import of_all_ranks
+from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
-from lightning_rl.envs.config import EnvConfig, resolve_to_sync
+from lightning_rl.envs.config import count_envs, resolve_to_sync
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_fitting_stepper
@@ -66,6 +69,7 @@ class Learner(Protocol):
     began_at: int
     behavior: str
     dataset: Any
+    self_play: SelfPlayConfig | None
     ranks: list[dict[str, Any]]
     reward_signals: Any
     learning_rate: float
@@ -77,6 +81,8 @@ class Learner(Protocol):
 
     @property
     def env(self) -> Env | None: ...
+    @property
+    def past_selves(self) -> list[SelfPlay]: ...
     @property
     def on_nan(self) -> str: ...
     @property
@@ -96,6 +102,7 @@ class Learner(Protocol):
     @property
     def hparams(self) -> Any: ...
     def say(self, text: str) -> None: ...
+    def make_opponent(self, name: str, num_rows: int) -> Opponent: ...
     def record(self, **values: Any) -> None: ...
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = ...) -> Tensor: ...
 
@@ -294,16 +301,29 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collect
     acting = seed_draws(algorithm)
     if isinstance(algorithm.env, SharedEnv):
         return make_shared_collector(algorithm, n_steps, acting, log_probs)
-    stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * algorithm.num_envs)
+    stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * count_envs(algorithm.env))
     network, precision = algorithm.network, get_precision_context(algorithm)
-    seat_opponents(stepper, network)
+    if algorithm.self_play is None:
+        seat_opponents(stepper, network)
+    else:
+        stepper.opponent = make_self_play_opponent(algorithm, len(stepper.seats))  # type: ignore[union-attr]
     return Collector(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+
+
+def make_self_play_opponent(algorithm: Learner, num_copies: int) -> SelfPlayOpponent:
+    """Return who plays the other seats of `num_copies` copies of a game: the newest policy, past selves and fixed players."""
+    config, agents = algorithm.self_play, len(algorithm.spaces.agents)
+    assert config is not None
+    fixed = [algorithm.make_opponent(name, num_copies * agents) for name in config.opponents]
+    return SelfPlayOpponent(algorithm.past_selves[0].snapshots, config, fixed, num_copies * agents, agents, algorithm.behavior)
 
 
 def make_shared_collector(algorithm: Learner, n_steps: int, acting: int, log_probs: bool) -> Collector:
     """Make the collector of one behavior of several."""
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
     stepper: Any = SharedStepper(algorithm.env.side)
+    if algorithm.self_play is not None:
+        stepper.opponent = make_self_play_opponent(algorithm, algorithm.env.num_envs)
     precision = get_precision_context(algorithm)
     return SharedCollector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
@@ -325,11 +345,13 @@ def get_precision_context(algorithm: Learner) -> Precision:
 def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> ActorPool:
     """Make the actors of this rank."""
     env = algorithm.env
+    if algorithm.self_play is not None:
+        raise SettingError("self_play does not go with actors or threaded, whose policies are older ones; leave one out")
     threads = config.num_actors == 1 and config.backend == "threads"
     check_can_be_built(env, here=threads)
     assert env is not None
     num_envs = algorithm.num_envs // config.batch
-    seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * num_envs
+    seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * count_envs(env)
     build = BuildActor(
         env if threads else resolve_to_sync(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm)
     )
@@ -366,7 +388,7 @@ def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> Genera
     seed_draws(algorithm)
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
     seed = of_all_ranks(seed)[0] if algorithm.world_size > 1 else seed
-    num_envs = env.num_envs if isinstance(env, EnvConfig) else 8
+    num_envs = count_envs(env)
     names = tuple(name for name, parameter in algorithm.network.named_parameters() if parameter.requires_grad)
     build = BuildEvaluator(env, num_envs, algorithm.spaces, names, algorithm.stochastic, algorithm.on_nan)
     pool: Any = EvaluatorPool(

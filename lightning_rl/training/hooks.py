@@ -28,6 +28,14 @@ class HookedModule(pl.LightningModule):
             if not hasattr(method, "does_work"):
                 setattr(cls, hook, work_before(hook, method) if hook in RUN_HOOKS else add_own_callbacks(method))
 
+    def call_hook(self, name: str, *arguments: object, **named: object) -> Any:
+        """Call a hook without the run's work: of a module that is part of another one, whose run it is."""
+        self.hooks_in_progress.add(name)
+        try:
+            return getattr(self, name)(*arguments, **named)
+        finally:
+            self.hooks_in_progress.remove(name)
+
     def own_callbacks(self) -> list[pl.Callback]:
         """Return the callbacks that a run itself needs, whatever Trainer runs it."""
         raise NotImplementedError

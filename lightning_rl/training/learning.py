@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,10 +14,13 @@ from torch.optim import Optimizer
 
 from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, UNUSED_LOOPS, gradient_hooks, overrides
 from lightning_rl.callbacks.protocols import Env
+from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.compiling import CompiledLoss, compiled_losses
+from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.sampling import sequence_errors
+from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
@@ -43,9 +46,11 @@ class LearningRun(Run):
     learning_rate: Any
     network: Any
     reward_signals: Any
+    self_play: SelfPlayConfig | None
     schedules: dict[str, Schedule]
     side_learners: list[SideLearner]
     active_learners: list[SideLearner]
+    collector: Collector | None
     discounts: Tensor
     ignore_done: Tensor
     own_optimizers: list[Optimizer]
@@ -56,7 +61,7 @@ class LearningRun(Run):
     min_optimizers = 1
     """How many optimizers the updates need."""
     optimizer_numbers = slice(None)
-    """Which of the Trainer's optimizers are its own: all, unless it learns beside others."""
+    """Which of the Trainer's optimizers are its own: all, unless it is one of several behaviors."""
     behavior = ""
     """Its name where several behaviors learn."""
 
@@ -70,6 +75,14 @@ class LearningRun(Run):
         self.compiled: dict[str, CompiledLoss] = {}
         """Losses that stand in place of methods while the run lasts."""
 
+    def say(self, text: str) -> None:
+        """Print one line for the user, from one rank, with the name of the behavior if there are several."""
+        super().say(f"{self.behavior}: {text}" if self.behavior else text)
+
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Log a value as Lightning does, below the name of the behavior if there are several."""
+        super().log(f"{self.behavior}/{name}" if self.behavior else name, *args, **kwargs)
+
     def count_steps(self) -> None:
         """Add up the counts of all ranks, where there is something new; all decisions use these numbers.
 
@@ -77,7 +90,7 @@ class LearningRun(Run):
             NotFiniteError: an environment of any rank returned NaN or infinity, and `on_nan` says to stop.
         """
         assert self.dataset is not None
-        collector = self.dataset.collector
+        collector: Any = self.dataset.collector
         if collector.rows == self.counted_rows:  # on all ranks alike
             return
         self.counted_rows = collector.rows
@@ -103,6 +116,12 @@ class LearningRun(Run):
         return rollout._replace(reward=reward), self.discounts * ~over
 
     # ---------------------------------------------------------------- updates
+
+    @cached_property
+    def past_selves(self) -> list[SelfPlay]:
+        """The snapshots that it plays against and their ratings, which another `fit` continues."""
+        config = self.self_play
+        return [] if config is None else [SelfPlay(config, Snapshots(self.network, config.window), self.behavior)]
 
     def with_side_learners(self, *optimizers: Optimizer) -> list[Optimizer]:
         """Return the optimizers of an algorithm, followed by those of what learns in addition to it.
@@ -272,6 +291,10 @@ class LearningRun(Run):
         self.guard.set_state(state["guard"])
         self.generator.set_state(torch.from_numpy(state["learning"]))
         self.noise.set_state(torch.from_numpy(state["noise"]))
+
+    def continue_counts(self) -> None:
+        assert self.collector is not None
+        self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
 
     def load_buffer(self, continues: bool = True) -> None:
         load_buffer(self, continues)

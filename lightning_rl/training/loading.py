@@ -157,14 +157,23 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     algorithm.configure_model()  # which may be called often, says Lightning
     check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
-    behaviors = tuple(getattr(algorithm, "each", ()))
-    check_run(checkpoint, path, _optimizers(algorithm), behaviors)
-    expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
-    for rank in own.get("ranks", []) if not behaviors else []:
-        episodes = rank["data"]["collector"].get("episodes")
-        if rank["num_envs"] == algorithm.num_envs and episodes is not None and _shapes(episodes["obs"]) != expected:
-            raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments give")
+    behaviors: Mapping[str, Resumable] = getattr(algorithm, "algorithms", {})
+    check_run(checkpoint, path, _optimizers(algorithm), tuple(behaviors))
+    for rank in own.get("ranks", []):
+        if rank["num_envs"] == algorithm.num_envs:
+            data = rank["data"]
+            for name, each in behaviors.items() or [("", algorithm)]:
+                _check_observations(each, data["behaviors"][name]["collector"] if name else data["collector"], path)
     return own[algorithm.counter]
+
+
+def _check_observations(algorithm: Resumable, collector: Mapping[str, Any], path: str | Path) -> None:
+    """Raise `SettingError` unless the observations in a collector's state have the shapes that the environments give."""
+    episodes, done = collector.get("episodes"), collector.get("open_iteration")
+    found = [each["obs"] for each in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
+    expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
+    if any(_shapes(obs) != expected for obs in found):
+        raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments give")
 
 
 def _optimizers(algorithm: Resumable) -> list[Optimizer] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from textwrap import shorten
 from typing import Any
 
@@ -15,9 +16,11 @@ from lightning_rl.callbacks.iteration import EndIteration, EndRun, user_callback
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop
 from lightning_rl.checkpoints.archive import to_arrays, to_plain
-from lightning_rl.data.collector import Collector
+from lightning_rl.data.collector import RunCollector
+from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import merge_metrics, of_all_ranks
+from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, printable
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
@@ -96,6 +99,10 @@ class Run(HookedModule):
         """Return more to log with an evaluation, from data that is not learned from; the same on all ranks."""
         return {}
 
+    def make_opponent(self, name: str, num_rows: int) -> Opponent:
+        """Return who plays the other seats of its game in an evaluation, in `num_rows` rows."""
+        raise SettingError(f"{type(self).__name__} has no seats for an opponent; leave out evaluation.opponent")
+
     def learning_callbacks(self) -> list[pl.Callback]:
         """Return the callbacks that learning needs, each of which a user's callback of the same class replaces."""
         return []
@@ -110,6 +117,9 @@ class Run(HookedModule):
 
     def set_learning_state(self, state: State) -> None:
         """Restore what `get_learning_state` returned."""
+
+    def continue_counts(self) -> None:
+        """Let the experience of this rank continue the counts of all, where it cannot continue its own."""
 
     def load_buffer(self, continues: bool = True) -> None:
         """Load the replay buffer, if any, that the checkpoint holds for this rank; `continues`: with the episodes in progress."""
@@ -142,9 +152,20 @@ class Run(HookedModule):
         return self.count >= self.length
 
     @property
-    def collector(self) -> Collector | None:
+    def collector(self) -> RunCollector | None:
         """Return what steps the environments of the run."""
         return None if self.dataset is None else self.dataset.collector
+
+    @property
+    def learner_names(self) -> Sequence[str]:
+        """Return the names of the behaviors that learn; none in a run with one policy."""
+        return ()
+
+    def finished_episodes(self) -> dict[str, list[Finished]]:
+        """Return this rank's episodes that ended in the newest iteration, by the behavior that they are of."""
+        assert self.collector is not None
+        statistics: Any = self.collector.statistics
+        return {"": statistics.finished}
 
     def in_short(self) -> str:
         """Return the mean return and what callbacks add to it, for the progress bar."""
@@ -315,7 +336,7 @@ class Run(HookedModule):
             new_episodes = f"the checkpoint has {found} (ranks x env.num_envs), not {self.trainer.world_size} x {self.num_envs}"
         if state is None:
             if self.global_rank == 0:  # one rank continues the counts of all
-                dataset.collector.env_steps, dataset.collector.statistics.episodes = self.env_steps, self.episodes
+                self.continue_counts()
             self.load_buffer(continues=False)
         else:
             try:

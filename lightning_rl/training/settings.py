@@ -237,10 +237,15 @@ class ActorCriticFields:
 
 def make_actor_critic(algorithm: Any) -> ActorCritic:
     """Build the network of an algorithm with `ActorCriticFields`."""
+    return ActorCritic(algorithm.spaces, **actor_critic_settings(algorithm))
+
+
+def actor_critic_settings(algorithm: Any) -> dict[str, Any]:
+    """Return the settings of an actor-critic network."""
     names = ("share_encoder", "action_dist", "log_std_init", "value_transform", "value_support")
     own = {name: getattr(algorithm, name) for name in names}
     streams, hidden = len(algorithm.reward_signals), hidden_observations(algorithm.critic_obs)
-    return ActorCritic(algorithm.spaces, **algorithm.network_settings, **own, streams=streams, critic_obs=hidden)
+    return {**algorithm.network_settings, **own, "streams": streams, "critic_obs": hidden}
 
 
 def hidden_observations(critic_obs: list[str] | str | None) -> list[str]:

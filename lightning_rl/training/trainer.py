@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
@@ -371,8 +372,11 @@ class Trainer(EvaluatingTrainer):
         command = self._command("fit", model)
         if command is None or last_generation(self.run_folder / "checkpoints") is None:
             return None
-        name = "" if self.run_name is not None else f" --trainer.run_name {self.run_folder.name}"  # `last` alone is the newest run's
-        return f"{command} --config {self.run_folder / 'config.yaml'} --ckpt_path last{name}"
+        names = {"run_name": self.run_folder.name}  # `last` alone is the newest run's
+        if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a program has no Trainer
+            names["default_root_dir"] = str(self.default_root_dir)
+        options = "".join(f" --trainer.{name} {quote(value)}" for name, value in names.items())
+        return f"{command} --config {quote(str(self.run_folder / 'config.yaml'))} --ckpt_path last{options}"
 
     @rank_zero_only
     def _print_summary(self, model: Run) -> None:
@@ -385,7 +389,8 @@ class Trainer(EvaluatingTrainer):
         best = next((each.path for each in callbacks_of(self, BestModel)), None)
         if best is not None and best.exists() and model.hparams["env"] is not None:
             here = f'lightning_rl.evaluate("{best}")' + ("" if in_notebook() else " in this program, which defines it")
-            self.say(f"evaluate it: {here if evaluate is None or in_notebook() else f'{evaluate} --ckpt_path {best} --episodes 100'}")
+            command = f"{evaluate} --ckpt_path {quote(str(best))} --episodes 100"
+            self.say(f"evaluate it: {here if evaluate is None or in_notebook() else command}")
 
     def _end_program(self, model: Run) -> NoReturn:
         """End the program after a signal, with the command to continue and the signal's exit status."""

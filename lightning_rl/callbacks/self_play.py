@@ -1,0 +1,152 @@
+"""Take snapshots of the policy that learns, and rate it by the games it plays against them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from lightning_rl.callbacks.protocols import AlgorithmRun
+from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots
+from lightning_rl.distributed import of_all_ranks
+from lightning_rl.errors import SettingError
+from lightning_rl.ratings import Score, elo_change, fit_ratings
+from lightning_rl.types import State
+
+Player = tuple[str, int]
+"""A behavior, "" where there is one alone, and the number of a player of its."""
+
+
+class SelfPlay(pl.Callback):
+    """Let past selves play, and rate the policy. Algorithms with `self_play` add this callback themselves.
+
+    A game's result is the sign of the learner's return over the whole episode minus the mean of the others'; a draw, also by a time limit,
+    counts ½. Between two snapshots the policy is one player, the next snapshot. Games against the newest weights are not rated.
+
+    Where several behaviors take turns learning, each has this callback, for the games of its own turns: the return of a side is the mean
+    over its agents, each other side is an opponent, and games against the newest weights of another behavior are rated too. Their metrics
+    stand under its name, such as `<behavior>/self_play/elo`, and the first snapshots of the others have the rating `initial_elo`.
+
+    Metrics: `self_play/elo` (moved by K = 1 with each game, as ML-Agents does), `self_play/rating` and half of its 95 % interval
+    `self_play/rating_margin` (fitted over all games; fixed opponents, or else the first snapshot, have the rating `initial_elo`),
+    `self_play/win_rate` and `self_play/draw_rate` against past selves since the last row, `self_play/win_rate/<opponent>` against fixed
+    ones, and `self_play/snapshots`. A rating rises while a policy runs in circles: judge it by `evaluation.opponent`.
+
+    Args:
+        config: the setting `self_play`.
+        snapshots: of the policy that learns.
+        behavior: its name, where several take turns.
+    """
+
+    def __init__(self, config: SelfPlayConfig, snapshots: Snapshots, behavior: str = "") -> None:
+        self.config, self.snapshots, self.behavior = config, snapshots, behavior
+        self.rivals: list[SelfPlay] = [self]
+        """Whose players it meets: its own, or those of the other behaviors."""
+        self.fixed = {NEWEST - 1 - k: name for k, name in enumerate(config.opponents)}
+        self.elo, self.elos = config.initial_elo, dict.fromkeys(self.fixed, config.initial_elo)
+        self.scores: dict[tuple[Player, Player], Score] = {}
+        """Of the policy as it was, by the number of the snapshot that it became, against each player."""
+        self.games: list[Game] = []
+        """Since the last row of the log."""
+        self.taken_at = 0
+        self.run: Any = None
+        self.algorithm: Any = None
+
+    @property
+    def state_key(self) -> str:
+        """Return the name of its state in checkpoints."""
+        return f"SelfPlay/{self.behavior}" if self.behavior else "SelfPlay"
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        self.run = pl_module
+        self.algorithm = self.run.algorithms[self.behavior] if self.behavior else self.run
+        if self.snapshots.taken == 0:
+            self._take(self.algorithm.count)
+
+    def _opponent(self) -> SelfPlayOpponent:
+        return self.algorithm.collector.stepper.opponent
+
+    def _take(self, count: int) -> None:
+        """Take a snapshot, which has the policy's rating."""
+        self.elos[self.snapshots.taken] = self.elo
+        self.snapshots.take()
+        self.snapshots.drop(self._opponent().playing.tolist())
+        self.elos = {player: elo for player, elo in self.elos.items() if player in self.fixed or player in self.snapshots.numbers}
+        self.taken_at = count
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
+        for rival in self.rivals:
+            for games in of_all_ranks(rival._opponent().take_finished(self.behavior)):
+                for game in games:
+                    self.rate(Game(*game))
+        if self.algorithm.count - self.taken_at >= self.config.save_steps:
+            self._take(self.algorithm.count)
+
+    def rate(self, game: Game) -> None:
+        """Move the ratings by a game; one against the own newest weights says nothing."""
+        if game.player == NEWEST and game.behavior == self.behavior:
+            return
+        self.games.append(game)
+        rival = next(each for each in self.rivals if each.behavior == game.behavior)
+        number = rival.snapshots.taken if game.player == NEWEST else game.player
+        pair = (self.behavior, self.snapshots.taken), (rival.behavior, number)
+        self.scores[pair] = self.scores.get(pair, Score(0, 0.0)).add(game.result)
+        theirs = rival.elo if game.player == NEWEST else rival.elos.get(game.player)
+        if theirs is None:  # it left the window in the middle of the game
+            return
+        change = elo_change(self.elo, theirs, game.result)
+        self.elo += change
+        if game.player == NEWEST:
+            rival.elo -= change
+        elif game.player not in rival.fixed:
+            rival.elos[game.player] -= change
+
+    def run_metrics(self) -> dict[str, float]:
+        """Return the metrics for a row of the log, which ends the count of games."""
+        metrics = {"elo": self.elo, "snapshots": float(self.snapshots.taken)}
+        own = self.behavior, self.snapshots.taken
+        scores = {pair: score for each in dict.fromkeys((self, *self.rivals)) for pair, score in each.scores.items()}
+        if any(pair[0] == own for pair in scores):
+            fixed = {(each.behavior, player): each.config.initial_elo for each in self.rivals for player in each.fixed}
+            value, margin = fit_ratings(scores, fixed or {(each.behavior, 0): each.config.initial_elo for each in self.rivals})[own]
+            metrics |= {"rating": value, "rating_margin": margin}
+        names = {(each.behavior, player): name for each in self.rivals for player, name in each.fixed.items()}
+        past = [game.result for game in self.games if (game.behavior, game.player) not in names]
+        if past:
+            metrics["win_rate"] = past.count(1.0) / len(past)
+            metrics["draw_rate"] = past.count(0.5) / len(past)
+        for player, name in names.items():
+            results = [game.result for game in self.games if (game.behavior, game.player) == player]
+            if results:
+                metrics[f"win_rate/{name}"] = results.count(1.0) / len(results)
+        self.games = []
+        return {f"{self.behavior}/self_play/{name}".lstrip("/"): value for name, value in metrics.items()}
+
+    def state_dict(self) -> State:
+        saves_run = self.run is not None and self.run.saves_run
+        return {
+            "elo": self.elo,
+            "elos": dict(self.elos),
+            "scores": [(own[1], other[1], *score, other[0]) for (own, other), score in self.scores.items()],
+            "games": [tuple(game) for game in self.games],
+            "taken_at": self.taken_at,
+            "taken": self.snapshots.taken if saves_run else 0,
+            "snapshots": self.snapshots.get_weights(self.snapshots.numbers) if saves_run else {},
+        }
+
+    def load_state_dict(self, state_dict: State) -> None:
+        try:
+            self.elo, self.taken_at = float(state_dict["elo"]), int(state_dict["taken_at"])
+            self.elos = {int(player): float(elo) for player, elo in state_dict["elos"].items()}
+            self.scores = {
+                ((self.behavior, int(own)), ("".join(behavior), int(other))): Score(int(games), float(points))
+                for own, other, games, points, *behavior in state_dict["scores"]  # 0.1.0 stored no behavior
+            }
+            self.games = [Game(int(player), float(result), *names) for player, result, *names in state_dict["games"]]
+            taken, weights = int(state_dict["taken"]), dict(state_dict["snapshots"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SettingError("the checkpoint's state of self_play is damaged") from error
+        self.snapshots.set_weights(weights)
+        self.snapshots.taken = taken
+        if missing := {*self.snapshots.numbers} - {*self.snapshots.networks}:
+            raise SettingError(f"the checkpoint lacks the snapshots {sorted(missing)} of self_play")

@@ -1,0 +1,265 @@
+"""Experience of groups: rollouts of agents with the values of their groups, returns, and minibatches of whole groups.
+
+Shapes: E groups, the copies of an environment, of A agents each; row e · A + a is agent a of group e.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from lightning_rl.data.collector import Ends, Unroll
+from lightning_rl.data.rollout import RolloutDataset, in_sequences, normalize
+from lightning_rl.errors import SettingError
+from lightning_rl.returns import gae
+from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_map, tree_to_torch
+
+RECENT = 100
+"""Episodes of groups that a mean is over."""
+
+
+class GroupRollout(NamedTuple):
+    """Experience of E groups over T steps.
+
+    rows: of agents `[T, N, ...]`, without values.  present: who was there, bool `[T, E, A]`.
+    over, terminated: bool `[T, E]`, whether the last of the group ended, and whether none of them was truncated.
+    value, next_value: `[T, E, S]`, of the group before the step, and of those who are there after it; at a truncation of their last
+    observations.  baseline: `[T, E, A, S]`, of each agent; empty where there is none.
+    """
+
+    rows: Rollout
+    present: Tensor
+    over: Tensor
+    terminated: Tensor
+    value: Tensor
+    next_value: Tensor
+    baseline: Tensor
+
+
+class GroupBatch(NamedTuple):
+    """Steps of groups, `[B, ...]`, in sequences of L steps, time-major; L = 1 where nothing is remembered.
+
+    obs, action, log_prob, action_mask, next_obs, terminated: of agents, `[B, A, ...]`.  present: who was there, `[B, A]`.
+    value, returns: `[B, S]`.  baseline: `[B, A, S]`.  advantage: `[B, A]`, summed over S.
+    weight, group_weight: `[B, A]` and `[B]`, the same for all agents, and groups, that are experience, 0 for the others; they sum to 1.
+    episode_start: `[L, B / L, A]`.  memory: the policy's before the first step of each sequence, `[B / L, A, ...]` tree.
+    """
+
+    obs: Tree
+    action: Tree
+    log_prob: Tensor
+    action_mask: Tree
+    next_obs: Tree
+    terminated: Tensor
+    present: Tensor
+    value: Tensor
+    baseline: Tensor
+    returns: Tensor
+    advantage: Tensor
+    weight: Tensor
+    group_weight: Tensor
+    episode_start: Tensor
+    memory: Tree = ()
+
+    def flat(self, name: str) -> Any:
+        """Return what belongs to agents as rows `[B · A, ...]`, or `[L, B / L · A]` for the starts of episodes."""
+        tree, dim = getattr(self, name), int(name == "episode_start")
+        return tree_map(lambda leaf: leaf.flatten(dim, dim + 1), tree)
+
+    @property
+    def experience(self) -> Experience:
+        """Return the rows as reward signals see them."""
+        obs, action, next_obs, terminated, weight = map(self.flat, ("obs", "action", "next_obs", "terminated", "weight"))
+        return Experience(obs, action, next_obs, (), terminated, weight)
+
+
+class GroupDataset(RolloutDataset):
+    """Endless rollouts of groups with the newest weights.
+
+    Args:
+        rollouts: of the groups' rows, whose collector it takes over.
+        baselines: whether rollouts hold them.
+    """
+
+    def __init__(self, rollouts: RolloutDataset, baselines: bool) -> None:
+        super().__init__(rollouts.collector, rollouts.iterations)
+        self.baselines = baselines
+        self.paid: np.ndarray | None = None
+        """What each group has got in its episode."""
+        self.finished: deque[float] = deque(maxlen=RECENT)
+        """The returns of the last groups that ended."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.batch = self._collect()
+            if self.collected is None:
+                yield deepcopy(self.batch)
+            else:
+                self.collected()
+                yield self.batch
+
+    @torch.no_grad()
+    def _collect(self) -> GroupRollout:
+        collector = self.collector
+        unroll, side = collector.unroll(), getattr(collector.stepper, "side", None)
+        present = torch.from_numpy(collector.stepper.all_valid if side is None else side.present)
+        with collector.precision():
+            groups = add_group_values(unroll, present, collector.network, collector.generator.device, self.baselines)
+        self._note(groups)
+        return groups
+
+    def _note(self, groups: GroupRollout) -> None:
+        """Note the returns of groups that ended."""
+        reward = (groups.rows.reward[..., 0].unflatten(-1, groups.present.shape[1:]) * groups.present).sum(-1).cpu().numpy()
+        over, there = groups.over.cpu().numpy(), groups.present.any(-1).cpu().numpy()
+        self.paid = np.zeros(reward.shape[1]) if self.paid is None else self.paid
+        for paid, ended, is_there in zip(reward, over, there, strict=True):
+            self.paid = (self.paid + paid) * is_there  # nobody is there where a new lesson has abandoned an episode
+            if ended.any():
+                self.finished.extend(self.paid[ended].tolist())
+                self.paid[ended] = 0.0
+
+    def begin_episodes(self) -> None:
+        super().begin_episodes()
+        self.paid = None
+
+    def metrics(self) -> dict[str, float]:
+        return {"rollout/group_ep_rew_mean": float(np.mean(self.finished))} if self.finished else {}
+
+    def own_state(self) -> State:
+        return {"paid": None if self.paid is None else self.paid.copy(), "finished": list(self.finished)}
+
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
+        self.paid = None if new_episodes is not None or state["paid"] is None else np.array(state["paid"])
+        self.finished.clear()
+        self.finished.extend(state["finished"])
+        return new_episodes
+
+
+def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torch.device, baselines: bool) -> GroupRollout:
+    """Compute the values of all groups at once, and log-probabilities, with the current weights.
+
+    Args:
+        unroll: of tensors, its ends of arrays.
+        present: `[N]`, who is there after the last step.
+        network: a `GroupActorCritic`.
+        baselines: whether to compute them too.
+    """
+    ends, size = unroll.ends, network.group_size
+    unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
+    rows, memory = unroll.rollout(), tree_index(unroll.memory, 0)
+    there = torch.cat([rows.valid, present.to(device).unsqueeze(0)]).unflatten(1, (-1, size))
+    left, truncated = (flags.unflatten(1, (-1, size)) for flags in (rows.terminated | rows.truncated, rows.truncated))
+    now = there[:-1]
+    over = now.any(-1) & (left | ~now).all(-1)
+    log_prob, _, z = network.evaluate(rows.obs, rows.action, memory, rows.episode_start, rows.action_mask, now, baselines)
+    value = network.value(unroll.obs, memory, unroll.episode_start, there)
+    next_value = value[1:]
+    last = over & (truncated & now).any(-1)
+    if last.any():
+        next_value = next_value.clone()
+        next_value[last] = value_last(ends, truncated, last, network)
+    baseline = network.value_head.value(z)[..., 1:, :]
+    return GroupRollout(rows._replace(log_prob=log_prob), now, over, over & ~last, value[:-1], next_value, baseline)
+
+
+def value_last(ends: Ends, truncated: Tensor, last: Tensor, network: Any) -> Tensor:
+    """Return V of the last observations `[K, S]` of the K groups that end where `last [T, E]` is true.
+
+    Those who were truncated with the group are in it, who terminated in this step or left before are not.
+    """
+    device, size = last.device, truncated.shape[-1]
+    step, row = torch.from_numpy(ends.step).to(device), torch.from_numpy(ends.env).to(device)
+    counts = last[step, row // size] & truncated.flatten(1)[step, row]
+    number = (last.flatten().cumsum(0) - 1).view_as(last)[step, row // size]  # of the group, among the K
+    place, groups = (number * size + row % size)[counts], int(last.sum())
+
+    def in_place(leaf: Tensor) -> Tensor:
+        return leaf.new_zeros(groups * size, *leaf.shape[1:]).index_copy(0, place, leaf[counts])
+
+    obs, memory = tree_map(in_place, tree_to_torch((ends.obs, ends.memory), device))
+    present = torch.zeros(groups * size, dtype=torch.bool, device=device).index_fill(0, place, True)
+    start = torch.zeros_like(present)
+    return network.value(obs, memory, start, present.view(-1, size))
+
+
+def group_returns(groups: GroupRollout, reward: Tensor, gamma: Tensor, ignore_done: Tensor, gae_lambda: float) -> Tensor:
+    """Return the λ-return of each group `[T, E, S]`, which nobody's death ends: it ends with the last of the group.
+
+    R_t = r_t + γ ((1 − λ) V_{t+1} + λ R_{t+1}), with V of those who are there then, however many; γ is 0 where the last terminated.
+
+    Args:
+        reward: of the group, `[T, E, S]`.
+        gamma, ignore_done: of each stream, `[S]`; a stream that ignores terminations goes on beyond them.
+    """
+    discount = gamma * ~(groups.terminated.unsqueeze(-1) & ~ignore_done)
+    carry = ~groups.over.unsqueeze(-1)
+    return gae(reward, discount, groups.value, groups.next_value, carry, gae_lambda) + groups.value
+
+
+def make_group_batch(groups: GroupRollout, returns: Tensor, advantage: Tensor, sequence_length: int = 1) -> GroupBatch:
+    """Flatten a rollout to `B = T * E` steps of groups, in sequences of `sequence_length` steps, T if that is less.
+
+    A last sequence that is shorter is filled with steps that do not count.
+    """
+    rows, size = groups.rows, groups.present.shape[-1]
+    there = groups.present.any(-1)
+    weight, group_weight = (each / each.sum().clamp(min=1) for each in (groups.present.float(), there.float()))
+
+    def split(tree: Tree) -> Tree:
+        return tree_map(lambda leaf: leaf.unflatten(1, (-1, size)), tree)
+
+    agents = split((rows.obs, rows.action, rows.log_prob, rows.action_mask, rows.next_obs, rows.terminated))
+    of_groups = groups.present, groups.value, groups.baseline, returns, advantage, weight, group_weight, split(rows.episode_start)
+    batch = GroupBatch._make((*agents, *of_groups, ()))
+    steps, length = len(weight), min(sequence_length, len(weight))
+    batch = flatten_time(batch) if length == 1 else in_sequences(batch, length)
+    if steps % length:
+        for each in (batch.weight, batch.group_weight):
+            each.unflatten(0, (length, -1, there.shape[1]))[steps % length :, -1] = 0.0
+    return batch._replace(episode_start=batch.episode_start.unflatten(0, (length, -1)), memory=flatten_time(split(rows.memory)))
+
+
+def group_minibatches(batch: GroupBatch, batch_size: int, normalize_advantage: bool, generator: Generator) -> Iterator[GroupBatch]:
+    """Yield all sequences once, in random order, `batch_size` steps of groups at a time; advantages normalized over those who are there."""
+    length, num = batch.episode_start.shape[:2]
+    steps = batch._replace(episode_start=batch.weight, memory=())
+    for chosen in torch.randperm(num, generator=generator).to(batch.weight.device).view(-1, batch_size // length):
+
+        def take(leaf: Tensor, chosen: Tensor = chosen) -> Tensor:
+            return leaf.unflatten(0, (length, num)).index_select(1, chosen).flatten(0, 1)
+
+        part: GroupBatch = tree_map(take, steps)
+        weight, group_weight = (each / each.sum().clamp(min=1e-12) for each in (part.weight, part.group_weight))
+        advantage = part.advantage
+        if normalize_advantage:
+            advantage = normalize(advantage.flatten(), weight.flatten()).view_as(advantage)
+        start, memory = batch.episode_start[:, chosen], tree_index(batch.memory, chosen)
+        yield part._replace(weight=weight, group_weight=group_weight, advantage=advantage, episode_start=start, memory=memory)
+
+
+def check_groups(algorithm: Any) -> None:
+    """Raise `SettingError` unless an algorithm has groups of agents, and minibatches that fill its rollouts evenly."""
+    name, spaces = type(algorithm).__name__, algorithm.spaces
+    env = getattr(algorithm.env, "id", "the environment")
+    if not spaces.agents:
+        raise SettingError(f"{name} is for groups of agents, and {env} has one agent; use PPO")
+    if algorithm.self_play is not None and spaces.in_turn:
+        raise SettingError(
+            f"self_play of {name} is for MultiAgent, a behavior for each team: here one agent of a copy would learn; use PPO"
+        )
+    if spaces.in_turn:
+        raise SettingError(f"{name} is for agents that move at the same time, and those of {env} move in turn; use PPO")
+    groups, memory = algorithm.num_envs // len(spaces.agents), algorithm.memory
+    length = min(1 if memory is None else memory.sequence_length, algorithm.n_steps)
+    sequences = -(-algorithm.n_steps // length) * groups
+    if algorithm.batch_size % length or sequences % (algorithm.batch_size // length):
+        wanted, possible = algorithm.batch_size, (n * length for n in range(1, sequences + 1) if sequences % n == 0)
+        nearest = sorted(sorted(possible, key=lambda size: (abs(size - wanted), size))[:2])
+        steps = f"n_steps * env.num_envs = {algorithm.n_steps} * {groups} = {algorithm.n_steps * groups} steps of groups"
+        steps += f" in sequences of {length}" if length > 1 else ""
+        raise SettingError(f"batch_size {wanted} does not divide {steps}; use {' or '.join(map(str, nearest))}")

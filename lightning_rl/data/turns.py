@@ -1,0 +1,126 @@
+"""Behaviors of an asymmetric game take turns learning: one learns, and the sides of the others are played by past selves of theirs.
+
+Names are those of ML-Agents (Juliani et al. 2018, https://arxiv.org/abs/1809.02627).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
+from lightning_rl.envs.agents.world import World
+from lightning_rl.types import EnvStep, State, Tree, tree_map
+
+
+class Turns:
+    """Which behavior learns, and who plays the sides of those that wait for their turn.
+
+    All copies begin new episodes with a turn, so that in no episode a behavior acts first by a player and then as the learner.
+
+    Args:
+        world: which the behaviors share.
+        collectors: of those that take turns, in their order; none if there are none.
+    """
+
+    def __init__(self, world: World, collectors: Mapping[str, Any]) -> None:
+        self.world, self.collectors = world, dict(collectors)
+        self.sides = {name: world.sides[name] for name in collectors}
+        self.opponents: dict[str, SelfPlayOpponent] = {name: each.stepper.opponent for name, each in collectors.items()}
+        self.learner = next(iter(collectors), "")
+        self.began_at = 0
+        """The learner's environment steps when its turn began, all ranks together."""
+        self.begins = False
+        """Whether a turn has been decided whose episodes have not begun."""
+        self.returns = {name: np.zeros(len(world.copies)) for name in collectors}
+        """The mean return of each side's agents in the current episode of each copy."""
+        self.start = {name: np.ones(side.num, dtype=bool) for name, side in self.sides.items()}
+        """Which rows have not moved in their episode."""
+        self.seen: dict[str, Tree] = {}
+        """What the rows of those that wait acted on."""
+
+    @property
+    def waiting(self) -> list[str]:
+        """Return the behaviors that do not learn now."""
+        return [name for name in self.opponents if name != self.learner]
+
+    @property
+    def following(self) -> str:
+        """Return who learns next."""
+        names = list(self.opponents)
+        return names[(names.index(self.learner) + 1) % len(names)]
+
+    def pass_on(self, count: int) -> None:
+        """Let the next behavior learn, which has made `count` environment steps; its episodes begin with the next step."""
+        self.learner, self.began_at, self.begins = self.following, count, True
+
+    def reset(self) -> None:
+        """Begin everywhere, with the seeds of the collectors."""
+        for name, opponent in self.opponents.items():
+            opponent.reset(self.collectors[name].seed)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a turn, and its episodes in all copies."""
+        self.begins = False
+        for name, opponent in self.opponents.items():
+            opponent.learner = self.learner
+            opponent.playing[:] = NEWEST
+            self.start[name] = np.ones(self.sides[name].num, dtype=bool)
+            self.returns[name][:] = 0.0
+        self._draw(np.arange(len(self.world.copies)))
+
+    def _draw(self, copies: np.ndarray) -> None:
+        """Draw who plays the sides that do not learn, in copies whose episodes begin."""
+        for name in self.waiting:
+            self.opponents[name].begin(copies, np.zeros(len(copies), dtype=np.int64))
+
+    def act(self) -> dict[str, Tree]:
+        """Return the actions `[N, ...]` of those that wait."""
+        actions = {}
+        for name in self.waiting:
+            self.seen[name], mask = self.sides[name].newest()
+            rows = np.arange(self.sides[name].num)
+            actions[name] = self.opponents[name].act(self.seen[name], mask, rows, self.start[name])
+        return actions
+
+    def watch(self, steps: Mapping[str, EnvStep]) -> None:
+        """Take in a step of the world: add up returns, and note games that ended."""
+        for name in self.waiting:
+            step = steps[name]
+            checked = self.collectors[name].check(step, self.seen[name])
+            if checked is not step:
+                tree_map(np.copyto, self.sides[name].obs, checked.obs)
+        for name in self.opponents:
+            self.start[name] = steps[name].episode_start
+            self.returns[name] += np.nan_to_num(steps[name].reward).reshape(len(self.world.copies), -1).mean(1)
+        over = np.flatnonzero(self.world.lengths == 0)
+        if len(over) and self.opponents:
+            others = np.mean([self.returns[name][over] for name in self.waiting], axis=0)
+            for name in self.waiting:
+                self.opponents[name].finish(over, self.returns[self.learner][over] - others)
+            for returns in self.returns.values():
+                returns[over] = 0.0
+            self._draw(over)
+
+    def get_state(self) -> State:
+        """Return all that the next steps depend on, as plain data."""
+        arrays = tree_map(np.array, {"returns": self.returns, "start": self.start})
+        opponents = {name: opponent.get_state() for name, opponent in self.opponents.items()}
+        return {"learner": self.learner, "began_at": self.began_at, "begins": self.begins, **arrays, "opponents": opponents}
+
+    def set_state(self, state: State, continues: bool) -> None:
+        """Restore whose turn it is; `continues`: the world goes on in its episodes, and all that belongs to them is restored too.
+
+        Raises `ValueError`: the state is that of other behaviors.
+        """
+        if {*state["opponents"]} != {*self.opponents} or state["learner"] not in self.opponents:
+            raise ValueError(f"{', '.join(state['opponents']) or 'no behaviors'} took turns")
+        self.learner, self.began_at = state["learner"], int(state["began_at"])
+        if not continues:
+            return
+        self.begins = bool(state["begins"])
+        tree_map(np.copyto, (self.returns, self.start), (state["returns"], state["start"]))
+        for name, opponent in self.opponents.items():
+            opponent.learner = self.learner
+            opponent.set_state(state["opponents"][name])

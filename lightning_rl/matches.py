@@ -1,0 +1,71 @@
+"""Play the policies of several runs of a game against each other, and rate them by all results."""
+
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.policy import evaluate, load_with_env
+from lightning_rl.ratings import Rating, Score, fit_ratings
+
+ANCHOR = 1200.0
+"""The rating of the first player, which gives the numbers a meaning."""
+SEED = 30_000
+"""Of the first game, which neither an evaluation of a run nor `evaluate` has played."""
+
+
+class Matches(NamedTuple):
+    """Results of players against each other.
+
+    players: their names.  scores: of player i against player j, by (i, j), both ways.  ratings: by player.
+    """
+
+    players: list[str]
+    scores: dict[tuple[int, int], Score]
+    ratings: dict[int, Rating]
+
+
+def play_matches(players: Sequence[str | Path], games: int = 100, seed: int = SEED) -> Matches:
+    """Play each pair of policies, which draw their actions; seats change from game to game.
+
+    Args:
+        players: checkpoints or folders of runs of one game; all but the first may also be `random` or the path of a scripted player.
+        games: of each pair.
+        seed: of the first game.
+
+    Raises:
+        SettingError: fewer than two players, one that does not exist or cannot play this game, or a number out of range.
+    """
+    names = [str(each) for each in players]
+    check_range("games", games, 2, whole=True)
+    if len(names) < 2 or len({*names}) < len(names):
+        raise SettingError(f"matches need at least two different players, got {', '.join(names)}")
+    learned = {k for k, name in enumerate(names) if Path(name).exists()}
+    scores: dict[tuple[int, int], Score] = {}
+    for one, two in permutations(range(len(names)), 2):
+        if one not in learned or (two in learned and two < one):  # then the pair is played from the other's side
+            continue
+        result = evaluate(load_with_env(names[one]), games, seed, deterministic=False, opponent=names[two])
+        if "win_rate" not in result:
+            raise SettingError(f"{names[one]} is not the policy of a game, in which others play against it")
+        points = games * (result["win_rate"] + result["draw_rate"] / 2)
+        scores[one, two], scores[two, one] = Score(games, points), Score(games, games - points)
+    once = {pair: score for pair, score in scores.items() if pair[0] < pair[1]}
+    return Matches(names, scores, fit_ratings(once, {0: ANCHOR}))
+
+
+def describe_matches(matches: Matches) -> str:
+    """Return the matrix of points a game (a draw counts a half), row against column, with ratings, as text."""
+    names = [f"{k + 1}" for k in range(len(matches.players))]
+    lines = ["points a game of the row against the column (a draw counts 0.5), and ratings with their 95 % interval", ""]
+    lines.append("".join(f"{each:>7}" for each in ("", *names)) + "   rating")
+    for one, name in enumerate(names):
+        cells = []
+        for two in range(len(names)):
+            score = matches.scores.get((one, two))
+            cells.append("-" if score is None else f"{score.points / score.games:.2f}")
+        rating = matches.ratings.get(one)
+        shown = "" if rating is None else f"   {rating.value:.0f} ± {rating.margin:.0f}"
+        lines.append("".join(f"{each:>7}" for each in (name, *cells)) + shown)
+    return "\n".join([*lines, "", *(f"{name}: {player}" for name, player in zip(names, matches.players, strict=True))])

@@ -1,0 +1,74 @@
+"""Find opponents by their names: `random`, a run, or the path of a scripted player."""
+
+import importlib
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lightning_rl.data.opponents import PolicyOpponent, RandomMoves, ScriptedOpponent
+from lightning_rl.data.self_play import SelfPlayConfig
+from lightning_rl.envs.agents.stepper import Opponent
+from lightning_rl.errors import SettingError, as_settings, closest
+from lightning_rl.spaces import Spaces
+from lightning_rl.training.behaviors import choose_behavior
+from lightning_rl.training.learning import LearningRun
+from lightning_rl.training.loading import load
+from lightning_rl.training.run import Run
+
+OURS = "lightning_rl.envs.games."
+"""Where the package's own scripted players are."""
+
+
+def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
+    """Return the opponent of a name, for `num_rows` rows of an environment with these spaces.
+
+    Args:
+        name: `random` (legal moves, all equally likely), a checkpoint or a run's folder, or the path of a function, see
+            `data.opponents.Script`, in a module that the program or `--import` has imported.
+        spaces: of an agent.
+        num_rows: agents of all copies.
+
+    Raises:
+        SettingError: there is no such opponent, or it was trained with other spaces.
+    """
+    if name == "random":
+        return ScriptedOpponent(RandomMoves(spaces))
+    if Path(name).exists():
+        stored = choose_behavior(load(name, Run, LearningRun), None)
+        if (stored.spaces.observation, stored.spaces.action) != (spaces.observation, spaces.action):
+            raise SettingError(f"opponent {name} was trained with other observations or actions than this game has")
+        return PolicyOpponent(stored.network.eval().requires_grad_(False), num_rows)
+    return ScriptedOpponent(find_script(name))
+
+
+def prepare_self_play(setting: Any, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:
+    """Return the setting `self_play`, and the spaces of a game of which one agent learns, in changing seats.
+
+    `several`: it is one of several behaviors, which take turns learning; all its agents learn then.
+
+    Raises:
+        SettingError: an unusable setting, or an environment of one agent.
+    """
+    config = as_settings("self_play", SelfPlayConfig, setting)
+    if several:
+        return config, spaces
+    if config.team_change is not None:
+        raise SettingError("self_play.team_change is for several behaviors of MultiAgent, which take turns learning; leave it out")
+    if len(spaces.agents) < 2:
+        raise SettingError("self_play needs a game of several agents, such as pettingzoo.classic.connect_four_v3; leave it out")
+    return config, spaces._replace(in_turn=True)
+
+
+@cache
+def find_script(path: str) -> Any:
+    """Return the function of a path such as `my_module.my_player`. Raises `SettingError`: there is none."""
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise SettingError(f"opponent {path!r} is none: use random, a run's folder, or the path of a function such as my_module.my_player")
+    if module not in sys.modules and not path.startswith(OURS):
+        raise SettingError(f"opponent {path!r}: there is no such folder, and the module {module} is not imported; use --import {module}")
+    found = importlib.import_module(module)
+    if not callable(getattr(found, name, None)):
+        raise SettingError(f"opponent {path!r}: {module} has no function {name}{closest(name, dir(found))}")
+    return getattr(found, name)
