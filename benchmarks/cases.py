@@ -28,9 +28,9 @@ class Case:
 
     Args:
         algorithm: its name.
-        env: a gymnasium id.
+        env: an environment's id.
         num_envs: how many environments step at once.
-        steps: environment steps of a run.
+        steps: environment steps of a run; of several agents a step is one action of one agent.
         settings: by Stable-Baselines3's names, which are ours.
         peers: who is measured beside us.
         goals: what the ratios shall be.
@@ -38,6 +38,7 @@ class Case:
         ours: settings that only we have. `log_interval`, where given, is that of a run of a usual length: a hundredth of this short one
             would log far more often.
         normalize: observations and rewards by running statistics.
+        agents: of each environment; they share one policy.
     """
 
     algorithm: Literal["PPO", "A2C", "DQN", "SAC"]
@@ -50,6 +51,7 @@ class Case:
     vectorization: str = "sync"
     ours: dict[str, Any] = field(default_factory=dict)
     normalize: bool = False
+    agents: int = 1
 
     @property
     def atari(self) -> bool:
@@ -64,7 +66,7 @@ class Case:
     @property
     def rows(self) -> int:
         """Environment steps of a rollout; without rollouts 1."""
-        return int(self.settings["n_steps"]) * self.num_envs if "n_steps" in self.settings else 1
+        return int(self.settings["n_steps"]) * self.num_envs * self.agents if "n_steps" in self.settings else 1
 
     @property
     def updates(self) -> int:
@@ -86,6 +88,23 @@ PPO_CARTPOLE: dict[str, Any] = {
     "settings": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 3e-4},
 }
 PPO_CHEETAH: dict[str, Any] = {"algorithm": "PPO", "env": "HalfCheetah-v5", "normalize": True}
+SPREAD: dict[str, Any] = {
+    "algorithm": "PPO",
+    "env": "vmas.simple_spread",
+    "agents": 3,
+    "settings": {
+        "n_steps": 100,
+        "batch_size": 1_920,
+        "n_epochs": 10,
+        "learning_rate": 3e-4,
+        "gamma": 0.9,
+        "gae_lambda": 0.9,
+        "ent_coef": 1e-4,
+        "max_grad_norm": 1.0,
+    },
+    "peers": ("torchrl",),
+    "goals": (Goal("torchrl", 2.0),),
+}
 SAC: dict[str, Any] = {
     "algorithm": "SAC",
     "num_envs": 1,
@@ -161,6 +180,8 @@ CASES = {
         vectorization="auto",
         ours={"net_arch": [], "clip_reward": 1.0},
     ),
+    "ippo_spread64": Case(**SPREAD, num_envs=64, steps=576_000),
+    "ippo_spread512": Case(**SPREAD, num_envs=512, steps=1_536_000),
 }
 COMPILED = {"ppo_cartpole": (Goal("sb3", 2.8), Goal("skrl", 2.8)), "a2c_cartpole": (), "ppo_cheetah1": (), "dqn_cartpole": ()}
 """Cases that ours learns with `compile: true` too, and what is asked of that; the peers learn as ever."""

@@ -1,6 +1,6 @@
 """Give ours and each library of `requirements.txt` a virtual environment of its own.
 
-    python benchmarks/install.py [--peers ours sb3 sbx skrl tianshou] [--folder benchmarks/.venvs]
+    python benchmarks/install.py [--peers ours sb3 sbx skrl tianshou torchrl] [--folder benchmarks/.venvs]
 
 The same torch, numpy, gymnasium and simulators for all, those of `constraints.txt`; what a library needs beside them, it takes itself.
 Ours is this checkout with its simulators and without its developers' tools, of which torchmetrics, that Lightning imports, would import
@@ -19,9 +19,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("LRL_BENCHMARK_VENVS", HERE / ".venvs"))
 """Where environments lie, one folder a peer."""
-LIBRARIES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "skrl": "skrl", "tianshou": "tianshou"}
+LIBRARIES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "skrl": "skrl", "tianshou": "tianshou", "torchrl": "torchrl"}
 OURS = "ours"
 """The environment of this checkout, in which hand-written loops run too."""
+SIMULATORS = {"torchrl": ("vmas",)}
+"""What only one of the libraries steps."""
 SHARED = ("numpy", "gymnasium", "mujoco", "ale-py", "opencv-python-headless", "tensorboard")
 RENDERING = "imageio"  # which gymnasium imports with any MuJoCo environment
 
@@ -46,10 +48,10 @@ def install(peer: str, folder: Path) -> None:
     """Make an environment anew. torch comes first, in the build that pip finds by its settings."""
     venv.create(folder / peer, clear=True, with_pip=True)
     pip = [python_of(peer, folder), "-m", "pip", "install", "--quiet"]
-    torch, *shared = (line_of(name, HERE.parent / "constraints.txt") for name in ("torch", *SHARED))
+    torch, *shared = (line_of(name, HERE.parent / "constraints.txt") for name in ("torch", *SHARED, *SIMULATORS.get(peer, ())))
     subprocess.run([*pip, torch], check=True)
     if peer == OURS:
-        subprocess.run([*pip, "-c", HERE.parent / "constraints.txt", "-e", f"{HERE.parent}[mujoco,atari,envpool]"], check=True)
+        subprocess.run([*pip, "-c", HERE.parent / "constraints.txt", "-e", f"{HERE.parent}[mujoco,atari,envpool,vmas]"], check=True)
         return
     subprocess.run([*pip, torch, *shared, RENDERING, line_of(LIBRARIES[peer], HERE / "requirements.txt")], check=True)
 

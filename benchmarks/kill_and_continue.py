@@ -3,9 +3,10 @@
     python benchmarks/kill_and_continue.py [--algorithm PPO SAC …] [--kills 100] [--signal KILL|TERM] [--seed 0]
 
 A run is started by the command line, gets the signal at a random moment (half of them aimed at a save: as soon as something changes among
-the checkpoints), and is started again with `--ckpt_path last`, until it ends. Then its weights, `metrics.csv` without `time/*`, and
-`evaluations.csv` are compared. After SIGTERM the exit status must be 143 and the checkpoint at most one iteration beyond the one in which
-the signal came. Prints a row an algorithm; exits with status 1 if anything differed or could not be read.
+the checkpoints), and is started again with `--ckpt_path last`, until it ends. Then its weights, those of its past selves and their
+ratings, `metrics.csv` without `time/*`, and `evaluations.csv` are compared. After SIGTERM the exit status must be 143 and the checkpoint at
+most one iteration beyond the one in which the signal came. Prints a row an algorithm; exits with status 1 if anything differed or could not
+be read.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ BEHAVIORS = (
     '"learning_starts":100,"net_arch":[32,32],"buffer_size":4000,"batch_size":32}}},'
     '"good":{"agents":"agent_*","learner":{"class_path":"PPO","init_args":{"n_steps":25,"batch_size":50,"net_arch":[32]}}}}'
 )
+RECURRENT = '--model.memory={"class_path":"GRU","init_args":{"memory_size":8,"sequence_length":8}}'
+PAST = f'{RECURRENT} --model.self_play={{"window":4,"save_steps":256,"opponents":["random"]}}'
 CASES = {
     "PPO": (f"--model PPO --model.env.id CartPole-v1 {ON} --model.n_steps 64 --model.batch_size 128", 256),
     "A2C": (f"--model A2C --model.env.id CartPole-v1 {ON} --model.n_steps 16", 64),
@@ -41,6 +44,14 @@ CASES = {
     "DQN": (f"--model DQN --model.env.id CartPole-v1 {OFF} --model.max_env_steps 12000 --model.train_freq 2", 100),
     "agents": (f"--model PPO --model.env.id mpe2.simple_spread_v3 {AGENTS} --model.n_steps 25 --model.batch_size 50", 150),
     "turns": (f"--model PPO --model.env.id pettingzoo.classic.tictactoe_v3 {AGENTS} --model.n_steps 32 --model.batch_size 64", 64),
+    "self_play": (
+        f"--model PPO --model.env.id lightning_rl.envs.games.tic_tac_toe {AGENTS} --model.n_steps 32 --model.batch_size 64 {PAST}",
+        64,
+    ),
+    "groups": (
+        f"--model POCA --model.env.id lightning_rl.envs.games.sacrifice {AGENTS} --model.n_steps 64 --model.batch_size 32 {RECURRENT}",
+        256,
+    ),
     "MultiAgent": (
         f"--model MultiAgent --model.env.id mpe2.simple_adversary_v3 {WORLD} --model.max_env_steps 9000 --model.behaviors={BEHAVIORS}",
         50,
@@ -95,7 +106,14 @@ def result(root: Path) -> dict[str, Any]:
     run = newest(root)
     assert run is not None
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    return {"weights": checkpoint["state_dict"], "metrics": rows(run, "metrics.csv"), "evaluations": rows(run, "evaluations.csv")}
+    past_selves = checkpoint["callbacks"].get("SelfPlay", {})
+    of_past = {f"{number}.{name}": weight for number, own in past_selves.get("snapshots", {}).items() for name, weight in own.items()}
+    return {
+        "weights": checkpoint["state_dict"] | of_past,
+        "ratings": past_selves.get("elos"),
+        "metrics": rows(run, "metrics.csv"),
+        "evaluations": rows(run, "evaluations.csv"),
+    }
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
@@ -103,7 +121,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     weights = found["weights"].keys() == expected["weights"].keys() and all(
         torch.equal(value, expected["weights"][name]) for name, value in found["weights"].items()
     )
-    return [*([] if weights else ["weights"]), *(name for name in ("metrics", "evaluations") if found[name] != expected[name])]
+    return [*([] if weights else ["weights"]), *(name for name in ("ratings", "metrics", "evaluations") if found[name] != expected[name])]
 
 
 def listing(root: Path) -> list[tuple[str, int]]:

@@ -80,6 +80,10 @@ REFERENCES: dict[str, Reference | None] = {
     "ppo/breakout": Reference(414.66, 16.2, "10,000,000", CLEANRL),
     "ppo/simple_spread": None,
     "ppo/tictactoe": None,
+    "ppo/vmas_simple_spread": None,
+    "multi_agent/speaker_listener_independent": None,
+    "multi_agent/speaker_listener": None,
+    "multi_agent/simple_adversary": None,
 }
 """By config, in the order of the table. CleanRL's are means over 3 seeds of training returns, Tianshou's over 10 seeds."""
 
@@ -93,5 +97,9 @@ ATTEMPTS: dict[str, str] = {
     "a2c/lunarlander": "A2C is weak here; PPO is the one to take",
     "ppo/simple_spread": "per agent, where random moves reach -52.4 in the same episodes",
     "ppo/tictactoe": "wins minus losses against random moves; the best answer to them reaches 0.96",
+    "ppo/vmas_simple_spread": "per agent, where random moves reach -577",
+    "multi_agent/speaker_listener_independent": "per agent, of PPO twice; 100,000 steps of agents",
+    "multi_agent/speaker_listener": "per agent, with critics that see what both see; 1,000,000 steps of agents",
+    "multi_agent/simple_adversary": "the mean of two behaviors that want opposite things",
 }
 """Why a row is not as good, or is not measured; what its return is."""

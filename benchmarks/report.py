@@ -15,7 +15,7 @@ from typing import Any
 from install import HERE, LIBRARIES, python_of
 
 RESULTS = HERE / "results"
-PACKAGES = ("torch", "pytorch-lightning", "gymnasium", "numpy", "envpool", "mujoco", "ale-py")
+PACKAGES = ("torch", "pytorch-lightning", "gymnasium", "numpy", "envpool", "mujoco", "ale-py", "vmas")
 LIST_PACKAGES = "import importlib.metadata as m; print('\\n'.join(f'{d.name}=={d.version}' for d in m.distributions()))"
 
 

@@ -1,12 +1,14 @@
-"""How costs grow: steps with the number of environments, memory and time with the size of the replay buffer, and what start-up takes.
+"""How costs grow: steps with the number of environments, a replay buffer with its size, memory with steps; and what start-up takes.
 
     python benchmarks/install.py --peers ours sb3
-    python benchmarks/scale.py [--parts environments replay startup] [--repeats 3] [--out benchmarks/results]
+    python benchmarks/scale.py [--parts environments replay startup several_agents] [--repeats 3] [--out benchmarks/results]
 
 * Environments: CartPole-v1, microseconds of a vector step of our collector, whose policy of 64 x 64 acts, and of the bare vector
   environment; medians. All reset in the step after an episode's end.
 * Replay: HalfCheetah's rows added one by one until the buffer is full, then batches of 256 drawn as tensors.
 * Start-up: seconds from launch, medians. The first update is PPO's on CartPole, 8 x 128, as in `throughput.py`.
+* Several agents: what a process has in memory after each tenth of at least a million steps of agents, run once. PPO learns VMAS's
+  simple_spread with 64 copies, and MultiAgent a game in Python by PPO and by SAC, whose replay buffer is full before the first tenth ends.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from throughput import check_installed, environment, measure
 
 NUM_ENVS = (1, 8, 64, 512)
 VECTORIZATIONS = ("sync", "native", "envpool")
+AGENT_STEPS = 1_000_000
 ROWS = (10_000, 100_000, 1_000_000, 5_000_000)
 PYTHONS = {peer: python_of(peer) for peer in ("ours", "sb3")}
 STARTS = {
@@ -94,7 +97,21 @@ def startup(repeats: int, threads: int) -> tuple[str, Any]:
     return "## Start-up\n\n" + report.table(["what", "seconds", "all"], rows), figures
 
 
-PARTS: dict[str, Part] = {"environments": environments, "replay": replay, "startup": startup}
+def several_agents(repeats: int, threads: int) -> tuple[str, Any]:
+    """A line for each run, measured once: it takes long."""
+    figures: dict[str, Any] = {}
+    rows = []
+    for run in ("ppo", "multi_agent"):
+        found = json.loads(output("ours", ["-m", "peers.growing", run, str(AGENT_STEPS), "--threads", str(threads)], threads))
+        figures[run] = found
+        first, *_, last = found["memory_mb"]
+        numbers = first, last, last - first, max(found["memory_mb"]), found["peak_mb"]
+        rows.append([run, f"{found['agent_steps']:,}", *(f"{each:,.1f}" for each in numbers)])
+    head = ["run", "steps of agents", "MB after a tenth", "at the end", "more", "most at a tenth's end", "peak"]
+    return "## Several agents\n\n" + report.table(head, rows), figures
+
+
+PARTS: dict[str, Part] = {"environments": environments, "replay": replay, "startup": startup, "several_agents": several_agents}
 
 
 def main() -> None:
@@ -105,8 +122,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=report.RESULTS)
     options = parser.parse_args()
-    check_installed(["sb3"])
-    head = [*report.machine(options.threads), report.libraries(["sb3"]), f"{options.repeats} repeats."]
+    peers = [] if options.parts == ["several_agents"] else ["sb3"]
+    check_installed(peers)
+    head = [*report.machine(options.threads), *filter(None, [report.libraries(peers)]), f"{options.repeats} repeats."]
     sections, figures = ["# Scale", "\n".join(head)], {}
     for part in options.parts:
         section, figures[part] = PARTS[part](options.repeats, options.threads)

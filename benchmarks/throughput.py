@@ -10,6 +10,7 @@ checkpoints on, evaluation off. Libraries run with their defaults: Stable-Baseli
 written by hand in torch with the arithmetic of ours and nothing around it, in torch throughout. What else differs, each file in `peers/`
 says in its head.
 
+* A step of several agents is one action of one agent: three agents in 64 copies make 192 at once.
 * The rate is that of training from the end of the first update on: imports, which some libraries make as late as then, construction and
   compiling are in nobody's.
 * The first update is the first gradient step, in seconds from the launch of the process to its end.
