@@ -7,11 +7,22 @@ import pytorch_lightning as pl
 import torch
 
 import lightning_rl as lrl
+from lightning_rl.callbacks.self_play import SelfPlay
 from tests.algorithms.test_multi_agent import DQN, PPO, StopAt
 
 CASES = {
     "one policy": lambda: lrl.PPO(
         {"id": "tests.agents.Mortal", "num_envs": 2}, max_env_steps=192, n_steps=6, batch_size=12, n_epochs=1, net_arch=[8], compile=False
+    ),
+    "groups": lambda: lrl.POCA(
+        {"id": "tests.agents.Visited", "num_envs": 2},
+        max_env_steps=192,
+        n_steps=6,
+        batch_size=6,
+        n_epochs=2,
+        net_arch=[8],
+        attention_size=8,
+        compile=False,
     ),
     "turns": lambda: lrl.PPO(
         {"id": "tests.agents.Elimination", "num_envs": 2},
@@ -22,6 +33,18 @@ CASES = {
         net_arch=[8],
         compile=False,
     ),
+    "self-play": lambda: lrl.PPO(
+        {"id": "lightning_rl.envs.games.tic_tac_toe", "num_envs": 2},
+        max_env_steps=288,
+        n_steps=6,
+        batch_size=6,
+        n_epochs=1,
+        net_arch=[8],
+        memory=lrl.GRU(4, 3),
+        normalize_obs="running",
+        compile=False,
+        self_play={"window": 2, "save_steps": 48, "opponents": ["random"]},
+    ),
     "behaviors": lambda: lrl.MultiAgent(
         {"id": "tests.agents.Mortal", "num_envs": 2}, {"a": lrl.Behavior("a", PPO), "b": lrl.Behavior("b", DQN)}, 192
     ),
@@ -29,10 +52,10 @@ CASES = {
 
 
 def run(folder, case, *callbacks, ckpt_path=None):
-    """Train, and return the weights and counts of this rank."""
+    """Train, and return the weights, counts, ratings and past selves of this rank."""
     pl.seed_everything(5, verbose=False)
     model = CASES[case]()
-    lrl.Trainer(
+    trainer = lrl.Trainer(
         default_root_dir=folder,
         strategy="ddp",
         devices=2,
@@ -41,8 +64,15 @@ def run(folder, case, *callbacks, ckpt_path=None):
         logger=[],
         enable_progress_bar=False,
         evaluation=None,
-    ).fit(model, ckpt_path=ckpt_path)
-    return {"weights": model.state_dict(), "counts": (model.env_steps, model.updates, model.episodes)}
+    )
+    trainer.fit(model, ckpt_path=ckpt_path)
+    found = {"weights": model.state_dict(), "counts": (model.env_steps, model.updates, model.episodes), "ratings": ()}
+    for callback in trainer.callbacks:
+        if isinstance(callback, SelfPlay):
+            found["ratings"] = callback.elo, callback.elos, callback.scores, callback.taken_at
+            of_past = callback.snapshots.get_weights(callback.snapshots.numbers)
+            found["weights"] |= {f"{number}.{name}": weight for number, own in of_past.items() for name, weight in own.items()}
+    return found
 
 
 if __name__ == "__main__":

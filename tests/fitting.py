@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.loggers.logger import Logger
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
+from lightning_rl import A2C, DQN, IMPALA, POCA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
 from lightning_rl.algorithms.algorithm import Algorithm
 from tests.experts import at_random
 
@@ -25,6 +25,7 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
     PPO: {"n_steps": 8, "batch_size": 8, "n_epochs": 2},
     A2C: {"n_steps": 8},
     IMPALA: {"n_steps": 8},
+    POCA: {"n_steps": 8, "batch_size": 4, "n_epochs": 2},
     SAC: REPLAY,
     DQN: REPLAY | {"learning_rate": 1e-3, "target_update_interval": 4},
     TD3: REPLAY,
@@ -46,12 +47,19 @@ def tiny(algorithm: type[Algorithm], env_id: str | None = None, **settings: Any)
     """The same small model each time: 6 iterations of 16 environment steps (updates from random demonstrations) unless told otherwise."""
     home = "tests.environments:ScriptedBox-v0" if issubclass(algorithm, TD3) else "tests.environments:Scripted-v0"
     four_steps = {"kwargs": {"period": 4}} if algorithm is EvolutionStrategies and env_id is None else {}
+    if issubclass(algorithm, POCA) and (env_id is None or ":" in env_id):
+        env_id, settings = "tests.agents.Crew", settings | {"env": in_crew(env_id or home, settings.get("env", {}))}
     env = {"id": env_id or home, "num_envs": 2} | four_steps | settings.pop("env", {})
     torch.manual_seed(settings.pop("seed", 0))
     own = next(TINY[cls] for cls in algorithm.__mro__ if cls in TINY)
     if algorithm is BehavioralCloning and "dataset" not in settings:
         settings["dataset"] = at_random(env["id"], repr(env.get("kwargs", {})))
     return algorithm(env, **({"net_arch": [8], f"max_{algorithm.counter}": 96} | own | settings))
+
+
+def in_crew(env_id: str, env: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an environment of one agent, as those of one crew of two such."""
+    return {"num_envs": 1} | env | {"kwargs": {"env_id": env_id, **env.get("kwargs", {})}}
 
 
 def fit(model: Algorithm, ckpt_path: Any = None, **arguments: Any) -> pl.Trainer:

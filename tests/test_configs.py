@@ -19,7 +19,7 @@ SLOW = (
     *("ppo/lunarlander_wind", "ppo/minatar_breakout", "ppo/minigrid_doorkey_rnd", "ppo/minigrid_memory", "ppo/pong"),
     *("ppo/swimmer", "ppo/walker2d", "ppo/minigrid_doorkey_curiosity", "ppo/halfcheetah", "ppo/pendulum", "es/swimmer", "bc/lunarlander"),
     *("a2c/acrobot", "a2c/halfcheetah", "a2c/lunarlander", "dqn/lunarlander", "impala/lunarlander", "ppo/acrobot", "ppo/mountaincar"),
-    *("sac/halfcheetah", "td3/halfcheetah", "ppo/simple_spread", "ppo/tictactoe"),
+    *("sac/halfcheetah", "td3/halfcheetah", "ppo/simple_spread", "ppo/vmas_simple_spread", "ppo/tictactoe"),
 )
 """A second or more for an iteration, or of an algorithm and with an environment that others have; `test_cli.py` reads all."""
 

@@ -36,7 +36,7 @@ EPISODES = {"evaluate": "--episodes 2 --max_episode_steps 50", "collect": "--epi
 SLOW = (
     *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "for seed in", "compare "),
     *("num_actors 4", "--format torch", "devices 2 --trainer.accelerator cpu", "lightning_rl.Video", "Pendulum-v1 --model.stochastic"),
-    *("torchrun", "configs/trainer/ray.yaml   ", "/fast/disk", "ppo/simple_spread", "ppo/tictactoe"),
+    *("torchrun", "configs/trainer/ray.yaml   ", "/fast/disk", "ppo/simple_spread", "ppo/vmas_simple_spread", "ppo/tictactoe"),
 )
 """Parts of lines that take longer, or stand on one that does."""
 PARSED = {
@@ -251,6 +251,7 @@ def test_marks_of_the_readme_are_what_algorithms_take(name):
 
 def made(name, spaces, **settings):
     """Whether an algorithm can be."""
+    spaces = spaces._replace(agents=("a", "b")) if name == "POCA" else spaces
     try:
         return bool(getattr(lightning_rl, name)(None, spaces=spaces, net_arch=[8], **settings))
     except SettingError:

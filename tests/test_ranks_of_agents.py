@@ -1,4 +1,4 @@
-"""Two ranks learn from worlds of their own: one policy for all agents, games of turns, several behaviors."""
+"""Two ranks learn from worlds of their own: one policy for all agents, groups, games of turns, past selves, several behaviors."""
 
 import pytest
 import torch
@@ -17,5 +17,9 @@ def test_two_ranks_have_equal_weights_and_go_on_exactly(tmp_path):
     for case in CASES:
         whole = ours[case]["whole"]
         for other in (ours[case]["parts"], theirs[case]["whole"], theirs[case]["parts"]):
+            assert other["weights"].keys() == whole["weights"].keys(), case
             assert [name for name, weight in whole["weights"].items() if not torch.equal(weight, other["weights"][name])] == [], case
-            assert other["counts"] == whole["counts"], case
+            assert other["counts"] == whole["counts"] and other["ratings"] == whole["ratings"], case
+    elo, elos, scores, taken_at = ours["self-play"]["whole"]["ratings"]
+    assert elo != 1200 and sum(score.games for score in scores.values()) > 10 and taken_at % 48 == 0
+    assert len(elos) == 3  # the last two snapshots and the random player

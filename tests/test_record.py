@@ -141,3 +141,12 @@ def test_a_machine_without_a_display_records_and_prints_nothing_on_stderr(folder
     env = {name: value for name, value in os.environ.items() if name not in ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY")}
     status, out, err = run_apart(f"record --ckpt_path {checkpoint()} --out a.mp4 --max_episode_steps 2", folder, env)
     assert (status, err) == (0, "") and out.startswith("a.mp4: return 2.00, length 2, seed 20000\n")
+
+
+def test_a_game_whose_learner_leaves_early_has_a_video_up_to_there(folder, capfd, checkpoint):
+    path = checkpoint("tests.agents.FilmedElimination")
+    status, out, err = run(f"record --import tests.agents --ckpt_path {path} --episodes 3 --seed 0", capfd)
+    assert (status, err) == (0, "")
+    frames = [len(read(folder / "run" / "videos" / f"episode_{k}.mp4")[1]) for k in range(3)]
+    assert frames == [7, 4, 7]  # of six moves; in the second game the learner is p1, whom the third move throws out
+    assert [line.partition(", length ")[2][0] for line in out.splitlines()[:3]] == ["6", "3", "6"]

@@ -8,17 +8,44 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import DQN, GRU, LSTM, PPO, SAC, SettingError, Trainer, evaluate, load_policy
+from lightning_rl import A2C, DQN, GRU, LSTM, POCA, PPO, SAC, SettingError, Trainer, evaluate, load_policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from tests.test_resume import StopAt, assert_equal_runs, run
 
+PAST = {"self_play": {"window": 2, "save_steps": 24, "opponents": ["random"]}}
+STAGES = {
+    "curriculum": [
+        {"value": 5.0, "completion_criteria": {"threshold": -1e6, "min_lesson_length": 6, "require_reset": True}},
+        {
+            "value": {"sampler_type": "uniform", "sampler_parameters": {"min_value": 2, "max_value": 6}},
+            "completion_criteria": {"threshold": 1e6, "min_lesson_length": 30},
+        },
+        {"value": 6.0},
+    ],
+    "replay_old_lessons": 0.3,
+}
+LESSONS = {"parameters": {"length": STAGES}}
+"""Interrupted in the second lesson, whose episodes have a length of their own."""
+RATED = [{"value": 4.0, "completion_criteria": {"measure": "Elo", "threshold": 1200.2}}, {"value": 6.0}]
 CASES = [
+    pytest.param(PPO, "tests.agents.Together", {"env": LESSONS}, id="PPO lessons"),
+    pytest.param(PPO, "tests.agents.Sealed", {"env": LESSONS, "memory": LSTM(8, 4)}, id="PPO lessons replayed", marks=pytest.mark.slow),
+    pytest.param(SAC, "tests.agents.InTurn", {"env": LESSONS}, id="SAC lessons in turn"),
+    pytest.param(POCA, "tests.agents.Together", {"env": LESSONS}, id="POCA lessons", marks=pytest.mark.slow),
+    pytest.param(PPO, "tests.agents.InTurn", {"env": {"parameters": {"length": {"curriculum": RATED}}}, **PAST}, id="PPO lessons by Elo"),
+    pytest.param(PPO, "tests.agents.MaskedInfo", {"memory": GRU(8, 4), **PAST}, id="PPO self-play GRU"),
+    pytest.param(PPO, "tests.agents.Together", {"normalize_obs": "running", **PAST}, id="PPO self-play parallel"),
+    pytest.param(DQN, "pettingzoo.classic.tictactoe_v3", PAST, id="DQN self-play tictactoe"),
+    pytest.param(A2C, "tests.agents.Elimination", PAST, id="A2C self-play", marks=pytest.mark.slow),
+    pytest.param(SAC, "tests.agents.Elimination", PAST, id="SAC self-play", marks=pytest.mark.slow),
     pytest.param(PPO, "tests.agents.Visited", {"normalize_obs": "running", "normalize_reward": True}, id="PPO parallel"),
     pytest.param(PPO, "tests.agents.MaskedInfo", {"memory": GRU(8, 4)}, id="PPO in turn GRU"),
     pytest.param(PPO, "tests.agents.Sealed", {"memory": LSTM(8, 4)}, id="PPO replayed LSTM", marks=pytest.mark.slow),
     pytest.param(PPO, "tests.agents.Visited", {"threaded": True}, id="PPO threaded", marks=pytest.mark.slow),
     pytest.param(PPO, "mpe2.simple_spread_v3", {"max_env_steps": 336}, id="PPO simple_spread"),
     pytest.param(PPO, "pettingzoo.classic.connect_four_v3", {"memory": GRU(8, 4)}, id="PPO connect_four", marks=pytest.mark.slow),
+    pytest.param(POCA, "tests.agents.Visited", {"normalize_obs": "running", "normalize_reward": True}, id="POCA deaths"),
+    pytest.param(POCA, "tests.agents.Mortal", {"memory": LSTM(8, 4)}, id="POCA LSTM", marks=pytest.mark.slow),
     pytest.param(SAC, "tests.agents.Continuous", {"memory": GRU(8, 4)}, id="SAC parallel GRU"),
     pytest.param(SAC, "tests.agents.Elimination", {}, id="SAC in turn", marks=pytest.mark.slow),
     pytest.param(DQN, "tests.agents.MaskedTogether", {"n_steps": 3, "replay": {"prioritized": True}}, id="DQN parallel"),
@@ -29,7 +56,8 @@ CASES = [
 
 @pytest.mark.parametrize(("algorithm", "env_id", "settings"), CASES)
 def test_a_run_of_agents_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, env_id, settings, tmp_path, capsys):
-    env = {"id": env_id}
+    settings = dict(settings)
+    env = {"id": env_id, **settings.pop("env", {})}
     expected = run(tmp_path / "whole", algorithm, env, settings)
     for seed, stop in ((1, StopAt(2)), (5, StopAt(4, "evaluation"))):
         run(tmp_path / "parts", algorithm, env, settings, seed, stop, "last")

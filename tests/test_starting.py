@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 
 from lightning_rl import PPO, Trainer, evaluate, load_policy
 from lightning_rl.checkpoints.files import last_generation
+from lightning_rl.cli.main import main
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
 from lightning_rl.training.run_folder import take_run
@@ -239,6 +241,19 @@ def test_the_command_that_continues_a_run_names_it_among_others(folder, capfd):
     assert run(f"{command} --trainer.max_steps -1", capfd)[0] == 0
     steps = [read_rows(folder / f"runs/A2C/CartPole-v1/version_{k}/metrics.csv")[-1]["env_steps"] for k in (0, 1)]
     assert steps == ["80", "40"]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"run_name": "mine"}, {"run_name": "my run", "default_root_dir": "other place"}])
+def test_the_command_that_a_program_prints_continues_the_run_of_that_program(folder, capfd, arguments):
+    for steps in (1, 1, 1) if not arguments else (1,):
+        trainer = Trainer(enable_progress_bar=False, evaluation=None, max_steps=steps, **arguments)
+        trainer.fit(tiny(PPO, "CartPole-v1"))
+    lines = capfd.readouterr().out.splitlines()
+    commands = [line.partition("continue it: lightning-rl ")[2] for line in lines if line.startswith("continue it: ")]
+    first = trainer.run_folder.with_name("version_0") if not arguments else trainer.run_folder  # not the newest one
+    assert main(shlex.split(commands[0])) == 0
+    assert read_rows(first / "metrics.csv")[-1]["env_steps"] == "96"
+    assert len(list(folder.rglob("config.yaml"))) == len(commands)  # no run began
 
 
 UNUSED = {"wandb", "jsonargparse", "mujoco", "ale_py", "cv2", "envpool", "pygame", "minari", "h5py", "ray", "pandas", "IPython"}

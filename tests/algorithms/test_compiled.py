@@ -32,6 +32,7 @@ CASES = {
     "PPO images": (lrl.PPO, "tests.environments:Image-v0", PPO | {"encoder_features": 8}),
     "A2C": (lrl.A2C, "CartPole-v1", {}),
     "IMPALA": (lrl.IMPALA, "CartPole-v1", {"n_steps": 8}),
+    "POCA": (lrl.POCA, "tests.agents.Mortal", {"n_steps": 16, "batch_size": 16, "n_epochs": 2}),
     "DQN": (lrl.DQN, "CartPole-v1", REPLAY | {"target_update_interval": 20, "learning_rate": 1e-3}),
     "DQN with everything": (lrl.DQN, "CartPole-v1", REPLAY | RAINBOW),
     "SAC": (lrl.SAC, "Pendulum-v1", REPLAY),

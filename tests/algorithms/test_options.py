@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext
 from lightning_rl.errors import SettingError
@@ -30,7 +30,9 @@ class Option(NamedTuple):
     given: dict[str, Any] = {}  # noqa: RUF012
 
 
-BOX = {"Scripted-v0": "ScriptedBox-v0", "Image-v0": "ImageBox-v0", "Crowd-v0": "CrowdBox-v0"}
+GAME = "tests.agents.FirstWins"
+PAST = {"self_play": {"save_steps": 8}}
+BOX = {"Scripted-v0": "ScriptedBox-v0", "Image-v0": "ImageBox-v0", "Crowd-v0": "CrowdBox-v0", GAME: "tests.agents.Duel"}
 """What TD3 is trained on instead."""
 CRITIC_OBS = [Option(["goal"], "Crowd-v0"), Option(["body"], "Crowd-v0", given={"critic_obs": ["goal"]})]
 COMMON = {
@@ -62,6 +64,13 @@ COMMON = {
             Option(setting, given={"behavioral_cloning": {}})
             for setting in ({"strength": 0.1}, {"steps": 40}, {"batch_size": 4}, {"n_epochs": 2}, {"samples_per_update": 16, "n_epochs": 1})
         ),
+    ],
+    "self_play": [
+        Option(PAST["self_play"], GAME),
+        Option({"save_steps": 48}, GAME, given=PAST),
+        Option({"save_steps": 8, "window": 1}, GAME, given=PAST),
+        Option({"save_steps": 8, "play_against_latest_model_ratio": 0.0}, GAME, given=PAST),
+        Option({"save_steps": 8, "opponents": ["random"]}, GAME, given=PAST),
     ],
     "memory": [Option(LSTM(4, 4)), Option(GRU(4, 4), given={"memory": LSTM(8, 4)})],
 }
@@ -150,6 +159,20 @@ OWN = {
         "use_rms_prop": [Option(False)],
         "rms_prop_eps": [Option(0.1)],
     },
+    POCA: ON
+    | {
+        "batch_size": [Option(8)],
+        "n_epochs": [Option(1)],
+        "clip_range": [Option(0.01, given={"learning_rate": 0.01})],
+        "clip_range_vf": [Option(0.1, given={"learning_rate": 0.01})],
+        "normalize_advantage": [Option(False)],
+        "target_kl": [Option(1e-9)],
+        "ratio": [Option("per_dim", "ScriptedBox-v0")],
+        "counterfactual": [Option(False)],
+        "baseline_coef": [Option(1.0)],
+        "group_reward": [Option("mean")],
+        "attention_size": [Option(8)],
+    },
     SAC: OFF
     | {
         "target_update_interval": [Option(4)],
@@ -226,7 +249,7 @@ OTHERS = {"env", "spaces", "log_interval", "on_nan", "compile"}
 WITHOUT_EFFECT = {EvolutionStrategies: {"actors"}}
 REPLAY_WITHOUT_EFFECT = {"optimize_memory_usage", "directory"}
 
-EVERYONE = [*ALL, BehavioralCloning, EvolutionStrategies]
+EVERYONE = [*ALL, POCA, BehavioralCloning, EvolutionStrategies]
 EXAMPLES = {PPO, SAC}
 """Algorithms that are tested with all values of options that several algorithms share; the others with the first one."""
 OF_NETWORKS = {
@@ -239,6 +262,7 @@ OF_NETWORKS = {
     "memory",
     "reward_signals",
     "behavioral_cloning",
+    "self_play",
 }
 """Options of parts that are built in one place for all."""
 everyone = pytest.mark.parametrize("algorithm", EVERYONE)
@@ -252,7 +276,11 @@ def train(algorithm: type, env_id: str, settings: dict[str, Any]) -> Any:
     if "behavioral_cloning" in settings:
         shown = {"demo_path": at_random(f"tests.environments:{env_id}", "{}")}
         settings = settings | {"behavioral_cloning": settings["behavioral_cloning"] | shown}
-    model = tiny(algorithm, f"tests.environments:{env_id}", **({f"max_{algorithm.counter}": 48, "encoder_features": 8} | settings))
+    model = tiny(
+        algorithm,
+        env_id if "." in env_id else f"tests.environments:{env_id}",
+        **({f"max_{algorithm.counter}": 48, "encoder_features": 8} | settings),
+    )
     fit(model)
     return model
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, EvolutionStrategies, SettingError
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, EvolutionStrategies, SettingError
 from lightning_rl.types import tree_leaves
 from tests.fitting import fit, tiny, weights
 
@@ -19,6 +19,11 @@ CASES = [
     pytest.param(PPO, "InTurn", {"memory": GRU(8, 4)}, id="PPO in turn"),
     pytest.param(A2C, "Continuous", {}, id="A2C"),
     pytest.param(IMPALA, "MaskedTogether", {"memory": GRU(8, 8)}, id="IMPALA"),
+    pytest.param(POCA, "Mortal", {}, id="POCA"),
+    pytest.param(POCA, "Visited", {"memory": LSTM(8, 4), "normalize_obs": "running"}, id="POCA LSTM"),
+    pytest.param(POCA, "Continuous", {"counterfactual": False}, id="POCA continuous"),
+    pytest.param(POCA, "MaskedTogether", {"memory": GRU(8, 4), "share_encoder": True}, id="POCA masks"),
+    pytest.param(POCA, "Nested", {}, id="POCA nested"),
     pytest.param(SAC, "Continuous", {"normalize_obs": "running"}, id="SAC"),
     pytest.param(SAC, "MaskedInfo", {}, id="SAC in turn"),
     pytest.param(DQN, "Visited", {"n_steps": 3, "replay": {"prioritized": True}}, id="DQN"),
@@ -99,6 +104,9 @@ class Spoiled:
         (PPO, {"memory": GRU(8, 4)}),
         (A2C, {"normalize_obs": "running"}),
         (IMPALA, {"memory": LSTM(8, 8)}),
+        (POCA, {"normalize_obs": "running", "normalize_reward": True}),
+        (POCA, {"memory": LSTM(8, 4)}),
+        (POCA, {"reward_signals": {"rnd": {}, "curiosity": {}}}),
         (SAC, {"normalize_obs": "running", "normalize_reward": True}),
         (DQN, {"memory": GRU(8, 4)}),
         (PPO, {"reward_signals": {"rnd": {}, "curiosity": {}}}),

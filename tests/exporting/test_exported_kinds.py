@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies, export_policy
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies, export_policy
 from tests.environments import Anything, Choosy
 from tests.exporting.exported import play_both, save
 from tests.fitting import tiny
@@ -13,6 +13,7 @@ SETTINGS = {
     PPO: [{}, {"normalize_obs": "running", "share_encoder": False}, {"action_dist": "tanh_normal"}, {"value_support": [-5, 5]}],
     A2C: [{}],
     IMPALA: [{}],
+    POCA: [{}],
     SAC: [{}, {"normalize_obs": "frozen", "normalize_obs_steps": 32}],
     DQN: [
         {},

@@ -17,6 +17,7 @@ FILES = Path(__file__).parent / "files"
 SMALLER: dict[str, dict[str, Any]] = {
     "PPO": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
     "A2C": {},
+    "POCA": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
     "DQN": {"steps_per_iteration": 64},
     "SAC": {"steps_per_iteration": 64},
     "TD3": {"steps_per_iteration": 64},

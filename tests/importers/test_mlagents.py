@@ -41,13 +41,36 @@ FAST = ("3DBall", "Hallway", "Pyramids", "VisualPyramids", "Walker", "PushBlock"
 
 @pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SECTIONS])
 def test_every_section_of_the_first_sac_file_trains(name, tmp_path):
-    trains(import_mlagents(SAC_FILE, name, "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"), tmp_path)
+    env = "tests.agents.Together" if name == "Tennis" else "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"
+    trains(import_mlagents(SAC_FILE, name, env), tmp_path)
 
 
 def test_every_section_of_the_first_sac_file_is_a_config_that_fit_reads(tmp_path):
     for name in SECTIONS:
         (tmp_path / "c.yaml").write_text(import_mlagents(SAC_FILE, name, "CartPole-v1"))
         assert read_arguments([f"--config={tmp_path / 'c.yaml'}"])[0] == "--model=SAC"
+
+
+POCA_FILE = """
+behaviors:
+  Group:
+    trainer_type: poca
+    hyperparameters: {batch_size: 16, buffer_size: 64, learning_rate: 5.0e-3, beta: 0.01, lambd: 0.9, learning_rate_schedule: constant}
+    network_settings: {num_layers: 1, hidden_units: 32}
+    time_horizon: 16
+    max_steps: 600
+"""
+
+
+def test_poca_is_a_config_that_trains(convert, tmp_path):
+    text = convert(POCA_FILE, env_id="lightning_rl.envs.games.walkers")
+    given = settings(text)
+    assert yaml.safe_load(text)["model"]["class_path"] == "POCA"
+    names = ("n_steps", "batch_size", "n_epochs", "learning_rate", "gae_lambda", "net_arch", "attention_size", "share_encoder")
+    assert [given[name] for name in names] == [16, 16, 3, 5e-3, 0.9, [32], 32, False] and given["env"]["num_envs"] == 4
+    assert given["ent_coef"] == 0.01 and given["ratio"] == "per_dim"
+    assert remark(text, "batch_size") == "steps of groups; theirs counts those of each agent"
+    trains(text, tmp_path)
 
 
 @pytest.mark.parametrize(("file", "name"), [(GAIL_FILE, "Pyramids"), (GAIL_FILE, "Hallway"), (NEW, "BigWallJump"), (NEW, "Hallway")])
@@ -239,10 +262,47 @@ def test_a_file_that_ml_agents_wrote_is_read():
     ]
 
 
+def test_self_play_keeps_its_names_and_says_what_has_nothing_to_do_here(tmp_path):
+    tennis = yaml.safe_load(import_mlagents(SAC_FILE, "Tennis"))["model"]["init_args"]["self_play"]
+    assert tennis == {"window": 10, "save_steps": 50000, "play_against_latest_model_ratio": 0.5, "initial_elo": 1200.0}
+    file = tmp_path / "soccer.yaml"
+    own = "{window: 5, save_steps: 1e4, swap_steps: 2000, team_change: 200000, play_against_latest_model_ratio: 0.3, initial_elo: 1000}"
+    file.write_text(f"behaviors: {{SoccerTwos: {{trainer_type: ppo, self_play: {own}}}}}")
+    text = import_mlagents(str(file))
+    found = yaml.safe_load(text)["model"]["init_args"]["self_play"]
+    assert found == {"window": 5, "save_steps": 10000, "play_against_latest_model_ratio": 0.3, "initial_elo": 1000}
+    assert {line for line in comments(text) if line.startswith("self_play")} == {
+        "self_play.swap_steps dropped: an opponent is drawn for each episode of each copy",
+        "self_play.team_change dropped: the seat of the learner changes with each episode",
+    }
+
+
+def test_behaviors_that_all_have_self_play_keep_it_with_team_change(tmp_path):
+    file = tmp_path / "strikers.yaml"
+    goalie = "{trainer_type: poca, self_play: {save_steps: 5e4, team_change: 200000, swap_steps: 1000}}"
+    file.write_text(f"behaviors: {{Goalie: {goalie}, Striker: {{self_play: {{save_steps: 5e4}}}}}}")
+    text = import_mlagents(str(file))
+    found = {
+        name: each["learner"]["init_args"]["self_play"] for name, each in yaml.safe_load(text)["model"]["init_args"]["behaviors"].items()
+    }
+    common = {"window": 10, "save_steps": 50000, "play_against_latest_model_ratio": 0.5, "initial_elo": 1200.0}
+    assert found == {"Goalie": common | {"team_change": 200000}, "Striker": common}
+    assert {line for line in comments(text) if "self_play" in line} == {
+        "self_play.swap_steps dropped: an opponent is drawn for each episode of each copy"
+    }
+
+
+def test_self_play_of_only_one_of_several_behaviors_is_dropped_with_a_comment(tmp_path):
+    file = tmp_path / "one.yaml"
+    file.write_text("behaviors: {A: {self_play: {team_change: 5}}, B: {}}")
+    text = import_mlagents(str(file))
+    assert "self_play" not in yaml.safe_load(text)["model"]["init_args"]["behaviors"]["A"]["learner"]["init_args"]
+    assert "A.self_play dropped: no other behavior has it; import this one by --behavior A" in comments(text)
+
+
 def test_other_settings_are_dropped_with_a_comment():
     assert "beta dropped: not a setting of SAC" in comments(import_mlagents(SAC_FILE, "PushBlock"))
     assert any(line.startswith("curiosity_enc_size dropped") for line in comments(import_mlagents(SAC_FILE, "VisualPyramids")))
-    assert any(line.startswith("self_play dropped: there is no self-play") for line in comments(import_mlagents(SAC_FILE, "Tennis")))
     said = "--model.threaded true of PPO and SAC steps environments during learning, with a policy that is one iteration old"
     assert f"threaded dropped: {said}" in comments(import_mlagents(NEW, "BigWallJump"))
     assert all("threaded" in signature(algorithm).parameters for algorithm in (PPO, SAC))
@@ -304,9 +364,35 @@ default_settings: {trainer_type: ppo, hyperparameters: {batch_size: 50, buffer_s
 behaviors:
   adversary: {max_steps: 900, network_settings: {hidden_units: 16}}
   agent: {trainer_type: sac, hyperparameters: {buffer_size: 5000, batch_size: 32}, max_steps: 600, summary_freq: 100}
-environment_parameters: {x: 3.0}
+environment_parameters: {max_cycles: 20}
 env_settings: {seed: 5}
 """
+
+
+def test_lessons_of_several_behaviors_keep_who_judges_them(convert):
+    text = convert("""
+behaviors: {Big Wall: {max_steps: 900}, Small: {curriculum: {measure: reward, thresholds: [2], parameters: {gap: [1, 2]}}}}
+environment_parameters:
+  height:
+    curriculum:
+    - Low: {completion_criteria: {measure: reward, behavior: Big Wall, threshold: 0.1}, value: 1.5}
+    - {name: High, value: 2}
+""")
+    found = yaml.safe_load(text)["model"]["init_args"]
+    low = {"name": "Low", "completion_criteria": {"measure": "reward", "behavior": "Big_Wall", "threshold": 0.1}, "value": 1.5}
+    criteria = {"measure": "reward", "behavior": "Small", "threshold": 2}
+    assert found["env"]["parameters"] == {
+        "height": {"curriculum": [low, {"name": "High", "value": 2}]},
+        "gap": {"curriculum": [{"value": 1, "completion_criteria": criteria}, {"value": 2}]},
+    }
+    assert set(found["behaviors"]) == {"Big_Wall", "Small"}
+
+
+def test_a_lesson_that_ends_at_a_rating_is_kept(convert):
+    lessons = [{"value": 1, "completion_criteria": {"measure": "Elo", "threshold": 1300}}, {"value": 2}]
+    file = {"behaviors": {"A": {"self_play": {"window": 3}}}, "environment_parameters": {"x": {"curriculum": lessons}}}
+    found = settings(convert(yaml.safe_dump(file)))
+    assert found["env"]["parameters"] == {"x": {"curriculum": lessons}} and found["self_play"]["window"] == 3
 
 
 def test_several_behaviors_become_one_run_with_a_learner_each(convert):
@@ -314,7 +400,7 @@ def test_several_behaviors_become_one_run_with_a_learner_each(convert):
     found = yaml.safe_load(text)
     own = found["model"]["init_args"]
     assert (found["model"]["class_path"], found["seed_everything"], own["max_env_steps"]) == ("MultiAgent", 5, 900)
-    assert "environment parameters dropped: env.parameters are for environments of one agent" in comments(text)
+    assert own["env"]["parameters"] == {"max_cycles": 20}
     adversary, agent = own["behaviors"]["adversary"], own["behaviors"]["agent"]
     assert (adversary["agents"], adversary["learner"]["class_path"]) == ("adversary*", "PPO")
     assert adversary["learner"]["init_args"]["batch_size"] == 50 and adversary["learner"]["init_args"]["net_arch"] == [16, 16]
@@ -361,8 +447,9 @@ ERRORS = [
     ("behaviors: {}", "trainer.yaml has no behaviors; each has a name and settings"),
     ("A: {trainer: sac, reward_signals: {reward_signal_num_update: 0}}", "A.reward_signals.reward_signal_num_update must be >= 1, got 0"),
     (
-        "{behaviors: {A: {}}, environment_parameters: {x: {curriculum: [{value: 1, completion_criteria: {measure: Elo}}, {value: 2}]}}}",
-        "environment_parameters.x.curriculum[0].completion_criteria.measure elo needs self-play",
+        "{behaviors: {Red: {}, Blue: {}}, environment_parameters: "
+        "{x: {curriculum: [{value: 1, completion_criteria: {behavior: Rde}}, {value: 2}]}}}",
+        "environment_parameters.x.curriculum[0].completion_criteria.behavior 'Rde' is none of the file; did you mean Red?",
     ),
     (
         "{behaviors: {A: {}}, environment_parameters: {x: {sampler_type: uniform, sampler_parameters: {min_value: 2}}}}",
@@ -378,10 +465,9 @@ ERRORS = [
     ("A: {reward_signals: {gail: {}}}", "A.reward_signals.gail.demo_path must name demonstrations, got None"),
     ("A: {pretraining: {strength: 1}}", "A.pretraining.demo_path must name demonstrations"),
     ("A: {pretraining: {demo: x}}", "A.pretraining.demo is not", "demo_path"),
-    ("A: {trainer: ppoo}", "must be one of ppo, sac, got 'ppoo'; did you mean ppo?"),
-    ("A: {trainer: [ppo]}", "A.trainer must be one of ppo, sac, got ['ppo']"),
+    ("A: {trainer: ppoo}", "must be one of ppo, sac, poca, got 'ppoo'; did you mean ppo?"),
+    ("A: {trainer: [ppo]}", "A.trainer must be one of ppo, sac, poca, got ['ppo']"),
     ("A: {trainer: offline_bc}", "A.trainer offline_bc", "BehavioralCloning"),
-    ("behaviors: {A: {trainer_type: poca}}", "behaviors.A.trainer_type poca: there is no POCA here"),
     ("A: {num_layers: 1e9}", "A.num_layers must be >= 1 and <= 100, got 1000000000"),
     (
         "behaviors: {A: {trainer_type: sac, hyperparameters: {steps_per_update: .inf}}}",

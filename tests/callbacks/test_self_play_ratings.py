@@ -1,0 +1,96 @@
+"""The ratings of a policy that plays against its past selves."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_rl import SettingError
+from lightning_rl.callbacks.self_play import SelfPlay
+from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, Snapshots
+
+
+def made(**settings):
+    callback = SelfPlay(SelfPlayConfig(**settings), Snapshots(nn.Linear(1, 1), 3))
+    callback.elos[0] = callback.elo
+    callback.snapshots.take()
+    return callback
+
+
+def test_a_win_against_an_equal_moves_half_a_point_to_the_winner():
+    callback = made()
+    callback.rate(Game(0, 1.0))
+    assert (callback.elo, callback.elos[0]) == (1200.5, 1199.5)
+
+
+def test_a_game_against_the_newest_weights_moves_no_rating():
+    callback = made()
+    callback.rate(Game(NEWEST, 1.0))
+    assert callback.elo == 1200 and callback.run_metrics() == {"self_play/elo": 1200.0, "self_play/snapshots": 1.0}
+
+
+def test_a_fixed_opponent_keeps_its_rating():
+    callback = made(opponents=["random"])
+    callback.rate(Game(NEWEST - 1, 1.0))
+    assert (callback.elo, callback.elos[NEWEST - 1]) == (1200.5, 1200.0)
+    metrics = callback.run_metrics()
+    assert metrics["self_play/win_rate/random"] == 1.0 and "self_play/win_rate" not in metrics
+
+
+def test_win_and_draw_rates_are_those_since_the_last_row():
+    callback = made()
+    for result in (1.0, 1.0, 0.5, 0.0):
+        callback.rate(Game(0, result))
+    metrics = callback.run_metrics()
+    assert (metrics["self_play/win_rate"], metrics["self_play/draw_rate"]) == (0.5, 0.25)
+    callback.rate(Game(0, 0.0))
+    assert callback.run_metrics()["self_play/win_rate"] == 0.0
+
+
+def test_three_wins_in_four_games_are_191_points_once_there_are_many():
+    callback = made()
+    for _ in range(2_500):
+        for result in (1.0, 1.0, 0.5, 0.5):
+            callback.rate(Game(0, result))
+    metrics = callback.run_metrics()
+    assert metrics["self_play/rating"] == pytest.approx(1200 + 190.85, abs=0.2)
+    assert metrics["self_play/rating_margin"] == pytest.approx(7.86, abs=0.05)
+
+
+def test_what_is_saved_comes_back():
+    callback = made(opponents=["random"])
+    for game in (Game(0, 1.0), Game(NEWEST - 1, 0.5)):
+        callback.rate(game)
+    callback.taken_at = 640
+
+    class Run:
+        saves_run = True
+
+    callback.run = Run()
+    other = SelfPlay(callback.config, Snapshots(nn.Linear(1, 1), 3))
+    other.load_state_dict(callback.state_dict())
+    assert other.run_metrics() == callback.run_metrics()
+    assert (other.elos, other.scores, other.taken_at, other.snapshots.taken) == (callback.elos, callback.scores, 640, 1)
+    weights = callback.snapshots.networks[0].weight
+    assert torch.equal(other.snapshots.networks[0].weight, weights)
+
+
+def test_a_file_of_weights_alone_holds_no_snapshots():
+    callback = made()
+
+    class Run:
+        saves_run = False
+
+    callback.run = Run()
+    assert callback.state_dict()["snapshots"] == {}
+
+
+@pytest.mark.parametrize("damage", [{"elo": "high"}, {"scores": [1]}, {"taken": 2}, {"snapshots": {0: {"weight": [[1.0, 2.0]]}}}])
+def test_a_damaged_state_is_one_line(damage):
+    callback = made()
+
+    class Run:
+        saves_run = True
+
+    callback.run = Run()
+    with pytest.raises(SettingError, match="self_play"):
+        SelfPlay(callback.config, Snapshots(nn.Linear(1, 1), 3)).load_state_dict({**callback.state_dict(), **damage})
