@@ -21,6 +21,7 @@ FORMULAS = {
     "PPO": ("returns.gae", *(f"losses.policy_gradient.{name}" for name in ("clipped_surrogate", "clipped_value_loss", "approximate_kl"))),
     "A2C": ("returns.gae", "losses.policy_gradient.policy_gradient"),
     "IMPALA": ("returns.vtrace", "losses.policy_gradient.policy_gradient"),
+    "POCA": ("data.groups.group_returns", "returns.gae", "losses.policy_gradient.clipped_surrogate"),
     "SAC": tuple(f"losses.soft_actor_critic.{name}" for name in ("soft_value", "critic_loss", "actor_loss", "temperature_loss")),
     "DQN": tuple(f"losses.q_learning.{name}" for name in ("huber", "cross_entropy", "project", "quantile_huber")),
     "TD3": ("losses.soft_actor_critic.critic_loss",),
