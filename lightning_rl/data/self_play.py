@@ -99,8 +99,8 @@ class Snapshots:
         self.networks = {number: network for number, network in self.networks.items() if number in kept}
 
     def get_weights(self, numbers: Iterable[int]) -> dict[int, dict[str, Tensor]]:
-        """Return the weights of some snapshots, by their number."""
-        return {number: {name: each.cpu().clone() for name, each in self.networks[number].state_dict().items()} for number in numbers}
+        """Return the weights of some snapshots, by their number; not copies, as snapshots do not change."""
+        return {number: {name: each.cpu() for name, each in self.networks[number].state_dict().items()} for number in numbers}
 
     def set_weights(self, weights: Mapping[int, Mapping[str, Any]]) -> None:
         """Restore snapshots that `get_weights` returned. Raises `SettingError`: they are not of such a network."""
