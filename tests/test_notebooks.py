@@ -19,6 +19,7 @@ SHOWN = {
         "'in lessons': ": (300, 500),
     },
     "04_many_processes": {"'largest difference': ": (0, 1e-6)},
+    "05_connect_four": {"'random moves': ": (0.8, 1), "'two_ply': ": (0.05, 1)},
 }
 """Each, and numbers that it must have come to show, with their bounds."""
 
