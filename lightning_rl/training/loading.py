@@ -94,7 +94,8 @@ def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
 
 def _spaces(own: Mapping[str, Any]) -> Spaces:
     observation, action = map(from_plain, own["spaces"])
-    agents = tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", "")
+    teams = tuple(map(tuple, own.get("teams", ())))
+    agents = tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", ""), teams
     return Spaces(observation, action, own.get("masked", False), *agents)
 
 

@@ -32,6 +32,11 @@ class AgentStepper:
     def _make_outcome(self) -> Outcome:
         return self.side.outcome
 
+    @property
+    def present(self) -> np.ndarray:
+        """Return whose agents are there, of all rows."""
+        return self.side.present
+
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks."""
         self.world.reset(seed)
@@ -67,7 +72,7 @@ class Opponent(Protocol):
         """Start new episodes in all copies; `seed`: of its draws, None: go on with the last one."""
 
     def begin(self, copies: np.ndarray, seats: np.ndarray) -> None:
-        """Note that episodes begin in K copies, with the learner in these seats, before anyone moves.
+        """Note that episodes begin in K copies, with the learner in these seats, or the team of this number, before anyone moves.
 
         An episode that has not finished was abandoned.
         """
@@ -208,6 +213,12 @@ class SeatStepper(AgentStepper):
 
 
 def results(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
-    """Return the learners' returns minus the mean of the others', `[K]`, from those of all agents `[K, A]` and the learners' seats."""
-    own = returns[np.arange(len(seats)), seats]
-    return own - (returns.sum(1) - own) / max(1, returns.shape[1] - 1)
+    """Return the learners' mean return minus the mean of the others', `[K]`.
+
+    Args:
+        returns: of all agents, `[K, A]`.
+        seats: of the learner `[K]`, or of a team of them `[K, S]`.
+    """
+    seats = seats.reshape(len(seats), -1)
+    size, own = seats.shape[1], np.take_along_axis(returns, seats, 1).sum(1)
+    return own / size - (returns.sum(1) - own) / max(1, returns.shape[1] - size)
