@@ -198,6 +198,16 @@ class MaskedTogether(Together):
         return super().pay(agent, action)
 
 
+def pressing(obs: Any, mask: Any, random: np.random.Generator) -> np.ndarray:
+    """Take action 1."""
+    return np.ones(len(obs), int)
+
+
+def idle(obs: Any, mask: Any, random: np.random.Generator) -> np.ndarray:
+    """Take action 0."""
+    return np.zeros(len(obs), int)
+
+
 class MaskedSquads(MaskedTogether):
     """Two against two with masks, of whom blue_0 dies in the second step."""
 

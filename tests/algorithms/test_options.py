@@ -71,6 +71,7 @@ COMMON = {
         Option({"save_steps": 8, "window": 1}, GAME, given=PAST),
         Option({"save_steps": 8, "play_against_latest_model_ratio": 0.0}, GAME, given=PAST),
         Option({"save_steps": 8, "opponents": ["random"]}, GAME, given=PAST),
+        Option({"save_steps": 8, "teams": ["b", "a"]}, "tests.agents.Duel", given={"self_play": {"save_steps": 8, "teams": ["a", "b"]}}),
     ],
     "memory": [Option(LSTM(4, 4)), Option(GRU(4, 4), given={"memory": LSTM(8, 4)})],
 }
