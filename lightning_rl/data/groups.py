@@ -105,7 +105,8 @@ class GroupDataset(RolloutDataset):
     @torch.no_grad()
     def _collect(self) -> GroupRollout:
         collector = self.collector
-        unroll, present = collector.unroll(), torch.from_numpy(collector.stepper.present)
+        stepper: Any = collector.stepper
+        unroll, present = collector.unroll(), torch.from_numpy(stepper.present)
         with collector.precision():
             groups = add_group_values(unroll, present, collector.network, collector.generator.device, self.baselines)
         self._note(groups)
@@ -249,7 +250,7 @@ def check_groups(algorithm: Any) -> None:
         raise SettingError(f"{name} is for groups of agents, and {env} has one agent; use PPO")
     if algorithm.self_play is not None and spaces.in_turn:
         raise SettingError(
-            f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]: else one agent would learn"
+            f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
         )
     if spaces.in_turn:
         raise SettingError(f"{name} is for agents that move at the same time, and those of {env} move in turn; use PPO")

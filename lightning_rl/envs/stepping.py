@@ -235,8 +235,8 @@ def find_way_to_save(env: Any, sides: Mapping[str, Spaces]) -> tuple[str | None,
             )
         built.reset(seed=0)
         for spaces in sides.values():
-            given = {"agents": spaces.agents, "teams": spaces.teams}
-            found = one.spaces_of(spaces.agents)._replace(**given, in_turn=one.takes_turns or spaces.in_turn)
+            in_turn = one.takes_turns or spaces.in_turn
+            found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, in_turn=in_turn, teams=spaces.teams)
             if one.with_joint(found, spaces.joint) != spaces:
                 raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
     return choose_way(partial(make_env, env, 0), None if config is None else repr(config)), settings

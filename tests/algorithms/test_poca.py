@@ -283,9 +283,7 @@ def test_it_is_a_learner_among_others_and_may_be_frozen(tmp_path):
 
 
 SAME_TIME, MORTAL = "POCA is for agents that move at the same time", "tests.agents.Mortal"
-NO_TEAMS = (
-    "self_play of POCA needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]: else one agent would learn"
-)
+NO_TEAMS = "self_play of POCA needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
 
 
 @pytest.mark.parametrize(

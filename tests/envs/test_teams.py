@@ -116,7 +116,9 @@ def test_members_who_have_died_or_have_not_come_are_no_experience():
         ["v", "v", "s", "v"],
         ["vts", "vts", "s", "vts"],
     ]
-    assert_allclose([step.reward for step in steps], [[0.1, 0, 10.1, 30.1], [1.1, 21.1, 11.1, 31.1], [2.1, 22.1, 0, 32.1], [3.1, 23.1, 0, 33.1]])
+    assert_allclose(
+        [step.reward for step in steps], [[0.1, 0, 10.1, 30.1], [1.1, 21.1, 11.1, 31.1], [2.1, 22.1, 0, 32.1], [3.1, 23.1, 0, 33.1]]
+    )
     assert steps[1].ended.tolist() == [2] and steps[1].final_obs.tolist() == [[1, 2]]
     assert steps[1].obs.tolist() == [[0, 2], [2, 2], [0, 0], [3, 2]]
     assert steps[3].obs.tolist() == [[1, 0], [3, 0], [0, 0], [0, 0]]  # the teams have changed, and red_1 has not come

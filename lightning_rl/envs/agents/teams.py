@@ -75,7 +75,8 @@ class TeamStepper(AgentStepper):
         moves = {row: tree_index(action, k) for k, row in enumerate(learners.tolist())}
         if others.any():
             rows = np.flatnonzero(others)
-            played = self.opponent.act(*tree_index((side.obs, side.mask), rows), rows, self.begins[rows])
+            obs, mask = tree_index((side.obs, side.mask), rows)
+            played = self.opponent.act(obs, mask, rows, self.begins[rows])
             moves |= {row: tree_index(played, k) for k, row in enumerate(rows.tolist())}
         return moves
 
