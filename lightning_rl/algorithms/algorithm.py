@@ -262,5 +262,4 @@ class Algorithm(LearningRun):
         spaces = [space_to_plain(space) for space in self.spaces[:2]]
         own = self.spaces
         agents = {"agents": list(own.agents), "in_turn": own.in_turn, "joint": own.joint} if own.agents else {}
-        teams = {"teams": [list(team) for team in own.teams]} if own.teams else {}
-        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, **agents, **teams}
+        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, **agents}

@@ -119,7 +119,6 @@ CONTENT: Rules = {
     "lightning_rl/spaces": Kind("two spaces of usual shapes", _are_spaces),
     "lightning_rl/masked?|in_turn?": FLAG,
     "lightning_rl/agents?/[]": TEXT,
-    "lightning_rl/teams?/[]/[]": TEXT,
     "lightning_rl/joint?": TEXT,
     "lightning_rl/behaviors?": MAPPING,
     "lightning_rl/behaviors?/*/env_steps|updates|episodes": COUNT,

@@ -94,8 +94,7 @@ def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
 
 def _spaces(own: Mapping[str, Any]) -> Spaces:
     observation, action = map(from_plain, own["spaces"])
-    teams = tuple(map(tuple, own.get("teams", ())))
-    agents = tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", ""), teams
+    agents = tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", "")
     return Spaces(observation, action, own.get("masked", False), *agents)
 
 
