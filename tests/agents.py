@@ -121,6 +121,15 @@ class FallenSquads(Squads):
     visits: ClassVar = {"blue_0": range(1), "blue_1": range(2)}
 
 
+class Penalties(Squads):
+    """All get the same in each of 30 steps, which binary fractions do not hold exactly."""
+
+    length = 30
+
+    def pay(self, agent: str, action: Any) -> float:
+        return -0.001
+
+
 class Buttons(Squads):
     """A team both of whose members press the button, action 1, has a point; each gets its team's points minus the other's."""
 

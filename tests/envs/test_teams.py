@@ -105,6 +105,14 @@ def test_a_game_has_the_mean_return_of_the_team_minus_that_of_the_others():
     assert begun == [("begin", 0, 0), ("begin", 1, 1), ("begin", 0, 1), ("begin", 1, 0)]
 
 
+def test_equal_returns_are_a_draw_whatever_their_digits():
+    stepper = stepper_of("Penalties", 2)
+    stepper.reset(0)
+    for _ in range(90):
+        stepper.step(nobody(stepper))
+    assert [each[2] for each in stepper.opponent.told if each[0] == "finish"] == [0.0] * 6
+
+
 def test_members_who_have_died_or_have_not_come_are_no_experience():
     stepper = stepper_of("MortalSquads", 2)
     assert stepper.reset(0)[0].tolist() == [[0, 0], [0, 0], [1, 0], [3, 0]]

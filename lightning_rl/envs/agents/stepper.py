@@ -213,12 +213,6 @@ class SeatStepper(AgentStepper):
 
 
 def results(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
-    """Return the learners' mean return minus the mean of the others', `[K]`.
-
-    Args:
-        returns: of all agents, `[K, A]`.
-        seats: of the learner `[K]`, or of a team of them `[K, S]`.
-    """
-    seats = seats.reshape(len(seats), -1)
-    size, own = seats.shape[1], np.take_along_axis(returns, seats, 1).sum(1)
-    return own / size - (returns.sum(1) - own) / max(1, returns.shape[1] - size)
+    """Return the learners' returns minus the mean of the others', `[K]`, from those of all agents `[K, A]` and the learners' seats."""
+    own = returns[np.arange(len(seats)), seats]
+    return own - (returns.sum(1) - own) / max(1, returns.shape[1] - 1)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent, results
+from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent
 from lightning_rl.envs.agents.world import Outcome, World
 from lightning_rl.types import EnvStep, State, Tree, tree_index
 
@@ -24,7 +24,8 @@ class TeamStepper(AgentStepper):
     def __init__(self, world: World) -> None:
         agents, teams = world.sides[SIDE].agents, world.sides[SIDE].spaces.teams
         self.members = np.array([[agents.index(agent) for agent in team] for team in teams])
-        """The numbers of the agents of each team, `[teams, S]`."""
+        """The numbers of the agents of each team, `[teams, S]`, and `rivals` those of all others."""
+        self.rivals = np.array([[k for k in range(len(agents)) if k not in team] for team in self.members])
         super().__init__(world)
         num = len(world.copies)
         self.agents, self.num_seats = agents, self.side.num
@@ -94,7 +95,8 @@ class TeamStepper(AgentStepper):
 
     def _finish(self, over: np.ndarray) -> None:
         """Begin the next episodes of copies, in which the next team learns."""
-        self.opponent.finish(over, results(self.returns[over], self.members[self.seats[over]]))
+        own, others = (self.returns[over[:, None], agents[self.seats[over]]].mean(1) for agents in (self.members, self.rivals))
+        self.opponent.finish(over, own - others)
         self.seats[over] = (self.seats[over] + 1) % len(self.members)
         self.returns[over] = 0.0
         for e in over:
