@@ -24,6 +24,7 @@ class Spaces(NamedTuple):
     """The spaces of one environment, and whether it masks actions; observations as networks see them, without the key `action_mask`.
 
     agents: the names of all agents of an environment of several.  in_turn: whether they move in turn, and not all at once.
+    teams: of those agents, where one team of an environment learns.
     joint: what observations hold under the key `joint` beside an agent's `own`: those of `all` agents, or the environment's `state`.
     """
 
@@ -33,10 +34,13 @@ class Spaces(NamedTuple):
     agents: tuple[str, ...] = ()
     in_turn: bool = False
     joint: str = ""
+    teams: tuple[tuple[str, ...], ...] = ()
 
     @property
     def rows(self) -> int:
-        """Return how many rows of a vector environment one environment is: one for each agent that moves at the same time."""
+        """Return how many rows of a vector environment one environment is: one for each agent that learns at the same time."""
+        if self.teams:
+            return len(self.teams[0])
         return 1 if self.in_turn else max(1, len(self.agents))
 
     def masks(self, *batch: int) -> Tree:

@@ -103,6 +103,45 @@ class Teams(Together):
         return -2.0 if agent.startswith("blue") else 1.0
 
 
+class Squads(Together):
+    """Two against two, whose agents are not listed by their teams."""
+
+    names = ("red_0", "blue_0", "red_1", "blue_1")
+
+
+class MortalSquads(Squads):
+    """blue_0 dies in the second of four steps, and red_1 comes at time 1."""
+
+    visits: ClassVar = {"blue_0": range(2), "red_1": (1, 2, 3)}
+
+
+class FallenSquads(Squads):
+    """blue_0 dies in the first of four steps and blue_1 in the second."""
+
+    visits: ClassVar = {"blue_0": range(1), "blue_1": range(2)}
+
+
+class Penalties(Squads):
+    """All get the same in each of 30 steps, which binary fractions do not hold exactly."""
+
+    length = 30
+
+    def pay(self, agent: str, action: Any) -> float:
+        return -0.001
+
+
+class Buttons(Squads):
+    """A team both of whose members press the button, action 1, has a point; each gets its team's points minus the other's."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        pressed = {team: all(action == 1 for agent, action in actions.items() if agent.startswith(team)) for team in ("red", "blue")}
+        self.lead = float(pressed["red"]) - float(pressed["blue"])
+        return super().step(actions)
+
+    def pay(self, agent: str, action: Any) -> float:
+        return self.lead if agent.startswith("red") else -self.lead
+
+
 class Timed(Together):
     """All are truncated after three steps."""
 
@@ -166,6 +205,23 @@ class MaskedTogether(Together):
     def pay(self, agent: str, action: Any) -> float:
         assert action != self.t % 3, "forbidden"
         return super().pay(agent, action)
+
+
+def pressing(obs: Any, mask: Any, random: np.random.Generator) -> np.ndarray:
+    """Take action 1."""
+    return np.ones(len(obs), int)
+
+
+def idle(obs: Any, mask: Any, random: np.random.Generator) -> np.ndarray:
+    """Take action 0."""
+    return np.zeros(len(obs), int)
+
+
+class MaskedSquads(MaskedTogether):
+    """Two against two with masks, of whom blue_0 dies in the second step."""
+
+    names = ("red_0", "blue_0", "red_1", "blue_1")
+    visits: ClassVar = {"blue_0": range(2)}
 
 
 class InTurn(AECEnv):

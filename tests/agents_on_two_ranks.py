@@ -45,6 +45,17 @@ CASES = {
         compile=False,
         self_play={"window": 2, "save_steps": 48, "opponents": ["random"]},
     ),
+    "teams": lambda: lrl.POCA(
+        {"id": "tests.agents.MortalSquads", "num_envs": 2},
+        max_env_steps=192,
+        n_steps=6,
+        batch_size=6,
+        n_epochs=1,
+        net_arch=[8],
+        attention_size=8,
+        compile=False,
+        self_play={"window": 2, "save_steps": 48, "teams": ["red_*", "blue_*"]},
+    ),
     "behaviors": lambda: lrl.MultiAgent(
         {"id": "tests.agents.Mortal", "num_envs": 2}, {"a": lrl.Behavior("a", PPO), "b": lrl.Behavior("b", DQN)}, 192
     ),

@@ -13,6 +13,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from tests.test_resume import StopAt, assert_equal_runs, run
 
 PAST = {"self_play": {"window": 2, "save_steps": 24, "opponents": ["random"]}}
+TEAMS = {"self_play": {**PAST["self_play"], "teams": ["red_*", "blue_*"]}}
 STAGES = {
     "curriculum": [
         {"value": 5.0, "completion_criteria": {"threshold": -1e6, "min_lesson_length": 6, "require_reset": True}},
@@ -36,6 +37,9 @@ CASES = [
     pytest.param(PPO, "tests.agents.MaskedInfo", {"memory": GRU(8, 4), **PAST}, id="PPO self-play GRU"),
     pytest.param(PPO, "tests.agents.Together", {"normalize_obs": "running", **PAST}, id="PPO self-play parallel"),
     pytest.param(DQN, "pettingzoo.classic.tictactoe_v3", PAST, id="DQN self-play tictactoe"),
+    pytest.param(POCA, "tests.agents.MortalSquads", {"memory": GRU(8, 4), "normalize_obs": "running", **TEAMS}, id="POCA teams GRU"),
+    pytest.param(PPO, "tests.agents.FallenSquads", {"env": LESSONS, **TEAMS}, id="PPO teams lessons"),
+    pytest.param(SAC, "tests.agents.MortalSquads", TEAMS, id="SAC teams", marks=pytest.mark.slow),
     pytest.param(A2C, "tests.agents.Elimination", PAST, id="A2C self-play", marks=pytest.mark.slow),
     pytest.param(SAC, "tests.agents.Elimination", PAST, id="SAC self-play", marks=pytest.mark.slow),
     pytest.param(PPO, "tests.agents.Visited", {"normalize_obs": "running", "normalize_reward": True}, id="PPO parallel"),

@@ -48,9 +48,9 @@ class AgentEpisodePlayer:
     """Plays episodes on environments of its own, as `EpisodePlayer` does, each with its own seed.
 
     Where all move at once, each agent acts by the policy of its behavior; the return of an episode is the mean over behaviors that learn,
-    that of a behavior the mean over its agents who were there. Where one agent of a copy learns, the policy plays in the seat seed mod A,
-    and they are its own; the others are played by an opponent. What only critics get is left zero. The length of an episode counts all
-    moves.
+    that of a behavior the mean over its agents who were there. Where one agent of a copy learns, or one team, the policy plays in the seat
+    seed mod A, or the team seed mod the number of teams, and the return is that of its agents; the others are played by an opponent. What
+    only critics get is left zero. The length of an episode counts all moves.
 
     Args:
         envs: of several agents, which the player closes.
@@ -137,7 +137,10 @@ class _EnvPlayer:
         assert isinstance(env.unwrapped, AgentsEnv)
         self.copy = env.unwrapped
         self.policies, self.agents, self.number = policies, self.copy.agents, number
-        self.one_learns = self.copy.takes_turns or any(spaces.in_turn for spaces in policies.sides.values())
+        one_learns = self.copy.takes_turns or any(spaces.in_turn for spaces in policies.sides.values())
+        teams = next(iter(policies.sides.values())).teams
+        self.teams: Sequence[Sequence[str]] = teams or ([[agent] for agent in self.agents] if one_learns else [self.agents])
+        """Of whom one has the policy in an episode."""
         self.masks = {name: make_masks(spaces, f"{{}} of {self.copy.name}") for name, spaces in policies.sides.items()}
         self.initial = {name: tree_to_numpy(tree_index(each.initial_memory(1), 0)) for name, each in policies.networks.items()}
         self.space = deepcopy(self.copy.env.action_space(self.agents[0]))
@@ -149,8 +152,8 @@ class _EnvPlayer:
         self.env.reset(seed=seed)
         self.space.seed(seed)
         self.length, self.returns = 0, dict.fromkeys(self.copy.present, 0.0)
-        self.seat = seed % len(self.agents)
-        self.learner = self.agents[self.seat]
+        self.seat = seed % len(self.teams)
+        self.learners = self.teams[self.seat]
         sides, names = self.policies.sides, self.policies.side_of
         self.memory: dict[str, Tree] = {agent: self.initial[name] for agent, name in names.items()}
         self.before = {agent: own_part(sides[name], allocate(sides[name].observation)) for agent, name in names.items()}
@@ -179,11 +182,11 @@ class _EnvPlayer:
 
     def choose(self) -> list[str]:
         """Return who asks the policy for an action."""
-        return [agent for agent in self.seen if not self.one_learns or agent == self.learner]
+        return [agent for agent in self.seen if agent in self.learners]
 
     def others(self) -> list[str]:
         """Return who is to move, and asks an opponent."""
-        return [agent for agent in self.seen if self.one_learns and agent != self.learner]
+        return [agent for agent in self.seen if agent not in self.learners]
 
     def random_action(self, agent: str) -> Tree:
         """Draw a legal action."""
@@ -194,11 +197,12 @@ class _EnvPlayer:
         """Step once. Return the episode if this ended it."""
         self.env.step(self.actions)
         self.length += 1
-        copy, learners = self.copy, (self.learner,) if self.one_learns else self.agents
+        copy, learners = self.copy, self.learners
         for agent in copy.rewards:
             _, reward = self._check(agent, self.before[agent], float(copy.rewards[agent]))
             self.returns[agent] = self.returns.get(agent, 0.0) + reward
-        over = not copy.present or self.length >= self.player.max_episode_steps or (self.one_learns and self.learner in copy.last)
+        gone = not set(copy.last).isdisjoint(learners) and (set(copy.present) - set(copy.last)).isdisjoint(learners)
+        over = not copy.present or self.length >= self.player.max_episode_steps or gone
         ended = {agent: (copy.last[agent], copy.last_info[agent]) for agent in copy.last}
         if over:
             ended |= {agent: copy.look(agent) for agent in copy.present if agent in learners}
@@ -213,7 +217,7 @@ class _EnvPlayer:
             return []
         if self.env.has_wrapper_attr("finish_episode"):
             self.env.get_wrapper_attr("finish_episode")()
-        players = [self.learner] if self.one_learns else list(self.returns)
+        players = [agent for agent in self.returns if agent in learners]
         parts = {
             name: float(np.mean([self.returns.get(agent, 0.0) for agent in played]))
             for name in self.policies.sides
@@ -223,10 +227,8 @@ class _EnvPlayer:
         mean = float(np.mean(learned)) if learned else 0.0  # nobody who learns was there
         succeeded = float(np.mean(self.reports)) if self.reports else None
         several = parts if len(self.policies.sides) > 1 else {}
-        result = None
-        if self.one_learns and len(self.returns) > 1:
-            others = np.mean([each for agent, each in self.returns.items() if agent != self.learner])
-            result = 0.5 * (1 + float(np.sign(self.returns.get(self.learner, 0.0) - others)))
+        others = [each for agent, each in self.returns.items() if agent not in learners]
+        result = 0.5 * (1 + float(np.sign(mean - np.mean(others)))) if others else None
         episode = Episode(self.seeds.pop(0), mean, self.length, succeeded, several, result)
         if self.seeds:
             self.start()

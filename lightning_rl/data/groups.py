@@ -105,8 +105,8 @@ class GroupDataset(RolloutDataset):
     @torch.no_grad()
     def _collect(self) -> GroupRollout:
         collector = self.collector
-        unroll, side = collector.unroll(), getattr(collector.stepper, "side", None)
-        present = torch.from_numpy(collector.stepper.all_valid if side is None else side.present)
+        stepper: Any = collector.stepper
+        unroll, present = collector.unroll(), torch.from_numpy(stepper.present)
         with collector.precision():
             groups = add_group_values(unroll, present, collector.network, collector.generator.device, self.baselines)
         self._note(groups)
@@ -250,11 +250,11 @@ def check_groups(algorithm: Any) -> None:
         raise SettingError(f"{name} is for groups of agents, and {env} has one agent; use PPO")
     if algorithm.self_play is not None and spaces.in_turn:
         raise SettingError(
-            f"self_play of {name} is for MultiAgent, a behavior for each team: here one agent of a copy would learn; use PPO"
+            f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
         )
     if spaces.in_turn:
         raise SettingError(f"{name} is for agents that move at the same time, and those of {env} move in turn; use PPO")
-    groups, memory = algorithm.num_envs // len(spaces.agents), algorithm.memory
+    groups, memory = algorithm.num_envs // spaces.rows, algorithm.memory
     length = min(1 if memory is None else memory.sequence_length, algorithm.n_steps)
     sequences = -(-algorithm.n_steps // length) * groups
     if algorithm.batch_size % length or sequences % (algorithm.batch_size // length):

@@ -8,6 +8,7 @@ import torch
 from torch import Generator
 
 from lightning_rl.envs.agents.stepper import SeatStepper
+from lightning_rl.envs.agents.teams import TeamStepper
 from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.networks.acting import ActingNetwork
 from lightning_rl.spaces import Spaces, legal_sample
@@ -115,5 +116,5 @@ class RandomMoves:
 
 def seat_opponents(stepper: Any, network: ActingNetwork) -> None:
     """Let the policy play the other seats, where there are any."""
-    if isinstance(stepper, SeatStepper | GameStepper):
+    if isinstance(stepper, SeatStepper | TeamStepper | GameStepper):
         stepper.opponent = PolicyOpponent(network, stepper.num_seats)

@@ -31,6 +31,8 @@ class SelfPlayConfig:
         play_against_latest_model_ratio: share of episodes against the newest weights; in the others a snapshot or fixed player is drawn.
         initial_elo: rating of the first policy, and of fixed players.
         opponents: fixed players beside snapshots: `random`, the path of a scripted player, or a run's folder.
+        teams: of one behavior, patterns of the agents of each team, such as `[red_*, blue_*]`: a team learns in each copy, with all of its
+            agents; null: one agent.
         team_change: of several behaviors, environment steps of this one after which the next one learns; null: 5 · save_steps.
     """
 
@@ -39,6 +41,7 @@ class SelfPlayConfig:
     play_against_latest_model_ratio: float = 0.5
     initial_elo: float = 1200.0
     opponents: list[str] = field(default_factory=list)
+    teams: list[str | list[str]] | None = None
     team_change: int | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +50,8 @@ class SelfPlayConfig:
         check_range("self_play.play_against_latest_model_ratio", self.play_against_latest_model_ratio, 0, 1)
         if not isinstance(self.opponents, list | tuple) or not all(isinstance(each, str) for each in self.opponents):
             raise SettingError(f"self_play.opponents must be a list of names, got {self.opponents!r}")
+        if self.teams is not None:
+            check_teams(self.teams)
         if self.team_change is not None:
             check_range("self_play.team_change", self.team_change, 1, whole=True)
 
@@ -54,6 +59,13 @@ class SelfPlayConfig:
     def turn_steps(self) -> int:
         """Return the environment steps of a behavior's turn."""
         return 5 * self.save_steps if self.team_change is None else self.team_change
+
+
+def check_teams(teams: Any) -> None:
+    """Raise `SettingError` unless these are two or more patterns of agents, or lists of such."""
+    listed = [[team] if isinstance(team, str) else team for team in teams] if isinstance(teams, list | tuple) else []
+    if len(listed) < 2 or not all(isinstance(team, list | tuple) and all(isinstance(each, str) for each in team) for team in listed):
+        raise SettingError(f"self_play.teams must be a list of patterns of agents, one or more for each team, got {teams!r}")
 
 
 class Game(NamedTuple):

@@ -34,6 +34,11 @@ class SharedStepper:
         self.side, self.name, self.num_envs, self.can_be_saved = side, side.name, side.num, True
         self.all_valid, self.notices, self.steps = side.outcome.all_valid, list[str](), deque[EnvStep]()
 
+    @property
+    def present(self) -> np.ndarray:
+        """Return whose agents are there, of all rows."""
+        return self.side.present
+
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         """Return the newest observations and masks; the world resets itself."""
         return self.side.newest()

@@ -19,6 +19,7 @@ from lightning_rl.envs import Info
 from lightning_rl.envs.agents.batched import BatchedStepper
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper
+from lightning_rl.envs.agents.teams import TeamStepper
 from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import World
 from lightning_rl.envs.config import EnvConfig, count_envs
@@ -188,6 +189,8 @@ def make_agent_stepper(
     env: Any, spaces: Spaces, first: int, seats: bool | None = None
 ) -> AgentStepper | SeatStepper | BatchedStepper | GameStepper:
     """Make the stepper of an environment of several agents with one policy; arguments as in `make_fitting_stepper`."""
+    if spaces.teams:
+        return TeamStepper(make_world(env, {SIDE: spaces}, first))
     seats = spaces.in_turn if seats is None else seats
     if isinstance(env, EnvConfig) and env.id in GAMES and seats and not spaces.joint:
         settings = find_way_to_save(env, {SIDE: spaces})[1]
@@ -213,7 +216,8 @@ def make_world(env: Any, sides: Mapping[str, Spaces], first: int) -> World:
     way, settings = find_way_to_save(env, sides)
     limit = env.max_episode_steps if isinstance(env, EnvConfig) else None
     make: Any = partial(make_env, env)
-    return World(make, count_envs(env), sides, first, way, limit, settings)
+    teams = "".join(f" teams {spaces.teams}" for spaces in sides.values() if spaces.teams)
+    return World(make, count_envs(env), sides, first, way, limit, settings + teams)
 
 
 def find_way_to_save(env: Any, sides: Mapping[str, Spaces]) -> tuple[str | None, str]:
@@ -231,7 +235,8 @@ def find_way_to_save(env: Any, sides: Mapping[str, Spaces]) -> tuple[str | None,
             )
         built.reset(seed=0)
         for spaces in sides.values():
-            found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, in_turn=one.takes_turns or spaces.in_turn)
+            in_turn = one.takes_turns or spaces.in_turn
+            found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, in_turn=in_turn, teams=spaces.teams)
             if one.with_joint(found, spaces.joint) != spaces:
                 raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
     return choose_way(partial(make_env, env, 0), None if config is None else repr(config)), settings

@@ -315,6 +315,8 @@ def set_self_play(config: Config, settings: Settings, several: bool) -> None:
     config.set("model.self_play.save_steps", own.integer("save_steps", 20_000))
     config.set("model.self_play.play_against_latest_model_ratio", own.number("play_against_latest_model_ratio", old, high=1))
     config.set("model.self_play.initial_elo", own.number("initial_elo", 1200.0))
+    if config.algorithm == "POCA" and not several:
+        config.note("self_play.teams must name the agents of each team, such as [agent_team0_*, agent_team1_*]: such files do not")
     if several and "team_change" in own:
         config.set("model.self_play.team_change", own.integer("team_change", 1))
     for name, reason in SELF_PLAY_DROPPED.items():

@@ -67,7 +67,7 @@ class GroupActorCritic(ActorCritic):
 
     def __init__(self, spaces: Spaces, *, attention_size: int = 64, **settings: Any) -> None:
         super().__init__(spaces, **settings)
-        self.group_size = len(spaces.agents)
+        self.group_size = spaces.rows
         outputs, hidden = settings["streams"] * self.value_head.atoms, settings["net_arch"]
         seen, done = self.critic_memory.num_features, self.distribution.num_features
         self.critic = GroupCritic(seen, done, attention_size, hidden, settings["activation"], outputs)  # type: ignore[assignment]

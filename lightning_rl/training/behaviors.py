@@ -46,12 +46,17 @@ class Behavior:
 
     def choose(self, agents: Sequence[str]) -> list[str]:
         """Return those of an environment's agents that have this behavior."""
-        return [agent for agent in agents if any(fnmatchcase(agent, pattern) for pattern in self.patterns)]
+        return choose_agents(self.patterns, agents)
 
     @property
     def patterns(self) -> list[str]:
         """Return the patterns of agents' names, of which there may be one."""
         return [self.agents] if isinstance(self.agents, str) else self.agents
+
+
+def choose_agents(patterns: Sequence[str], agents: Sequence[str]) -> list[str]:
+    """Return those agents whose names match one of the patterns, such as `adversary_*`."""
+    return [agent for agent in agents if any(fnmatchcase(agent, pattern) for pattern in patterns)]
 
 
 class FrozenPolicy:

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, as_settings, closest
 from lightning_rl.spaces import Spaces
-from lightning_rl.training.behaviors import choose_behavior
+from lightning_rl.training.behaviors import choose_agents, choose_behavior
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import load
 from lightning_rl.training.run import Run
@@ -43,7 +44,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
 
 
 def prepare_self_play(setting: Any, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:
-    """Return the setting `self_play`, and the spaces of a game of which one agent learns, in changing seats.
+    """Return the setting `self_play`, and the spaces of a game of which one agent learns, in changing seats, or one team.
 
     `several`: it is one of several behaviors, which take turns learning; all its agents learn then.
 
@@ -51,13 +52,30 @@ def prepare_self_play(setting: Any, spaces: Spaces, several: bool) -> tuple[Self
         SettingError: an unusable setting, or an environment of one agent.
     """
     config = as_settings("self_play", SelfPlayConfig, setting)
+    if several and config.teams is not None:
+        raise SettingError("self_play.teams is for one policy alone; of several behaviors each is a team, leave it out")
     if several:
         return config, spaces
     if config.team_change is not None:
         raise SettingError("self_play.team_change is for several behaviors of MultiAgent, which take turns learning; leave it out")
     if len(spaces.agents) < 2:
         raise SettingError("self_play needs a game of several agents, such as pettingzoo.classic.connect_four_v3; leave it out")
-    return config, spaces._replace(in_turn=True)
+    if config.teams is None:
+        return config, spaces._replace(in_turn=True, teams=())
+    if spaces.in_turn:
+        raise SettingError("self_play.teams is for agents that move at the same time, and those of this game move in turn; leave it out")
+    return config, spaces._replace(teams=find_teams(config.teams, spaces.agents))
+
+
+def find_teams(patterns: Sequence[str | Sequence[str]], agents: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the agents of each team. Raises `SettingError`: teams of different sizes, or an agent of none or of two."""
+    teams = tuple(tuple(choose_agents([team] if isinstance(team, str) else team, agents)) for team in patterns)
+    if sorted(agent for team in teams for agent in team) != sorted(agents) or len({len(team) for team in teams}) > 1:
+        found = " and ".join(f"[{', '.join(team)}]" for team in teams)
+        raise SettingError(
+            f"self_play.teams are {found}: they must be equally large, and each of the agents {', '.join(agents)} must be in one"
+        )
+    return teams
 
 
 @cache

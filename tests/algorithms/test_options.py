@@ -32,6 +32,7 @@ class Option(NamedTuple):
 
 GAME = "tests.agents.FirstWins"
 PAST = {"self_play": {"save_steps": 8}}
+TEAMS = {"self_play": {"save_steps": 8, "teams": ["red_*", "blue_*"]}}
 BOX = {"Scripted-v0": "ScriptedBox-v0", "Image-v0": "ImageBox-v0", "Crowd-v0": "CrowdBox-v0", GAME: "tests.agents.Duel"}
 """What TD3 is trained on instead."""
 CRITIC_OBS = [Option(["goal"], "Crowd-v0"), Option(["body"], "Crowd-v0", given={"critic_obs": ["goal"]})]
@@ -71,6 +72,7 @@ COMMON = {
         Option({"save_steps": 8, "window": 1}, GAME, given=PAST),
         Option({"save_steps": 8, "play_against_latest_model_ratio": 0.0}, GAME, given=PAST),
         Option({"save_steps": 8, "opponents": ["random"]}, GAME, given=PAST),
+        Option(TEAMS["self_play"], "tests.agents.Squads", given=PAST),
     ],
     "memory": [Option(LSTM(4, 4)), Option(GRU(4, 4), given={"memory": LSTM(8, 4)})],
 }
@@ -172,6 +174,10 @@ OWN = {
         "baseline_coef": [Option(1.0)],
         "group_reward": [Option("mean")],
         "attention_size": [Option(8)],
+        "self_play": [
+            Option(TEAMS["self_play"], "tests.agents.Squads"),
+            Option({"save_steps": 8, "teams": ["*_0", "*_1"]}, "tests.agents.Squads", given=TEAMS),
+        ],
     },
     SAC: OFF
     | {

@@ -283,7 +283,7 @@ def test_it_is_a_learner_among_others_and_may_be_frozen(tmp_path):
 
 
 SAME_TIME, MORTAL = "POCA is for agents that move at the same time", "tests.agents.Mortal"
-PAST_SELVES = "self_play of POCA is for MultiAgent, a behavior for each team: here one agent of a copy would learn; use PPO"
+NO_TEAMS = "self_play of POCA needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ PAST_SELVES = "self_play of POCA is for MultiAgent, a behavior for each team: he
     [
         ("CartPole-v1", {}, "POCA is for groups of agents, and CartPole-v1 has one agent; use PPO"),
         ("tests.agents.InTurn", {}, f"{SAME_TIME}, and those of tests.agents.InTurn move in turn; use PPO"),
-        (MORTAL, {"self_play": {"save_steps": 24}}, PAST_SELVES),
+        (MORTAL, {"self_play": {"save_steps": 24}}, NO_TEAMS),
         (MORTAL, {"batch_size": 5}, "batch_size 5 does not divide n_steps * env.num_envs = 8 * 2 = 16 steps of groups; use 2 or 4"),
         (MORTAL, {"attention_size": 6}, "attention_size 6 must be a multiple of 4, the heads of the attention"),
     ],

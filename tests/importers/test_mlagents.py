@@ -7,7 +7,7 @@ from inspect import signature
 import pytest
 import yaml
 
-from lightning_rl import PPO, SAC
+from lightning_rl import POCA, PPO, SAC, SettingError
 from lightning_rl.cli.settings import read_arguments
 from lightning_rl.config_files import Loader
 from lightning_rl.importers.mlagents import import_mlagents
@@ -275,6 +275,19 @@ def test_self_play_keeps_its_names_and_says_what_has_nothing_to_do_here(tmp_path
         "self_play.swap_steps dropped: an opponent is drawn for each episode of each copy",
         "self_play.team_change dropped: the seat of the learner changes with each episode",
     }
+
+
+def test_a_group_with_self_play_must_be_told_its_teams(tmp_path):
+    file = tmp_path / "soccer.yaml"
+    file.write_text("behaviors: {SoccerTwos: {trainer_type: poca, self_play: {save_steps: 5e4, team_change: 200000}}}")
+    text = import_mlagents(str(file))
+    wanted = "self_play.teams must name the agents of each team, such as [agent_team0_*, agent_team1_*]: such files do not"
+    assert wanted in comments(text)
+    settings = yaml.safe_load(text)["model"]["init_args"]["self_play"]
+    assert "teams" not in settings and settings["save_steps"] == 50_000
+    with pytest.raises(SettingError, match=r"^self_play of POCA needs self_play.teams, a pattern of agents for each team"):
+        POCA("tests.agents.Squads", self_play=settings)
+    assert POCA("tests.agents.Squads", batch_size=64, n_steps=64, self_play=settings | {"teams": ["red_*", "blue_*"]}).num_envs % 2 == 0
 
 
 def test_behaviors_that_all_have_self_play_keep_it_with_team_change(tmp_path):

@@ -30,7 +30,7 @@ class BatchedStepper:
         self.copies, self.spaces, self.name, self.can_be_saved, self.settings = copies, spaces, name, can_be_saved, settings
         self.agents = len(spaces.agents)
         self.num_envs = copies.env.num_envs * self.agents
-        self.all_valid = np.ones(self.num_envs, dtype=bool)
+        self.all_valid = self.present = np.ones(self.num_envs, dtype=bool)
         self.notices: list[str] = []
 
     def close(self) -> None:

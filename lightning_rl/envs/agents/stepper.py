@@ -32,6 +32,11 @@ class AgentStepper:
     def _make_outcome(self) -> Outcome:
         return self.side.outcome
 
+    @property
+    def present(self) -> np.ndarray:
+        """Return whose agents are there, of all rows."""
+        return self.side.present
+
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks."""
         self.world.reset(seed)
@@ -67,7 +72,7 @@ class Opponent(Protocol):
         """Start new episodes in all copies; `seed`: of its draws, None: go on with the last one."""
 
     def begin(self, copies: np.ndarray, seats: np.ndarray) -> None:
-        """Note that episodes begin in K copies, with the learner in these seats, before anyone moves.
+        """Note that episodes begin in K copies, with the learner in these seats, or the team of this number, before anyone moves.
 
         An episode that has not finished was abandoned.
         """

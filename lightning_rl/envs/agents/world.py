@@ -36,6 +36,13 @@ class Outcome:
         self.terminated[row], self.truncated[row], self.start[row] = terminated, not terminated, True
         self.final[row] = (*tree_map(np.array, seen), info)
 
+    def take(self, other: "Outcome", rows: np.ndarray, following: np.ndarray) -> None:
+        """Take over what happened to rows of another; those that follow in their places say whether an episode begins."""
+        for name in ("reward", "acted", "terminated", "truncated"):
+            setattr(self, name, getattr(other, name)[rows])
+        self.start = other.start[following]
+        self.final = {k: other.final[row] for k, row in enumerate(rows.tolist()) if row in other.final}
+
     def pop_step(self, obs: Tree, mask: Tree) -> EnvStep:
         """Return what happened, with the newest observations and masks of all rows, and forget it."""
         ended = np.flatnonzero(self.terminated | self.truncated)
@@ -244,7 +251,7 @@ class World:
                 e, {agent: tree_index(action, rows[agent]) for _, rows, action in sides for agent in copy.to_move if agent in rows}
             )
             for side, rows, _ in sides:
-                self._note(e, side, rows, cut)
+                self.note(e, side, rows, cut)
             if cut or not copy.present:
                 self.start(e)
             else:
@@ -253,7 +260,7 @@ class World:
         self.cuts_all = False
         return {name: side.pop_step() for name, side in self.sides.items()}
 
-    def _note(self, e: int, side: Side, rows: Mapping[str, int], cut: bool) -> None:
+    def note(self, e: int, side: Side, rows: Mapping[str, int], cut: bool) -> None:
         """Note rewards of a copy's step, and whose episode ended in it: all, if it was `cut`."""
         outcome, copy = side.outcome, self.copies[e]
         for agent in copy.moved:

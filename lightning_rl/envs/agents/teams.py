@@ -1,0 +1,123 @@
+"""Games between teams as the environment of a collector: one team learns in each copy, with all of its agents."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent
+from lightning_rl.envs.agents.world import Outcome, World
+from lightning_rl.types import EnvStep, State, Tree, tree_index
+
+
+class TeamStepper(AgentStepper):
+    """Steps games in which all agents move at once and one team of each copy learns: row copy * S + member is one of its S agents.
+
+    The next team learns in the next episode. `opponent` acts for all other agents, which is part of the learners' environment. An episode
+    also ends with the last agent of the team that learns; the others then play it no further.
+
+    Args:
+        world: with one side, which has all agents and knows their teams.
+    """
+
+    opponent: Opponent
+
+    def __init__(self, world: World) -> None:
+        agents, teams = world.sides[SIDE].agents, world.sides[SIDE].spaces.teams
+        self.members = np.array([[agents.index(agent) for agent in team] for team in teams])
+        """The numbers of the agents of each team, `[teams, S]`, and `rivals` those of all others."""
+        self.rivals = np.array([[k for k in range(len(agents)) if k not in team] for team in self.members])
+        super().__init__(world)
+        num = len(world.copies)
+        self.agents, self.num_seats = agents, self.side.num
+        self.seats = np.arange(num) % len(teams)
+        """Which team learns, in each copy."""
+        self.begins = np.ones(self.num_seats, dtype=bool)
+        """Whose next move is the first one, of all agents."""
+        self.returns = np.zeros((num, len(agents)))
+        """What each agent has got in the current episode."""
+
+    def _make_outcome(self) -> Outcome:
+        return Outcome(len(self.world.copies) * self.members.shape[1])
+
+    @property
+    def learners(self) -> np.ndarray:
+        """Return the side's rows of those who learn, `[E * S]`."""
+        return (np.arange(len(self.seats))[:, None] * len(self.agents) + self.members[self.seats]).ravel()
+
+    @property
+    def present(self) -> np.ndarray:
+        """Return which of those who learn are there."""
+        return self.side.present[self.learners]
+
+    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
+        self.opponent.reset(seed)
+        self.begins[:], self.returns[:] = True, 0.0
+        self.world.reset(seed)
+        self.opponent.begin(np.arange(len(self.seats)), self.seats.copy())
+        self.outcome.forget()
+        return self._newest()
+
+    def step(self, action: Tree) -> EnvStep:
+        """Step all copies with the learners' actions `[N, ...]`, in their own form; those of who is not there are ignored."""
+        learners, happened = self.learners, self.side.outcome
+        moves = self._choose(learners, action)
+        over = [e for e in range(len(self.seats)) if self._step_copy(e, moves)]
+        if over:
+            self._finish(np.array(over))
+        self.begins = happened.start
+        self.outcome.take(happened, learners, self.learners)
+        happened.forget()
+        return self.outcome.pop_step(*self._newest())
+
+    def _choose(self, learners: np.ndarray, action: Tree) -> dict[int, Tree]:
+        """Return the action of each row of the side: the learners' own, and the opponent's for the others who are there."""
+        side, others = self.side, self.side.present.copy()
+        others[learners] = False
+        moves = {row: tree_index(action, k) for k, row in enumerate(learners.tolist())}
+        if others.any():
+            rows = np.flatnonzero(others)
+            obs, mask = tree_index((side.obs, side.mask), rows)
+            played = self.opponent.act(obs, mask, rows, self.begins[rows])
+            moves |= {row: tree_index(played, k) for k, row in enumerate(rows.tolist())}
+        return moves
+
+    def _step_copy(self, e: int, moves: Mapping[int, Tree]) -> bool:
+        """Step one copy. Return whether its episode is over: its last learner has ended, or nobody is there."""
+        copy, rows = self.world.copies[e], self.side.rows[e]
+        cut = self.world.move(e, {agent: moves[rows[agent]] for agent in copy.to_move})
+        self.world.note(e, self.side, rows, cut)
+        self.returns[e] += [copy.rewards.get(agent, 0.0) for agent in self.agents]
+        team = {self.agents[member] for member in self.members[self.seats[e]]}
+        if cut or not copy.present or (not team.isdisjoint(copy.last) and team.isdisjoint(copy.present)):
+            return True
+        self.side.look(e, copy)
+        return False
+
+    def _finish(self, over: np.ndarray) -> None:
+        """Begin the next episodes of copies, in which the next team learns."""
+        own, others = (self.returns[over[:, None], agents[self.seats[over]]].mean(1) for agents in (self.members, self.rivals))
+        self.opponent.finish(over, own - others)
+        self.seats[over] = (self.seats[over] + 1) % len(self.members)
+        self.returns[over] = 0.0
+        for e in over:
+            self.world.start(int(e))
+        self.opponent.begin(over, self.seats[over])
+
+    def _newest(self) -> tuple[Tree, Tree]:
+        """Return what the learners see."""
+        return tree_index((self.side.obs, self.side.mask), self.learners)
+
+    def restart_all(self) -> EnvStep:
+        self.seats = (self.seats + 1) % len(self.members)
+        return super().restart_all()
+
+    def state_dict(self) -> State:
+        own = {name: getattr(self, name).copy() for name in ("seats", "begins", "returns")}
+        return {**super().state_dict(), **own, "opponent": self.opponent.get_state()}
+
+    def load_state_dict(self, state: State) -> str | None:
+        reason = super().load_state_dict(state)
+        if reason is None:
+            self.seats, self.begins, self.returns = (state[name].copy() for name in ("seats", "begins", "returns"))
+            self.opponent.set_state(state["opponent"])
+        return reason
