@@ -23,8 +23,9 @@ OWN, JOINT = "own", "joint"
 class Spaces(NamedTuple):
     """The spaces of one environment, and whether it masks actions; observations as networks see them, without the key `action_mask`.
 
-    agents: the names of all agents of an environment of several.  in_turn: whether they move in turn, and not all at once.
-    teams: of those agents, where one team of an environment learns.
+    agents: the names of all agents of an environment of several.
+    one_learns: whether one of them learns in an episode, as in games of turns and in self-play, and not all.
+    teams: of those agents, where one team of an environment learns in an episode.
     joint: what observations hold under the key `joint` beside an agent's `own`: those of `all` agents, or the environment's `state`.
     """
 
@@ -32,7 +33,7 @@ class Spaces(NamedTuple):
     action: Space
     masked: bool = False
     agents: tuple[str, ...] = ()
-    in_turn: bool = False
+    one_learns: bool = False
     joint: str = ""
     teams: tuple[tuple[str, ...], ...] = ()
 
@@ -41,7 +42,7 @@ class Spaces(NamedTuple):
         """Return how many rows of a vector environment one environment is: one for each agent that learns at the same time."""
         if self.teams:
             return len(self.teams[0])
-        return 1 if self.in_turn else max(1, len(self.agents))
+        return 1 if self.one_learns else max(1, len(self.agents))
 
     def masks(self, *batch: int) -> Tree:
         """Return masks `[*batch, M]` that allow everything; () where the environment has none."""

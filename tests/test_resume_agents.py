@@ -88,9 +88,9 @@ NAMES = pytest.mark.parametrize("name", ["MaskedTogether", "MaskedInTurn"])
 def test_an_algorithm_comes_back_from_its_file_alone(made, name):
     stored = torch.load(made[name], weights_only=True)
     model = Algorithm.load_from_checkpoint(made[name])
-    assert isinstance(model, PPO) and model.spaces.in_turn == (name == "MaskedInTurn")
-    assert model.spaces.agents == (("p0", "p1", "p2") if model.spaces.in_turn else ("a", "b"))
-    assert model.num_envs == (2 if model.spaces.in_turn else 4) and model.spaces.masked
+    assert isinstance(model, PPO) and model.spaces.one_learns == (name == "MaskedInTurn")
+    assert model.spaces.agents == (("p0", "p1", "p2") if model.spaces.one_learns else ("a", "b"))
+    assert model.num_envs == (2 if model.spaces.one_learns else 4) and model.spaces.masked
     assert all(torch.equal(weight, stored["state_dict"][key]) for key, weight in model.state_dict().items())
 
 

@@ -261,5 +261,5 @@ class Algorithm(LearningRun):
     def describe(self) -> dict[str, Any]:
         spaces = [space_to_plain(space) for space in self.spaces[:2]]
         own = self.spaces
-        agents = {"agents": list(own.agents), "in_turn": own.in_turn, "joint": own.joint} if own.agents else {}
+        agents = {"agents": list(own.agents), "in_turn": own.one_learns, "joint": own.joint} if own.agents else {}
         return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, **agents}

@@ -137,7 +137,7 @@ class _EnvPlayer:
         assert isinstance(env.unwrapped, AgentsEnv)
         self.copy = env.unwrapped
         self.policies, self.agents, self.number = policies, self.copy.agents, number
-        one_learns = self.copy.takes_turns or any(spaces.in_turn for spaces in policies.sides.values())
+        one_learns = self.copy.takes_turns or any(spaces.one_learns for spaces in policies.sides.values())
         teams = next(iter(policies.sides.values())).teams
         self.teams: Sequence[Sequence[str]] = teams or ([[agent] for agent in self.agents] if one_learns else [self.agents])
         """Of whom one has the policy in an episode."""

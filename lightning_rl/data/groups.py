@@ -248,11 +248,11 @@ def check_groups(algorithm: Any) -> None:
     env = getattr(algorithm.env, "id", "the environment")
     if not spaces.agents:
         raise SettingError(f"{name} is for groups of agents, and {env} has one agent; use PPO")
-    if algorithm.self_play is not None and spaces.in_turn:
+    if algorithm.self_play is not None and spaces.one_learns:
         raise SettingError(
             f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
         )
-    if spaces.in_turn:
+    if spaces.one_learns:
         raise SettingError(f"{name} is for agents that move at the same time, and those of {env} move in turn; use PPO")
     groups, memory = algorithm.num_envs // spaces.rows, algorithm.memory
     length = min(1 if memory is None else memory.sequence_length, algorithm.n_steps)

@@ -191,7 +191,7 @@ def make_agent_stepper(
     """Make the stepper of an environment of several agents with one policy; arguments as in `make_fitting_stepper`."""
     if spaces.teams:
         return TeamStepper(make_world(env, {SIDE: spaces}, first))
-    seats = spaces.in_turn if seats is None else seats
+    seats = spaces.one_learns if seats is None else seats
     if isinstance(env, EnvConfig) and env.id in GAMES and seats and not spaces.joint:
         settings = find_way_to_save(env, {SIDE: spaces})[1]
         return GameStepper(GAMES[env.id](env.num_envs), spaces, env.id, env.max_episode_steps, settings)
@@ -235,8 +235,8 @@ def find_way_to_save(env: Any, sides: Mapping[str, Spaces]) -> tuple[str | None,
             )
         built.reset(seed=0)
         for spaces in sides.values():
-            in_turn = one.takes_turns or spaces.in_turn
-            found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, in_turn=in_turn, teams=spaces.teams)
+            one_learns = one.takes_turns or spaces.one_learns
+            found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, one_learns=one_learns, teams=spaces.teams)
             if one.with_joint(found, spaces.joint) != spaces:
                 raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
     return choose_way(partial(make_env, env, 0), None if config is None else repr(config)), settings

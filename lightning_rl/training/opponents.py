@@ -61,8 +61,8 @@ def prepare_self_play(setting: Any, spaces: Spaces, several: bool) -> tuple[Self
     if len(spaces.agents) < 2:
         raise SettingError("self_play needs a game of several agents, such as pettingzoo.classic.connect_four_v3; leave it out")
     if config.teams is None:
-        return config, spaces._replace(in_turn=True, teams=())
-    if spaces.in_turn:
+        return config, spaces._replace(one_learns=True, teams=())
+    if spaces.one_learns:
         raise SettingError("self_play.teams is for agents that move at the same time, and those of this game move in turn; leave it out")
     return config, spaces._replace(teams=find_teams(config.teams, spaces.agents))
 

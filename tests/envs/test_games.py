@@ -268,8 +268,8 @@ def test_ids_may_stand_in_checkpoints_and_others_of_the_package_may_not():
 
 def test_spaces_are_those_of_a_player():
     board, cards = probe_spaces(EnvConfig(f"{PREFIX}connect_four")), probe_spaces(EnvConfig(f"{PREFIX}kuhn_poker"))
-    assert board.masked and board.in_turn and board.agents == ("player_0", "player_1") and board.observation.shape == (6, 7, 2)
-    assert not cards.masked and cards.action.n == 2 and not probe_spaces(EnvConfig(f"{PREFIX}rock_paper_scissors")).in_turn
+    assert board.masked and board.one_learns and board.agents == ("player_0", "player_1") and board.observation.shape == (6, 7, 2)
+    assert not cards.masked and cards.action.n == 2 and not probe_spaces(EnvConfig(f"{PREFIX}rock_paper_scissors")).one_learns
 
 
 def test_pettingzoo_is_not_needed():

@@ -82,7 +82,7 @@ class AgentsEnv(gym.Env):
         spaces = self.spaces_of(self.agents)
         for agent in self.to_move:
             make_masks(spaces, f"agent {agent} of {self.name}").one(*self.look(agent))
-        return spaces._replace(agents=tuple(self.agents), in_turn=self.takes_turns)
+        return spaces._replace(agents=tuple(self.agents), one_learns=self.takes_turns)
 
     def spaces_of(self, agents: Sequence[str], behavior: str = "") -> Spaces:
         """Return the spaces that agents have in common, after a reset; raise `SettingError` where they differ.
