@@ -6,7 +6,7 @@ Each row is a run of `configs/self_play/GAME.yaml`, judged with its last weights
 
 * rock_paper_scissors, kuhn_poker, tic_tac_toe: its exploitability, what the best opponent wins a game against it, and that of the average
   of all weights of the run where a game has one decision.
-* tic_tac_toe: lost games of 1,000 against perfect play, with the most likely moves.
+* tic_tac_toe: exploitability of the most likely moves, and their lost games of 1,000 against perfect play.
 * connect_four: points a game (1 for a win, ½ for a draw) over 1,000 games, with the most likely moves, against random moves after 100,000
   steps, and against a player that wins or blocks in one move at the end.
 
@@ -69,6 +69,7 @@ def judge(game: str, checkpoints: Path) -> Row:
         average = np.mean(policies, axis=0)
         row["of_average"] = exploitability(env, lambda obs, mask: average)
     if game == "tic_tac_toe":
+        row["of_most_likely_moves"] = exploitability(env, Probabilities(last.network, True))
         found = lrl.evaluate(last, 1_000, opponent=f"{PLAYERS}.minimax")
         row["lost_to_perfect_play"] = round(1_000 * (1 - found["win_rate"] - found["draw_rate"]))
     if game == "connect_four":
