@@ -42,6 +42,8 @@ def play_matches(players: Sequence[str | Path], games: int = 100, seed: int = SE
     if len(names) < 2 or len({*names}) < len(names):
         raise SettingError(f"matches need at least two different players, got {', '.join(names)}")
     learned = {k for k, name in enumerate(names) if Path(name).exists()}
+    if not learned:
+        raise SettingError(f"matches need a checkpoint or a run's folder, and {' and '.join(names)} are none")
     scores: dict[tuple[int, int], Score] = {}
     for one, two in permutations(range(len(names)), 2):
         if one not in learned or (two in learned and two < one):  # then the pair is played from the other's side

@@ -89,6 +89,7 @@ class DQN(ReplayFields, Algorithm):
         self.network = QNetwork(
             self.spaces, returns, dueling=self.dueling, noisy=self.noisy, streams=len(self.reward_signals), **self.network_settings
         )
+        self.network.distribution.epsilon = self.exploration(0.0)
         self.target = make_target(self.network)
         self.target_networks = [(self.network, self.target)]
 

@@ -145,6 +145,8 @@ class RolloutEvaluator(pl.Callback):
         self.variants, self.reports_success, self.continues = {}, False, False
         self.interval = interval_of("evaluation", self, pl_module, 20)
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
+        if self.opponent != "random":
+            pl_module.make_opponent(self.opponent, 1)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.table = None if self.file is None else CsvTable(self.file, pl_module.counter, pl_module.say)
@@ -218,7 +220,8 @@ class RolloutEvaluator(pl.Callback):
         metrics = metrics_of(episodes)
         for name, each in zip(self.variants, others, strict=True):
             metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in each]))
-        known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, self.deterministic)
+        env = algorithm.env if self.env is None else self.env
+        known = find_exploitability(env, algorithm.spaces, algorithm.network, self.deterministic)
         metrics |= {f"eval/{name}": value for name, value in known.items()} | algorithm.validate()
         show_to_callbacks(trainer, metrics)
         if self.table is not None and trainer.is_global_zero:

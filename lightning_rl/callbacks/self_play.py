@@ -75,12 +75,16 @@ class SelfPlay(pl.Callback):
         self.taken_at = count
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
+        self._rate_finished()
+        if self.algorithm.count - self.taken_at >= self.config.save_steps:
+            self._take(self.algorithm.count)
+
+    def _rate_finished(self) -> None:
+        """Rate the games of all ranks that ended since the last call."""
         for rival in self.rivals:
             for games in of_all_ranks(rival._opponent().take_finished(self.behavior)):
                 for game in games:
                     self.rate(Game(*game))
-        if self.algorithm.count - self.taken_at >= self.config.save_steps:
-            self._take(self.algorithm.count)
 
     def rate(self, game: Game) -> None:
         """Move the ratings by a game; one against the own newest weights says nothing."""
@@ -102,7 +106,8 @@ class SelfPlay(pl.Callback):
             rival.elos[game.player] -= change
 
     def run_metrics(self) -> dict[str, float]:
-        """Return the metrics for a row of the log, which ends the count of games."""
+        """Return the metrics for a row of the log, with the games of its iteration, which ends the count of games."""
+        self._rate_finished()
         metrics = {"elo": self.elo, "snapshots": float(self.snapshots.taken)}
         own = self.behavior, self.snapshots.taken
         scores = {pair: score for each in dict.fromkeys((self, *self.rivals)) for pair, score in each.scores.items()}

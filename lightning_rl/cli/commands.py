@@ -261,9 +261,11 @@ def compare(arguments: list[str], imports: list[str]) -> int:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or one of runs such as runs/PPO/CartPole-v1")
     parser.add_argument("--out", metavar="FILE.html", help="write a page with the curves, and the picture next to it as .png")
     parser.add_argument("--threshold", metavar="R", type=float, help="report how long it took to a mean return of R")
-    parser.add_argument("--versus", action="store_true", help="play the runs, or checkpoints, of a game against each other instead")
+    parser.add_argument("--versus", action="store_true", help="let runs, or checkpoints, of a game play each other, drawing their moves")
     parser.add_argument("--games", type=int, default=100, help="with --versus: games of each pair, half of them in each seat (100)")
     options = parser.parse_args(arguments)
+    if options.versus and (options.out is not None or options.threshold is not None):
+        raise SettingError("compare --versus plays games and draws no curves: leave out --out and --threshold")
     if options.versus:
         print(printable(describe_matches(play_matches(options.runs, options.games))))
         return 0

@@ -1,17 +1,21 @@
 """Who plays the seats of a game that do not learn: the policy itself, random legal moves, a scripted player."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import Space
+from gymnasium.spaces import Discrete
 from torch import Generator
 
 from lightning_rl.envs.agents.stepper import SeatStepper
 from lightning_rl.envs.agents.teams import TeamStepper
 from lightning_rl.envs.games.stepper import GameStepper
+from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import ActingNetwork
-from lightning_rl.spaces import Spaces, legal_sample
+from lightning_rl.spaces import Spaces, allocate, legal_sample
 from lightning_rl.types import State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 Script = Callable[[Tree, Tree, np.random.Generator], Tree]
@@ -75,10 +79,12 @@ class ScriptedOpponent(AlwaysPlays):
 
     Args:
         script: see `Script`.
+        name: for messages.
+        space: of an agent's actions.
     """
 
-    def __init__(self, script: Script) -> None:
-        self.script, self.random = script, np.random.default_rng(0)
+    def __init__(self, script: Script, name: str, space: Space) -> None:
+        self.script, self.name, self.space, self.random = script, name, space, np.random.default_rng(0)
 
     def reset(self, seed: int | None) -> None:
         """Seed the draws."""
@@ -86,8 +92,22 @@ class ScriptedOpponent(AlwaysPlays):
             self.random = np.random.default_rng([seed, 2])
 
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
-        """Return the script's actions."""
-        return self.script(obs, mask, self.random)
+        """Return the script's actions. Raises `SettingError`: it fails, or they are not the game's, or illegal."""
+        actions = allocate(self.space, len(rows))
+        try:
+            chosen = self.script(obs, mask, self.random)
+        except Exception as error:
+            raise SettingError(f"opponent {self.name} raised {type(error).__name__}: {error}") from error
+        try:
+            tree_map(copy_rows, actions, chosen)
+        except (TypeError, ValueError, KeyError) as error:
+            raise SettingError(f"opponent {self.name} returned no actions of {self.space} for {len(rows)} observations: {error}") from error
+        for k in range(len(rows)):
+            action = tree_index(actions, k)
+            illegal = isinstance(self.space, Discrete) and len(mask) and not mask[k, action - self.space.start]
+            if illegal or not self.space.contains(action):
+                raise SettingError(f"opponent {self.name} returned the action {action}, which is not legal")
+        return actions
 
     def get_state(self) -> State:
         """Return the state of its random draws."""
@@ -98,6 +118,14 @@ class ScriptedOpponent(AlwaysPlays):
         self.random.bit_generator.state = state["draws"]
 
 
+def copy_rows(actions: np.ndarray, chosen: Any) -> None:
+    """Copy what a script chose. Raises `ValueError` or `TypeError` if it has another shape or another kind of numbers."""
+    values = np.asarray(chosen)
+    if values.shape != actions.shape:
+        raise ValueError(f"shape {values.shape}, not {actions.shape}")
+    np.copyto(actions, values)
+
+
 class RandomMoves:
     """A script that draws legal actions, all with equal probability.
 
@@ -106,7 +134,7 @@ class RandomMoves:
     """
 
     def __init__(self, spaces: Spaces) -> None:
-        self.space = spaces.action
+        self.space = deepcopy(spaces.action)
 
     def __call__(self, obs: Tree, mask: Tree, random: np.random.Generator) -> Tree:
         num = len(tree_leaves(obs)[0])

@@ -13,12 +13,18 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_rl.data.opponents import draw_actions
+from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.spaces import JOINT, OWN
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
 
 NEWEST = -1
 """The player number of the policy that learns; snapshots count from 0, fixed players down from -2."""
+
+
+EPSILON = "epsilon"
+"""With what probability a snapshot explores, beside its weights."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +118,21 @@ class Snapshots:
 
     def get_weights(self, numbers: Iterable[int]) -> dict[int, dict[str, Tensor]]:
         """Return the weights of some snapshots, by their number; not copies, as snapshots do not change."""
-        return {number: {name: each.cpu() for name, each in self.networks[number].state_dict().items()} for number in numbers}
+        weights = {number: {name: each.cpu() for name, each in self.networks[number].state_dict().items()} for number in numbers}
+        for number, each in weights.items():
+            if isinstance(distribution := self.networks[number].distribution, EpsilonGreedy):
+                each[EPSILON] = torch.tensor(distribution.epsilon, dtype=torch.float64)
+        return weights
 
     def set_weights(self, weights: Mapping[int, Mapping[str, Any]]) -> None:
         """Restore snapshots that `get_weights` returned. Raises `SettingError`: they are not of such a network."""
         for number, values in weights.items():
-            network = self._copy()
+            network: Any = self._copy()
             try:
-                network.load_state_dict({name: torch.as_tensor(value) for name, value in values.items()})
+                tensors = {name: torch.as_tensor(value) for name, value in values.items()}
+                if isinstance(network.distribution, EpsilonGreedy) and EPSILON in tensors:  # older checkpoints do not hold it
+                    network.distribution.epsilon = float(tensors.pop(EPSILON))
+                network.load_state_dict(tensors)
             except (RuntimeError, TypeError, AttributeError) as error:
                 raise SettingError(f"snapshot {number} of self_play is not of this network") from error
             self.networks[int(number)] = network
@@ -148,6 +161,7 @@ class SelfPlayOpponent:
         """Whose players these are, and the behavior that learns from games against them, where several take turns."""
         self.fixed = {NEWEST - 1 - k: player for k, player in enumerate(fixed)}
         network: Any = snapshots.network
+        self.is_joint = getattr(network, "critic_obs", None) == [JOINT]
         self.generator = Generator(next(network.parameters()).device)
         self.random = np.random.default_rng(0)
         self.memory = tree_to_numpy(network.initial_memory(num_rows))
@@ -185,7 +199,8 @@ class SelfPlayOpponent:
             own = np.flatnonzero(playing == player)
             own_obs, own_mask = tree_index((obs, mask), own) if len(own) < len(rows) else (obs, mask)
             if player in self.fixed:
-                chosen = self.fixed[player].act(own_obs, own_mask, rows[own], start[own])
+                seen = own_obs[OWN] if self.is_joint else own_obs
+                chosen = self.fixed[player].act(seen, own_mask, rows[own], start[own])
             else:
                 network = self.snapshots.network if player == NEWEST else self.snapshots.networks[player]
                 memory = tree_index(self.memory, rows[own])

@@ -279,6 +279,17 @@ def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = 
             raise SettingError(f"{shown(path)} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
     if imported and (env_id := _unpackaged_path(settings)) is not None and not _may_build(env_id):
         raise SettingError(f"{shown(path)} names {shorten(env_id, 60)} as its environment, which is part of a library; pass env yourself")
+    for player in _scripted_players(settings):
+        package = player.partition(".")[0]
+        if imported and (package in sys.stdlib_module_names or _is_library(package)):
+            raise SettingError(f"{shown(path)} names {shorten(player, 60)} as an opponent, which is part of a library: do not trust it")
+
+
+def _scripted_players(settings: Mapping[str, Any]) -> list[str]:
+    """Return the opponents that settings of self-play name, but for random moves and runs."""
+    opponents: list[Any] = [each.get("opponents") for each in mappings(settings)]
+    names = [name for each in opponents if isinstance(each, list | tuple) for name in each]
+    return [name for name in names if isinstance(name, str) and name != "random" and not Path(name).exists()]
 
 
 def _unpackaged_path(settings: Mapping[str, Any]) -> str | None:
@@ -288,12 +299,18 @@ def _unpackaged_path(settings: Mapping[str, Any]) -> str | None:
     return env_id if isinstance(env_id, str) and is_path(env_id) and not is_packaged(env_id) else None
 
 
+def _is_library(package: str) -> bool:
+    """Return whether a package that was imported is an installed library, and not ours."""
+    module = sys.modules.get(package)
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    installed = any({"site-packages", "dist-packages"} & {*Path(each).parts} for each in places if each)
+    return installed and package not in TRUSTED_PACKAGES
+
+
 def _may_build(env_id: str) -> bool:
     """Return whether a file may name this path of an imported module: of an installed library modules only, since it has many functions."""
-    package = sys.modules.get(env_id.partition(".")[0])
-    places = [getattr(package, "__file__", None), *getattr(package, "__path__", ())]
-    is_library = any({"site-packages", "dist-packages"} & {*Path(each).parts} for each in places if each)
-    if package is not None and package.__name__ not in TRUSTED_PACKAGES and not is_library:
+    package = env_id.partition(".")[0]
+    if package in sys.modules and package not in TRUSTED_PACKAGES and not _is_library(package):
         return True
     try:
         return find_spec(env_id) is not None

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from lightning_rl.data.opponents import PolicyOpponent, RandomMoves, ScriptedOpp
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, as_settings, closest
-from lightning_rl.spaces import Spaces
+from lightning_rl.networks.acting import VisiblePolicy
+from lightning_rl.spaces import JOINT, OWN, Spaces
 from lightning_rl.training.behaviors import choose_agents, choose_behavior
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import load
@@ -30,17 +32,27 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
         spaces: of an agent.
         num_rows: agents of all copies.
 
+    Opponents see what agents see, without what is `joint`.
+
     Raises:
         SettingError: there is no such opponent, or it was trained with other spaces.
     """
     if name == "random":
-        return ScriptedOpponent(RandomMoves(spaces))
+        return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
     if Path(name).exists():
         stored = choose_behavior(load(name, Run, LearningRun), None)
-        if (stored.spaces.observation, stored.spaces.action) != (spaces.observation, spaces.action):
+        if (visible(stored.spaces), stored.spaces.action) != (visible(spaces), spaces.action):
             raise SettingError(f"opponent {name} was trained with other observations or actions than this game has")
-        return PolicyOpponent(stored.network.eval().requires_grad_(False), num_rows)
-    return ScriptedOpponent(find_script(name))
+        network: Any = stored.network.eval().requires_grad_(False)
+        if stored.spaces.joint:
+            network = VisiblePolicy(network, stored.spaces.observation, [JOINT])
+        return PolicyOpponent(network, num_rows)
+    return ScriptedOpponent(find_script(name), name, spaces.action)
+
+
+def visible(spaces: Spaces) -> Any:
+    """Return the space of what an agent sees itself."""
+    return spaces.observation[OWN] if spaces.joint else spaces.observation  # type: ignore[index]
 
 
 def prepare_self_play(setting: Any, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:
@@ -86,7 +98,12 @@ def find_script(path: str) -> Any:
         raise SettingError(f"opponent {path!r} is none: use random, a run's folder, or the path of a function such as my_module.my_player")
     if module not in sys.modules and not path.startswith(OURS):
         raise SettingError(f"opponent {path!r}: there is no such folder, and the module {module} is not imported; use --import {module}")
-    found = importlib.import_module(module)
-    if not callable(getattr(found, name, None)):
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise SettingError(f"opponent {path!r}: there is no module {module}") from error
+    if not hasattr(found, name):
         raise SettingError(f"opponent {path!r}: {module} has no function {name}{closest(name, dir(found))}")
+    if module.partition(".")[0] in sys.stdlib_module_names or not isfunction(getattr(found, name)):
+        raise SettingError(f"opponent {path!r} is no player: it must be a function of your own")
     return getattr(found, name)

@@ -101,7 +101,7 @@ class Run(HookedModule):
 
     def make_opponent(self, name: str, num_rows: int) -> Opponent:
         """Return who plays the other seats of its game in an evaluation, in `num_rows` rows."""
-        raise SettingError(f"{type(self).__name__} has no seats for an opponent; leave out evaluation.opponent")
+        raise SettingError(f"{type(self).__name__} has no seats for an opponent; leave it out")
 
     def learning_callbacks(self) -> list[pl.Callback]:
         """Return the callbacks that learning needs, each of which a user's callback of the same class replaces."""

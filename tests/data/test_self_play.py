@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 
 from lightning_rl import GRU, PPO, SettingError
 from lightning_rl.data.opponents import RandomMoves, ScriptedOpponent
@@ -36,6 +37,10 @@ def opponent(config=None, fixed=(), **settings):
     return made
 
 
+def script(function):
+    return ScriptedOpponent(function, "a script", Discrete(2))
+
+
 def everywhere(made):
     made.begin(np.arange(COPIES), np.zeros(COPIES, dtype=int))
 
@@ -53,7 +58,7 @@ def test_with_a_ratio_of_one_the_newest_policy_plays_everywhere():
 
 
 def test_with_a_ratio_of_zero_only_snapshots_of_the_window_and_fixed_players_play():
-    made = opponent({"play_against_latest_model_ratio": 0}, [ScriptedOpponent(lambda obs, mask, random: np.ones(len(obs), dtype=int))])
+    made = opponent({"play_against_latest_model_ratio": 0}, [script(lambda obs, mask, random: np.ones(len(obs), dtype=int))])
     for _ in range(5):
         made.snapshots.take()
     drawn = set()
@@ -70,7 +75,7 @@ def test_before_the_first_snapshot_the_newest_policy_plays():
 
 
 def test_each_player_acts_in_its_own_copies_only():
-    made = opponent(fixed=[ScriptedOpponent(lambda obs, mask, random: np.ones(len(obs), dtype=int))])
+    made = opponent(fixed=[script(lambda obs, mask, random: np.ones(len(obs), dtype=int))])
     made.snapshots.take()  # takes action 0
     always(made.snapshots.network, 1)
     made.playing[:] = [0, NEWEST, 0, NEWEST - 1, NEWEST, 0, 0, NEWEST]
@@ -140,7 +145,7 @@ def test_a_restored_opponent_draws_and_plays_as_the_one_that_went_on():
         return moves
 
     def fresh():
-        return opponent(fixed=[ScriptedOpponent(lambda obs, mask, random: random.integers(2, size=len(obs)))], memory=GRU(4, 4))
+        return opponent(fixed=[script(lambda obs, mask, random: random.integers(2, size=len(obs)))], memory=GRU(4, 4))
 
     one = fresh()
     for _ in range(4):

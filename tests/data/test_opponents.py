@@ -1,0 +1,154 @@
+"""Who plays the seats that do not learn: what opponents see and return, and which are refused."""
+
+import numpy as np
+import pytest
+import torch
+
+import lightning_rl as lrl
+from lightning_rl import DQN, PPO, SettingError
+from lightning_rl.data.opponents import ScriptedOpponent
+from lightning_rl.data.self_play import Snapshots
+from lightning_rl.envs.games import GAMES
+from lightning_rl.loggers import read_rows
+from lightning_rl.matches import play_matches
+from lightning_rl.training.experience import make_self_play_opponent
+
+GAME = "lightning_rl.envs.games.tic_tac_toe"
+MINIMAX = "lightning_rl.envs.games.players.minimax"
+CALLS = []
+
+
+def first_legal(obs, mask, random):
+    CALLS.append(obs)
+    return mask.argmax(1)
+
+
+def whole_numbers(obs, mask, random):
+    return np.ones((len(obs), 1), dtype=int)
+
+
+def fit(model, folder, **settings):
+    """Train, with a folder for the run, and return the trainer."""
+    trainer = lrl.Trainer(enable_progress_bar=False, default_root_dir=folder, **{"evaluation": None} | settings)
+    trainer.fit(model)
+    return trainer
+
+
+def game(env=GAME, cls=PPO, **settings):
+    return cls({"id": env, "num_envs": 4}, **({"n_steps": 16, "batch_size": 16} if cls is PPO else {}), **settings)
+
+
+def test_a_script_that_returns_whole_numbers_does_not_round_the_actions_of_policies():
+    duel = game(
+        "tests.agents.Duel",
+        self_play={"save_steps": 16, "play_against_latest_model_ratio": 0.5, "opponents": [f"{__name__}.whole_numbers"]},
+    )
+    opponent = make_self_play_opponent(duel, 4)
+    opponent.playing[:] = [-2, -1, -1, -1]
+    rows = np.arange(4) * 2
+    obs = np.zeros((4, *duel.spaces.observation.shape), np.float32)
+    actions = opponent.act(obs, (), rows, np.ones(4, dtype=bool))
+    assert actions.dtype == duel.spaces.action.dtype and actions[0] == 1.0
+    assert not np.equal(actions[1:], np.round(actions[1:])).all()
+
+
+@pytest.mark.parametrize("chosen", [np.zeros(3, int), np.zeros((2, 1), int), np.zeros(2), "abc"], ids=["many", "shape", "floats", "text"])
+def test_a_script_whose_actions_do_not_fit_is_refused_in_one_line(chosen):
+    player = ScriptedOpponent(lambda obs, mask, random: chosen, "mine.player", game().spaces.action)
+    with pytest.raises(SettingError, match=r"opponent mine\.player returned no actions of Discrete\(9\) for 2 observations"):
+        player.act(np.zeros((2, 3, 3, 2)), np.ones((2, 9), bool), np.arange(2), np.ones(2, bool))
+
+
+def fails(obs, mask, random):
+    return obs.there_is_no_such_thing
+
+
+def illegal(obs, mask, random):
+    return mask.argmin(1)
+
+
+@pytest.mark.parametrize(("player", "message"), [("fails", "raised AttributeError"), ("illegal", "which is not legal")])
+def test_a_player_that_fails_or_moves_illegally_is_named_in_one_line(player, message):
+    with pytest.raises(SettingError, match=rf"opponent .*{player}.* {message}"):
+        lrl.evaluate(game(), 20, opponent=f"{__name__}.{player}")
+
+
+def test_opponents_do_not_see_what_only_critics_get(tmp_path):
+    CALLS.clear()
+    model = game(
+        critic_obs="all",
+        self_play={"save_steps": 32, "play_against_latest_model_ratio": 0.0, "opponents": [f"{__name__}.first_legal"]},
+        max_env_steps=256,
+    )
+    trainer = fit(model, tmp_path)
+    assert CALLS and all(obs.shape[1:] == (3, 3, 2) for obs in CALLS)
+    found = lrl.evaluate(model, 4, opponent=trainer.run_folder / "checkpoints" / "last.ckpt")
+    assert 0 <= found["win_rate"] <= 1
+    assert 0 <= lrl.evaluate(model, 4, opponent=f"{__name__}.first_legal")["win_rate"] <= 1
+
+
+def test_a_snapshot_of_dqn_explores_as_it_did_after_resuming_too():
+    model = game(cls=DQN, self_play={"save_steps": 100}, exploration_initial_eps=0.75, buffer_size=100)
+    snapshots = Snapshots(model.network, 4)
+    snapshots.take()
+    model.network.distribution.epsilon = 0.25
+    snapshots.take()
+    restored = Snapshots(model.network, 4)
+    restored.set_weights(snapshots.get_weights([0, 1]))
+    assert [restored.networks[number].distribution.epsilon for number in (0, 1)] == [0.75, 0.25]
+
+
+def test_every_row_of_the_log_holds_a_rating_also_if_each_iteration_ends_with_a_snapshot(tmp_path):
+    model = game(self_play={"save_steps": 16, "play_against_latest_model_ratio": 0.0}, max_env_steps=512, log_interval=64)
+    trainer = fit(model, tmp_path)
+    rows = read_rows(trainer.run_folder / "metrics.csv")
+    assert len(rows) > 4 and all(row["self_play/rating"] for row in rows[1:])
+
+
+@pytest.mark.parametrize(
+    "name", ["lightning_rl.envs.games.plyers.minimax", "lightning_rl.envs.games.tic_tac_toe", "os.kill", "shutil.rmtree", "numpy.zeros.x"]
+)
+def test_what_is_no_player_is_refused_in_one_line(name):
+    with pytest.raises(SettingError, match="opponent"):
+        lrl.evaluate(game(), 1, opponent=name)
+
+
+@pytest.mark.parametrize("name", ["shutil.rmtree", "torch.load"])
+def test_a_checkpoint_cannot_name_a_function_of_a_library_as_an_opponent(name, tmp_path):
+    trainer = fit(game(self_play={"save_steps": 64, "opponents": ["random"]}, max_env_steps=64), tmp_path)
+    file = trainer.run_folder / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(file, weights_only=False)
+    checkpoint["hyper_parameters"]["self_play"]["opponents"] = [name]
+    torch.save(checkpoint, tmp_path / "hostile.ckpt")
+    with pytest.raises(SettingError, match=f"names {name} as an opponent, which is part of a library"):
+        PPO.load_from_checkpoint(tmp_path / "hostile.ckpt")
+
+
+def test_an_opponent_where_all_agents_learn_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="all agents of this environment learn, and nobody plays against them; add self_play"):
+        lrl.evaluate(game("lightning_rl.envs.games.rock_paper_scissors"), 1, opponent=MINIMAX)
+    with pytest.raises(SettingError, match="nobody plays against them"):
+        fit(game("lightning_rl.envs.games.rock_paper_scissors", max_env_steps=64), tmp_path, evaluation={"opponent": MINIMAX})
+
+
+def test_matches_without_a_policy_are_refused():
+    with pytest.raises(SettingError, match=r"random and no\.such are none"):
+        play_matches(["random", "no.such"])
+
+
+def test_a_noisy_policy_is_judged_without_noise():
+    model = game(cls=DQN, noisy=True, exploration_initial_eps=0.0, exploration_final_eps=0.0, buffer_size=100)
+    model.network.train()
+    judged = {lrl.data.exploitability.find_exploitability(model.env, model.spaces, model.network, True)["exploitability"] for _ in range(2)}
+    model.network.resample(torch.Generator().manual_seed(1))
+    judged.add(lrl.data.exploitability.find_exploitability(model.env, model.spaces, model.network, True)["exploitability"])
+    assert len(judged) == 1 and model.network.training
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four", "kuhn_poker", "rock_paper_scissors"])
+@pytest.mark.parametrize("action", [-1, 9])
+def test_an_action_that_no_game_has_is_illegal(name, action):
+    one = GAMES[f"lightning_rl.envs.games.{name}"](1)
+    one.reset(seed=0)
+    with pytest.raises(ValueError, match="actions are 0 to"):
+        one.step(one.all, np.full((1,) if one.in_turn else (1, 2), action))
