@@ -206,6 +206,13 @@ def limits(space: Space) -> Tree:
     return _map_leaves(ends, space)
 
 
+def is_legal(space: Space, action: Any, mask: Tree) -> bool:
+    """Return whether an action is one of the space, and the mask of a Discrete one `[n]` allows it."""
+    if not space.contains(action):
+        return False
+    return not (isinstance(space, Discrete) and len(mask)) or bool(mask[action - space.start])
+
+
 def legal_sample(space: Space, mask: np.ndarray) -> Tree:
     """Draw a random action that a mask `[M]` allows."""
     if isinstance(space, Dict | Tuple):

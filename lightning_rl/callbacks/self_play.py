@@ -107,7 +107,8 @@ class SelfPlay(pl.Callback):
 
     def run_metrics(self) -> dict[str, float]:
         """Return the metrics for a row of the log, with the games of its iteration, which ends the count of games."""
-        self._rate_finished()
+        if self.algorithm is not None:
+            self._rate_finished()
         metrics = {"elo": self.elo, "snapshots": float(self.snapshots.taken)}
         own = self.behavior, self.snapshots.taken
         scores = {pair: score for each in dict.fromkeys((self, *self.rivals)) for pair, score in each.scores.items()}

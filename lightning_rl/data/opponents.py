@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Discrete
 from torch import Generator
 
 from lightning_rl.envs.agents.stepper import SeatStepper
@@ -15,7 +14,7 @@ from lightning_rl.envs.agents.teams import TeamStepper
 from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import ActingNetwork
-from lightning_rl.spaces import Spaces, allocate, legal_sample
+from lightning_rl.spaces import Spaces, allocate, is_legal, legal_sample
 from lightning_rl.types import State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 Script = Callable[[Tree, Tree, np.random.Generator], Tree]
@@ -104,8 +103,7 @@ class ScriptedOpponent(AlwaysPlays):
             raise SettingError(f"opponent {self.name} returned no actions of {self.space} for {len(rows)} observations: {error}") from error
         for k in range(len(rows)):
             action = tree_index(actions, k)
-            illegal = isinstance(self.space, Discrete) and len(mask) and not mask[k, action - self.space.start]
-            if illegal or not self.space.contains(action):
+            if not is_legal(self.space, action, tree_index(mask, k)):
                 raise SettingError(f"opponent {self.name} returned the action {action}, which is not legal")
         return actions
 

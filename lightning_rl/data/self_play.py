@@ -120,7 +120,7 @@ class Snapshots:
         """Return the weights of some snapshots, by their number; not copies, as snapshots do not change."""
         weights = {number: {name: each.cpu() for name, each in self.networks[number].state_dict().items()} for number in numbers}
         for number, each in weights.items():
-            if isinstance(distribution := self.networks[number].distribution, EpsilonGreedy):
+            if isinstance(distribution := getattr(self.networks[number], "distribution", None), EpsilonGreedy):
                 each[EPSILON] = torch.tensor(distribution.epsilon, dtype=torch.float64)
         return weights
 
@@ -130,8 +130,8 @@ class Snapshots:
             network: Any = self._copy()
             try:
                 tensors = {name: torch.as_tensor(value) for name, value in values.items()}
-                if isinstance(network.distribution, EpsilonGreedy) and EPSILON in tensors:  # older checkpoints do not hold it
-                    network.distribution.epsilon = float(tensors.pop(EPSILON))
+                if isinstance(distribution := getattr(network, "distribution", None), EpsilonGreedy) and EPSILON in tensors:
+                    distribution.epsilon = float(tensors.pop(EPSILON))  # which older checkpoints do not hold
                 network.load_state_dict(tensors)
             except (RuntimeError, TypeError, AttributeError) as error:
                 raise SettingError(f"snapshot {number} of self_play is not of this network") from error
