@@ -20,7 +20,12 @@ NEWTON_STEPS = 50
 
 def expected_result(own: float, other: float) -> float:
     """Return the expected result of a player rated `own` against one rated `other`: 1 / (1 + 10^((other − own) / 400))."""
-    return 1 / (1 + 10 ** ((other - own) / 400))
+    return logistic((own - other) / POINTS)
+
+
+def logistic(x: float) -> float:
+    """Return 1 / (1 + e^−x), for any x."""
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def elo_change(own: float, other: float, result: float, k: float = 1.0) -> float:
@@ -66,7 +71,7 @@ def fit_ratings(scores: Mapping[tuple[Player, Player], Score], anchors: Mapping[
         gradient, hessian = -precision * theta, np.eye(len(players)) * precision
         for (one, two), score in scores.items():
             own, other = (theta[place[each]] if each in place else fixed[each] for each in (one, two))
-            chance = 1 / (1 + math.exp(other - own))
+            chance = logistic(own - other)
             slope, curve = score.points - score.games * chance, score.games * chance * (1 - chance)
             for each, sign in ((one, 1), (two, -1)):
                 if each in place:

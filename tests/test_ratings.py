@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_rl.ratings import Score, elo_change, fit_ratings
+from lightning_rl.ratings import Score, elo_change, expected_result, fit_ratings
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,8 @@ def test_ratings_hang_between_two_anchors():
     # even against 1000 and against 1400: the middle
     fitted = fit_ratings({(2, 0): Score(100, 50.0), (2, 1): Score(100, 50.0)}, {0: 1000.0, 1: 1400.0})
     assert fitted[2].value == pytest.approx(1200, abs=1e-6)
+
+
+def test_ratings_far_apart_are_certain_results():
+    assert expected_result(1e6, -1e6) == 1.0 and expected_result(-1e6, 1e6) == 0.0
+    assert fit_ratings({(0, 1): Score(3, 3.0)}, {0: 1e5, 1: -1e5})[0].value == 1e5

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytorch_lightning as pl
 
 from lightning_rl.callbacks.protocols import AlgorithmRun
-from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots
+from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots, as_game
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.ratings import Score, elo_change, fit_ratings
 from lightning_rl.types import State
+
+
+def finite(value: Any) -> float:
+    """Return a number as a float. Raises `ValueError`: it is NaN or infinite."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not finite")
+    return number
+
 
 Player = tuple[str, int]
 """A behavior, "" where there is one alone, and the number of a player of its."""
@@ -90,8 +100,11 @@ class SelfPlay(pl.Callback):
         """Move the ratings by a game; one against the own newest weights says nothing."""
         if game.player == NEWEST and game.behavior == self.behavior:
             return
+        rivals = {each.behavior: each for each in self.rivals}
+        if game.behavior not in rivals:
+            raise SettingError(f"the checkpoint's state of self_play is damaged: a game against {game.behavior!r}")
         self.games.append(game)
-        rival = next(each for each in self.rivals if each.behavior == game.behavior)
+        rival = rivals[game.behavior]
         number = rival.snapshots.taken if game.player == NEWEST else game.player
         pair = (self.behavior, self.snapshots.taken), (rival.behavior, number)
         self.scores[pair] = self.scores.get(pair, Score(0, 0.0)).add(game.result)
@@ -136,19 +149,25 @@ class SelfPlay(pl.Callback):
             "scores": [(own[1], other[1], *score, other[0]) for (own, other), score in self.scores.items()],
             "games": [tuple(game) for game in self.games],
             "taken_at": self.taken_at,
+            "opponents": list(self.config.opponents),
             "taken": self.snapshots.taken if saves_run else 0,
             "snapshots": self.snapshots.get_weights(self.snapshots.numbers) if saves_run else {},
         }
 
     def load_state_dict(self, state_dict: State) -> None:
+        opponents = state_dict.get("opponents", self.config.opponents)  # which older checkpoints do not hold
+        if opponents != list(self.config.opponents):
+            raise SettingError(
+                f"the checkpoint was saved with self_play.opponents {opponents}, not {list(self.config.opponents)}: leave them"
+            )
         try:
-            self.elo, self.taken_at = float(state_dict["elo"]), int(state_dict["taken_at"])
-            self.elos = {int(player): float(elo) for player, elo in state_dict["elos"].items()}
+            self.elo, self.taken_at = finite(state_dict["elo"]), int(state_dict["taken_at"])
+            self.elos = {int(player): finite(elo) for player, elo in state_dict["elos"].items()}
             self.scores = {
-                ((self.behavior, int(own)), ("".join(behavior), int(other))): Score(int(games), float(points))
+                ((self.behavior, int(own)), ("".join(behavior), int(other))): Score(int(games), finite(points))
                 for own, other, games, points, *behavior in state_dict["scores"]  # 0.1.0 stored no behavior
             }
-            self.games = [Game(int(player), float(result), *names) for player, result, *names in state_dict["games"]]
+            self.games = [as_game(game) for game in state_dict["games"]]
             taken, weights = int(state_dict["taken"]), dict(state_dict["snapshots"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError("the checkpoint's state of self_play is damaged") from error

@@ -51,6 +51,7 @@ class SelfPlayConfig:
     team_change: int | None = None
 
     def __post_init__(self) -> None:
+        check_range("self_play.initial_elo", self.initial_elo, -1e5, 1e5)
         check_range("self_play.window", self.window, 1, whole=True)
         check_range("self_play.save_steps", self.save_steps, 1, whole=True)
         check_range("self_play.play_against_latest_model_ratio", self.play_against_latest_model_ratio, 0, 1)
@@ -84,6 +85,14 @@ class Game(NamedTuple):
     result: float
     behavior: str = ""
     learner: str = ""
+
+
+def as_game(stored: Any) -> Game:
+    """Return a game from a checkpoint. Raises `ValueError` or `TypeError`: it is none."""
+    player, result, *names = stored
+    if result not in (0.0, 0.5, 1.0) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{stored} is no game")
+    return Game(int(player), float(result), *names)
 
 
 class Snapshots:
@@ -129,13 +138,16 @@ class Snapshots:
         for number, values in weights.items():
             network: Any = self._copy()
             try:
+                number = int(number)
                 tensors = {name: torch.as_tensor(value) for name, value in values.items()}
                 if isinstance(distribution := getattr(network, "distribution", None), EpsilonGreedy) and EPSILON in tensors:
                     distribution.epsilon = float(tensors.pop(EPSILON))  # which older checkpoints do not hold
                 network.load_state_dict(tensors)
-            except (RuntimeError, TypeError, AttributeError) as error:
+                if not all(bool(torch.isfinite(each).all()) for each in tensors.values()):
+                    raise ValueError("NaN or infinite weights")
+            except (RuntimeError, TypeError, AttributeError, ValueError, OverflowError) as error:
                 raise SettingError(f"snapshot {number} of self_play is not of this network") from error
-            self.networks[int(number)] = network
+            self.networks[number] = network
 
 
 class SelfPlayOpponent:
@@ -232,11 +244,14 @@ class SelfPlayOpponent:
         }
 
     def set_state(self, state: State) -> None:
-        self.playing = state["playing"].copy()
+        playing = np.asarray(state["playing"])
+        if playing.shape != self.playing.shape or playing.dtype != self.playing.dtype:
+            raise ValueError(f"who plays has shape {playing.shape} and type {playing.dtype}")
+        self.playing = playing.copy()
         tree_map(np.copyto, self.memory, state["memory"])
         self.generator.set_state(torch.as_tensor(state["generator"]))
         self.random.bit_generator.state = state["draws"]
-        self.finished = [Game(*game) for game in state["finished"]]
+        self.finished = [as_game(game) for game in state["finished"]]
         for player, own in zip(self.fixed.values(), state["fixed"], strict=True):
             player.set_state(own)
         self.snapshots.set_weights(state["retired"])

@@ -1,5 +1,7 @@
 """The ratings of a policy that plays against its past selves."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -84,7 +86,15 @@ def test_a_file_of_weights_alone_holds_no_snapshots():
     assert callback.state_dict()["snapshots"] == {}
 
 
-@pytest.mark.parametrize("damage", [{"elo": "high"}, {"scores": [1]}, {"taken": 2}, {"snapshots": {0: {"weight": [[1.0, 2.0]]}}}])
+DAMAGES = [
+    *({"elo": "high"}, {"elo": math.inf}, {"elos": {0: math.nan}}, {"scores": [1]}, {"scores": [(0, 1, 3, math.nan)]}, {"taken": 2}),
+    *({"games": [([], 1.0)]}, {"games": [(0, 0.3)]}, {"games": [(0, 1.0, [])]}),
+    *({"snapshots": {0: {"weight": [[1.0, 2.0]]}}}, {"snapshots": {"abc": {}}}, {"snapshots": {0: {"weight": [[1.0], [2.0, 3.0]]}}}),
+    *({"snapshots": {0: {"weight": [[math.nan]], "bias": [0.0]}}}, {"opponents": ["random"]}),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_state_is_one_line(damage):
     callback = made()
 
@@ -94,3 +104,14 @@ def test_a_damaged_state_is_one_line(damage):
     callback.run = Run()
     with pytest.raises(SettingError, match="self_play"):
         SelfPlay(callback.config, Snapshots(nn.Linear(1, 1), 3)).load_state_dict({**callback.state_dict(), **damage})
+
+
+def test_a_game_of_a_behavior_that_is_not_there_is_an_error():
+    with pytest.raises(SettingError, match="state of self_play is damaged: a game against 'nobody'"):
+        made().rate(Game(0, 1.0, "nobody"))
+
+
+@pytest.mark.parametrize("value", ["x", math.nan, math.inf, 1e9])
+def test_an_initial_elo_that_is_no_usual_number_is_refused(value):
+    with pytest.raises(SettingError, match="initial_elo"):
+        SelfPlayConfig(initial_elo=value)

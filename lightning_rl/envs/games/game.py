@@ -100,7 +100,10 @@ class Game:
     def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put copies into the states that arrays hold."""
         for name in self.arrays:
-            values = np.asarray(arrays[name])
-            if values.shape != getattr(self, name).shape:
-                raise ValueError(f"{name} has shape {values.shape}, not {getattr(self, name).shape}")
-            getattr(self, name)[:] = values
+            values, own = np.asarray(arrays[name]), getattr(self, name)
+            if values.shape != own.shape or values.dtype != own.dtype:
+                raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {own.shape} of {own.dtype}")
+        if not np.isin(arrays["mover"], range(len(self.agents))).all():
+            raise ValueError("mover is nobody's number")
+        for name in self.arrays:
+            getattr(self, name)[:] = arrays[name]
