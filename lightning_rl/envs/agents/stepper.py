@@ -1,7 +1,7 @@
 """Environments of several agents as the environments of a collector: all learn in `AgentStepper`, one in each copy in `SeatStepper`."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -206,10 +206,28 @@ class SeatStepper(AgentStepper):
     def load_state_dict(self, state: State) -> str | None:
         reason = super().load_state_dict(state)
         if reason is None:
-            self.seats, self.moved, self.paid = (state[name].copy() for name in ("seats", "moved", "paid"))
-            self.returns = state.get("returns", self.returns).copy()
+            try:
+                set_arrays(self, {"returns": self.returns, **state}, ("seats", "moved", "paid", "returns"), len(self.agents))
+            except (KeyError, TypeError, ValueError):
+                return f"{self.name} did not come back as it was saved"
             self.opponent.set_state(state["opponent"])
         return reason
+
+
+def set_arrays(stepper: Any, state: State, names: Sequence[str], num_seats: int) -> None:
+    """Restore arrays of a stepper, of which `seats` are below `num_seats`.
+
+    Raises `KeyError`, `TypeError` or `ValueError`, and restores nothing: one is missing, or has another shape, type or range.
+    """
+    arrays = {name: np.array(state[name]) for name in names}
+    for name, values in arrays.items():
+        own = getattr(stepper, name)
+        if values.shape != own.shape or values.dtype != own.dtype:
+            raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {own.shape} of {own.dtype}")
+    if np.any((arrays["seats"] < 0) | (arrays["seats"] >= num_seats)):
+        raise ValueError(f"seats are 0 to {num_seats - 1}")
+    for name, values in arrays.items():
+        setattr(stepper, name, values)
 
 
 def results(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent
+from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent, set_arrays
 from lightning_rl.envs.agents.world import Outcome, World
 from lightning_rl.types import EnvStep, State, Tree, tree_index
 
@@ -118,6 +118,9 @@ class TeamStepper(AgentStepper):
     def load_state_dict(self, state: State) -> str | None:
         reason = super().load_state_dict(state)
         if reason is None:
-            self.seats, self.begins, self.returns = (state[name].copy() for name in ("seats", "begins", "returns"))
+            try:
+                set_arrays(self, state, ("seats", "begins", "returns"), len(self.members))
+            except (KeyError, TypeError, ValueError):
+                return f"{self.name} did not come back as it was saved"
             self.opponent.set_state(state["opponent"])
         return reason

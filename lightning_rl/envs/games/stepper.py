@@ -1,25 +1,15 @@
 """Copies of a game as the environment of a collector: one learner in each copy, and no loop over copies in a step."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from lightning_rl.envs.agents.stepper import Opponent, results
+from lightning_rl.envs.agents.stepper import Opponent, results, set_arrays
 from lightning_rl.envs.games.game import Game
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import EnvStep, State, Tree, tree_index
-
-
-def fitting(values: Any, like: np.ndarray) -> np.ndarray:
-    """Return a copy of an array from a checkpoint. Raises `ValueError`: it has another shape or type."""
-    found = np.asarray(values)
-    if found.shape != like.shape or found.dtype != like.dtype:
-        raise ValueError(f"{found.dtype} {found.shape}, not {like.dtype} {like.shape}")
-    return found.copy()
-
 
 ARRAYS = ("seats", "moved", "paid", "returns", "lengths")
 
@@ -164,12 +154,8 @@ class GameStepper:
             return "its settings changed since it was saved"
         try:
             self.game.set_state(state["game"])
-            arrays = {name: fitting(state[name], getattr(self, name)) for name in ARRAYS}
+            set_arrays(self, state, ARRAYS, len(self.agents))
         except (KeyError, TypeError, ValueError):
             return f"{self.name} did not come back as it was saved"
-        if np.any((arrays["seats"] < 0) | (arrays["seats"] >= len(self.agents))):
-            return f"{self.name} did not come back as it was saved"
-        for name, values in arrays.items():
-            setattr(self, name, values)
         self.opponent.set_state(state["opponent"])
         return None
