@@ -25,6 +25,7 @@ from lightning_rl.errors import SettingError
 FORMAT_VERSION = 2
 MAX_COUNT = 1 << 53  # up to which a float64 counts by one
 MAX_OBSERVATION = 1 << 26  # numbers
+MAX_RATING = 1e9
 TWISTER_WORDS = 624  # in the state of a Mersenne twister
 TRACKER = {"ready", "started", "processed", "completed"}  # Lightning's loops set whatever attributes they find in one
 MOMENTS = ("exp_avg", "grad_avg", "momentum_buffer", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
@@ -44,6 +45,10 @@ class Kind(NamedTuple):
 
 def _is_count(value: object, bound: int = MAX_COUNT) -> bool:
     return type(value) is int and 0 <= value < bound
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _is_number(value: object) -> bool:
@@ -83,13 +88,38 @@ def _is_numpy_generator(state: tuple[str, Tensor, int, *tuple[object, ...]]) -> 
     return fits and name == "MT19937" and len(gauss) in (0, 2) and all(map(_is_number, gauss))
 
 
+def _is_rating(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= MAX_RATING
+
+
+def _are_scores(scores: object) -> bool:
+    """Return whether these are rows of two players, how many games they played, the points of the first, and a name that may be missing."""
+    return isinstance(scores, list) and all(
+        type(one) is type(two) is int and _is_count(games) and 0 <= points <= games and len(name) <= 1 and all(map(_is_text, name))
+        for one, two, games, points, *name in scores
+    )
+
+
+def _are_games(games: object) -> bool:
+    """Return whether these are rows of a player, a result, and two names that may be missing."""
+    return isinstance(games, list) and all(
+        type(player) is int and result in (0, 0.5, 1) and len(names) <= 2 and all(map(_is_text, names)) for player, result, *names in games
+    )
+
+
+def _are_snapshots(snapshots: dict[int, dict[str, object]]) -> bool:
+    weights = [value for each in dict.values(snapshots) for value in dict.values(each)]
+    tensors = [value for value in weights if isinstance(value, Tensor)]
+    return all(map(_is_count, snapshots)) and len(tensors) == len(weights) and all(value.layout is torch.strided for value in tensors)
+
+
 ANYTHING = Kind("anything", lambda value: True)
 COUNT = Kind("an integer >= 0", _is_count)
 POSITIVE = Kind("an integer >= 1", lambda value: _is_count(value) and value > 0)
 NUMBER = Kind("a finite number", _is_number)
 MEASURE = Kind("a number", lambda value: type(value) in (int, float) and value < MAX_COUNT)  # minus infinity before the first one
 FLAG = Kind("true or false", lambda value: type(value) is bool)
-TEXT = Kind("a text", lambda value: isinstance(value, str))
+TEXT = Kind("a text", _is_text)
 LIST = Kind("a list", lambda value: isinstance(value, list))
 MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
 SETTINGS = Kind("a mapping of settings", lambda value: isinstance(value, dict) and not any(key.startswith("_") for key in value))
@@ -99,6 +129,11 @@ FLAGS, INTEGERS, FLOATS, GENERATOR = (
     Kind(f"a vector of {str(dtype)[6:]}", partial(_is_vector, dtype=dtype))
     for dtype in (torch.bool, torch.int64, torch.float64, torch.uint8)
 )
+RATING = Kind("a rating", _is_rating)
+RATINGS = Kind("ratings of players", lambda value: all(type(player) is int and _is_rating(each) for player, each in dict.items(value)))
+SCORES = Kind("scores of players", _are_scores)
+GAMES = Kind("results of games", _are_games)
+SNAPSHOTS = Kind("weights of snapshots", _are_snapshots)
 LIGHTNING = Kind("a version of Lightning >= 2", lambda value: bool(re.fullmatch(r"[2-9]\.\d+(\.\w+)*(\+[\w.]+)?", value)))
 PROGRESS = Kind("Lightning's counts", lambda value: value.keys() <= TRACKER and all(map(_is_count, value.values())))
 
@@ -134,6 +169,15 @@ OPTIMIZER: Rules = {
     "param_groups/[]/params/[]": COUNT,
     "state": Kind("a mapping of finite states", _are_optimizer_states),
 }
+OPPONENT: Rules = {
+    "generator": GENERATOR,
+    "playing?": INTEGERS,
+    "draws?": MAPPING,
+    "fixed?": LIST,
+    "finished?": GAMES,
+    "retired?": SNAPSHOTS,
+}
+"""Who plays the seats that do not learn: the newest policy everywhere, or also others."""
 DATA: Rules = {
     "learning_starts?": NUMBER.or_null(),
     "random_until?|phases?": NUMBER,
@@ -153,6 +197,8 @@ DATA: Rules = {
     "collector/episodes?/envs": MAPPING,
     "collector/episodes?/start": FLAGS,
     "collector/episodes?/begin_anew?": FLAG,
+    "collector/episodes?/envs/opponent?": MAPPING,
+    **below("collector/episodes?/envs/opponent?", OPPONENT),
 }
 """Experience of an algorithm."""
 GUARD: Rules = {
@@ -203,6 +249,12 @@ SHARED = {
     "data/behaviors/*/collector/open_iteration": MAPPING.or_null(),
     **below("data/behaviors/*/collector/open_iteration?", OPEN_ITERATION),
     **below("data/collector/world", WORLD),
+    "data/turns?/learner": TEXT,
+    "data/turns?/began_at": COUNT,
+    "data/turns?/begins": FLAG,
+    "data/turns?/returns/*": FLOATS,
+    "data/turns?/start/*": FLAGS,
+    **below("data/turns?/opponents/*", OPPONENT),
     "data/collector/steps": COUNT,
     "data/collector/begin_anew?": FLAG,
     **below("behaviors/*", LEARNER),
@@ -212,6 +264,16 @@ SHARED = {
     "newest/*/*": Kind("a number", lambda value: isinstance(value, float | int)),
 }
 """What a rank holds of several behaviors."""
+PAST_SELVES: Rules = {
+    "elo": RATING,
+    "elos": RATINGS,
+    "scores": SCORES,
+    "games": GAMES,
+    "opponents?/[]": TEXT,
+    "taken_at|taken": COUNT,
+    "snapshots": SNAPSHOTS,
+}
+"""Of the callback `SelfPlay`, whose name ends with that of a behavior where there are several."""
 RUN: Rules = {
     "pytorch-lightning_version": LIGHTNING,
     "epoch?|global_step?": COUNT,
@@ -230,6 +292,7 @@ RUN: Rules = {
     "callbacks?/Curriculum?/smoothed/*": NUMBER,
     "callbacks?/Curriculum?/windows/*/[]": NUMBER,
     "callbacks?/Curriculum?/unreported?": COUNT.or_null(),
+    **below("callbacks?/SelfPlay?|SelfPlay[!0-9A-Z_a-z]*", PAST_SELVES),
     "lightning_rl/ranks?": LIST,
 }
 """What else a run holds that can be continued."""

@@ -252,9 +252,12 @@ class SelfPlayOpponent:
         self.generator.set_state(torch.as_tensor(state["generator"]))
         self.random.bit_generator.state = state["draws"]
         self.finished = [as_game(game) for game in state["finished"]]
+        if any(game.behavior != self.behavior for game in self.finished):
+            raise ValueError("games against players of another behavior")
         for player, own in zip(self.fixed.values(), state["fixed"], strict=True):
             player.set_state(own)
         self.snapshots.set_weights(state["retired"])
-        unknown = {*self.playing.tolist()} - {NEWEST, *self.fixed, *self.snapshots.networks}
+        met = {game.player for game in self.finished} - {*range(self.snapshots.taken)}  # some have left the window
+        unknown = ({*self.playing.tolist()} - {*self.snapshots.networks} | met) - {NEWEST, *self.fixed}
         if unknown:
             raise ValueError(f"players {sorted(unknown)} are in no checkpoint")
