@@ -167,7 +167,7 @@ class CompletionCriteria:
             `elo`, the rating of the policy in self-play.
         threshold: what the measure must exceed.
         min_lesson_length: the minimum number of episodes of a lesson.
-        signal_smoothing: smooth the measure after each episode: a quarter of its last value plus three quarters of the new one.
+        signal_smoothing: smooth the measure after each episode: a quarter of its last value plus three quarters of the new one; not `elo`.
         require_reset: end the current episodes, so that the next lesson begins at once in all environments.
         behavior: whose episodes count, where several behaviors learn.
     """
