@@ -303,10 +303,10 @@ class MultiAgent(Run):
 
     def _end_turn(self, turns: Turns) -> None:
         """Let the next behavior learn, if the learner has made the steps of its turn."""
-        learner, following = self.algorithms[turns.learner], self.algorithms[turns.following]
+        learner, following = self.algorithms[turns.learner], self.algorithms[turns.next_learner]
         assert learner.self_play is not None
         if learner.env_steps - turns.began_at >= learner.self_play.turn_steps:
-            turns.pass_on(following.env_steps)
+            turns.end_turn(following.env_steps)
             for signal in following.reward_signals.values():
                 signal.begin_episodes()
 

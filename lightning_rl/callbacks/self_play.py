@@ -14,6 +14,9 @@ from lightning_rl.errors import SettingError
 from lightning_rl.ratings import Score, elo_change, fit_ratings
 from lightning_rl.types import State
 
+Player = tuple[str, int]
+"""A behavior, "" where there is one alone, and its player number."""
+
 
 def finite(value: Any) -> float:
     """Return a number as a float. Raises `ValueError`: it is NaN or infinite."""
@@ -21,10 +24,6 @@ def finite(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} is not finite")
     return number
-
-
-Player = tuple[str, int]
-"""A behavior, "" where there is one alone, and the number of a player of its."""
 
 
 class SelfPlay(pl.Callback):
@@ -97,7 +96,7 @@ class SelfPlay(pl.Callback):
                     self.rate(Game(*game))
 
     def rate(self, game: Game) -> None:
-        """Move the ratings by a game; one against the own newest weights says nothing."""
+        """Move the ratings by a game; one against its own newest weights is not rated."""
         if game.player == NEWEST and game.behavior == self.behavior:
             return
         rivals = {each.behavior: each for each in self.rivals}

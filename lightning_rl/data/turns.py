@@ -45,14 +45,14 @@ class Turns:
         return [name for name in self.opponents if name != self.learner]
 
     @property
-    def following(self) -> str:
+    def next_learner(self) -> str:
         """Return who learns next."""
         names = list(self.opponents)
         return names[(names.index(self.learner) + 1) % len(names)]
 
-    def pass_on(self, count: int) -> None:
+    def end_turn(self, count: int) -> None:
         """Let the next behavior learn, which has made `count` environment steps; its episodes begin with the next step."""
-        self.learner, self.began_at, self.begins = self.following, count, True
+        self.learner, self.began_at, self.begins = self.next_learner, count, True
 
     def reset(self) -> None:
         """Begin everywhere, with the seeds of the collectors."""

@@ -33,8 +33,8 @@ class GroupCritic(nn.Module):
         super().__init__()
         if size % HEADS:
             raise SettingError(f"attention_size {size} must be a multiple of {HEADS}, the heads of the attention")
-        self.seen = mlp(num_features, [size], activation)
-        self.done = mlp(num_features + num_actions, [size], activation)
+        self.embed_obs = mlp(num_features, [size], activation)
+        self.embed_obs_action = mlp(num_features + num_actions, [size], activation)
         self.query, self.key, self.value, self.out = (t_fixup(nn.Linear(size, size)) for _ in range(4))
         self.norm = nn.LayerNorm(size, elementwise_affine=False)
         self.head = mlp(size + 1, net_arch, activation)
@@ -45,11 +45,11 @@ class GroupCritic(nn.Module):
 
         features: `[..., A, num_features]`.  present: `[..., A]`.  actions: `[..., A, num_actions]`.
         """
-        members = self.seen(features).unsqueeze(-3)
+        members = self.embed_obs(features).unsqueeze(-3)
         if actions is not None:  # A encodings and not A²: whose value it is, [1 + A], decides which one of a member, [A], counts
             alone = torch.eye(present.shape[-1], dtype=torch.bool, device=present.device)
             alone = torch.cat([torch.ones_like(alone[:1]), alone]).unsqueeze(-1)
-            members = torch.where(alone, members, self.done(torch.cat([features, actions], -1)).unsqueeze(-3))
+            members = torch.where(alone, members, self.embed_obs_action(torch.cat([features, actions], -1)).unsqueeze(-3))
         present = present.unsqueeze(-2)
         mean = attend(self, self.norm(members), present)
         number = 2 * present.sum(-1, keepdim=True) / present.shape[-1] - 1

@@ -95,7 +95,7 @@ def test_the_minimax_player_makes_any_of_the_best_moves():
 
 @pytest.mark.parametrize(("probs", "expected"), [((0.5, 0.5), 11 / 12), ((1, 0), 2)])
 def test_kuhn_poker_has_its_golden_numbers(probs, expected):
-    assert find_tree(KUHN).num_states == 24 and sum(level.same.max() + 1 for level in find_tree(KUHN).levels) == 12
+    assert find_tree(KUHN).num_states == 24 and sum(level.information_set.max() + 1 for level in find_tree(KUHN).levels) == 12
     assert_allclose(nash_conv(KUHN, constant(*probs)), expected)
 
 

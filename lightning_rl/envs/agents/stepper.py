@@ -182,7 +182,7 @@ class SeatStepper(AgentStepper):
 
     def _finish(self, over: np.ndarray) -> None:
         """Begin the next episodes of copies, with the learner in the next seat."""
-        self.opponent.finish(over, results(self.returns[over], self.seats[over]))
+        self.opponent.finish(over, subtract_mean_of_others(self.returns[over], self.seats[over]))
         self.seats[over] = (self.seats[over] + 1) % len(self.agents)
         self.paid[over], self.returns[over], self.outcome.start[over] = 0.0, 0.0, True
         for e in over:
@@ -230,7 +230,7 @@ def set_arrays(stepper: Any, state: State, names: Sequence[str], num_seats: int)
         setattr(stepper, name, values)
 
 
-def results(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
+def subtract_mean_of_others(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
     """Return the learners' returns minus the mean of the others', `[K]`, from those of all agents `[K, A]` and the learners' seats."""
     own = returns[np.arange(len(seats)), seats]
     return own - (returns.sum(1) - own) / max(1, returns.shape[1] - 1)

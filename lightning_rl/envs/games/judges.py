@@ -27,7 +27,7 @@ class Level(NamedTuple):
     """The n states of a game after so many moves in which someone is to move; states that are reached in several ways count once.
 
     mover: `[n]`.  obs: what they see, `[n, ...]`.  mask: what is legal, `[n, M]`.
-    same: the number of each state's information set, `[n]`, among those of the level.
+    information_set: the number of each state's information set, `[n]`, among those of the level.
     child: the state of the next level that an action leads to, `[n, M]`, -1 if it is illegal or ends the game.
     reward: what it pays, `[n, M, 2]`.  ends: whether it ends the game, `[n, M]`.
     """
@@ -35,7 +35,7 @@ class Level(NamedTuple):
     mover: np.ndarray
     obs: np.ndarray
     mask: np.ndarray
-    same: np.ndarray
+    information_set: np.ndarray
     child: np.ndarray
     reward: np.ndarray
     ends: np.ndarray
@@ -66,7 +66,7 @@ class GameTree:
         obs = here.observe(here.all, here.mover)
         mask = here.masks(here.all, here.mover) if self.game.masked else np.ones((num, actions), dtype=bool)
         seen = np.concatenate((here.mover[:, None], obs.reshape(num, -1)), 1)
-        same = np.unique(seen, axis=0, return_inverse=True)[1].ravel()
+        information_set = np.unique(seen, axis=0, return_inverse=True)[1].ravel()
         state, action = np.nonzero(mask)
         there = self._set_up({name: values[state] for name, values in states.items()})
         reward = np.zeros((num, actions, 2))
@@ -78,7 +78,7 @@ class GameTree:
         child, ends = np.full((num, actions), -1), np.zeros((num, actions), dtype=bool)
         child[state[goes_on], action[goes_on]] = which.ravel()
         ends[state, action] = there.over
-        self.levels.append(Level(here.mover, obs, mask, same, child, reward, ends))
+        self.levels.append(Level(here.mover, obs, mask, information_set, child, reward, ends))
         return {name: values[first] for name, values in reached.items()}
 
     def _set_up(self, states: dict[str, np.ndarray]) -> Game:
@@ -129,9 +129,9 @@ class GameTree:
         later = np.zeros(1)
         for level, chosen, reach in zip(reversed(self.levels), reversed(probs), reversed(reaches), strict=True):
             value = level.reward[..., seat] + self._next(level, later)
-            weighted = np.zeros((level.same.max() + 1, value.shape[1]))
-            np.add.at(weighted, level.same, reach[:, None] * value)  # it cannot tell states of an information set apart
-            best = np.where(level.mask, weighted[level.same], -np.inf).argmax(1)
+            weighted = np.zeros((level.information_set.max() + 1, value.shape[1]))
+            np.add.at(weighted, level.information_set, reach[:, None] * value)  # it cannot tell states of an information set apart
+            best = np.where(level.mask, weighted[level.information_set], -np.inf).argmax(1)
             later = np.where(level.mover == seat, value[np.arange(len(value)), best], (chosen * value).sum(1))
         return float(later.mean())
 
