@@ -3,139 +3,57 @@
 `CONTENT` lists the places of every checkpoint and `RUN` those of a run that can be continued, with what is allowed there.
 """
 
-import math
-import random
-import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer, RMSprop
 
-from lightning_rl.checkpoints.archive import Checkpoint, mappings
+from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.checkpoints.files import shown
+from lightning_rl.checkpoints.kinds import (
+    ANYTHING,
+    COUNT,
+    FLAG,
+    FLAGS,
+    FLOATS,
+    GAMES,
+    GENERATOR,
+    INTEGERS,
+    LIGHTNING,
+    LIST,
+    MAPPING,
+    MEASURE,
+    NUMBER,
+    POSITIVE,
+    PROGRESS,
+    RATING,
+    RATINGS,
+    ROWS,
+    SCORES,
+    SETTINGS,
+    SNAPSHOTS,
+    TEXT,
+    WEIGHT,
+    Kind,
+    are_optimizer_states,
+    are_spaces,
+    is_number,
+    is_numpy_generator,
+    is_python_generator,
+)
 from lightning_rl.errors import SettingError
 
 FORMAT_VERSION = 2
-MAX_COUNT = 1 << 53  # up to which a float64 counts by one
-MAX_OBSERVATION = 1 << 26  # numbers
-MAX_RATING = 1e9
-TWISTER_WORDS = 624  # in the state of a Mersenne twister
-TRACKER = {"ready", "started", "processed", "completed"}  # Lightning's loops set whatever attributes they find in one
 MOMENTS = ("exp_avg", "grad_avg", "momentum_buffer", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
 """State of torch's optimizers in the layout of its parameter; squares are not negative. A step reads `REQUIRED_STATE` without checking."""
 REQUIRED_STATE = ((Adam, ("step", "exp_avg", "exp_avg_sq")), (RMSprop, ("step", "square_avg")))
 
-
-class Kind(NamedTuple):
-    """What is allowed in a place: the words for it in a message, and a check of the value, which may also fail by raising."""
-
-    name: str
-    allows: Callable[[Any], bool]
-
-    def or_null(self) -> Self:
-        return type(self)(f"{self.name} or null", lambda value: value is None or self.allows(value))
-
-
-def _is_count(value: object, bound: int = MAX_COUNT) -> bool:
-    return type(value) is int and 0 <= value < bound
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= 1e308
-
-
-def is_finite(value: Tensor) -> bool:
-    """Return whether a tensor holds no NaN and no infinity."""
-    return not (value.is_floating_point() or value.is_complex()) or bool(torch.isfinite(value).all())
-
-
-def _is_vector(value: Tensor, dtype: torch.dtype) -> bool:
-    return (value.dtype, value.dim(), value.layout) == (dtype, 1, torch.strided) and is_finite(value)
-
-
-def _are_spaces(spaces: object) -> bool:
-    shapes = [space.get("shape", space.get("n")) for space in mappings(spaces)]
-    sizes = [shape if isinstance(shape, list | tuple) else [1] for shape in shapes]
-    is_pair = isinstance(spaces, list | tuple) and len(spaces) == 2
-    return is_pair and all(all(map(_is_count, shape)) and math.prod(shape) <= MAX_OBSERVATION for shape in sizes)
-
-
-def _are_optimizer_states(states: dict[int, dict[str, object]]) -> bool:
-    tensors = [value for state in dict.values(states) for value in dict.values(state) if isinstance(value, Tensor)]
-    return all(tensor.layout is torch.strided and is_finite(tensor) for tensor in tensors)
-
-
-def _is_python_generator(state: tuple[int, Sequence[int], float | None]) -> bool:
-    version, words, gauss = state
-    random.Random().setstate((version, tuple(words), gauss))  # raises
-    return version == 3 and (gauss is None or _is_number(gauss))
-
-
-def _is_numpy_generator(state: tuple[str, Tensor, int, *tuple[object, ...]]) -> bool:
-    name, words, position, *gauss = state  # numpy would read at any position
-    fits = _is_vector(words, torch.uint32) and len(words) == TWISTER_WORDS and _is_count(position, TWISTER_WORDS + 1)
-    return fits and name == "MT19937" and len(gauss) in (0, 2) and all(map(_is_number, gauss))
-
-
-def _is_rating(value: object) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= MAX_RATING
-
-
-def _are_scores(scores: object) -> bool:
-    """Return whether these are rows of two players, how many games they played, the points of the first, and a name that may be missing."""
-    return isinstance(scores, list) and all(
-        type(one) is type(two) is int and _is_count(games) and 0 <= points <= games and len(name) <= 1 and all(map(_is_text, name))
-        for one, two, games, points, *name in scores
-    )
-
-
-def _are_games(games: object) -> bool:
-    """Return whether these are rows of a player, a result, and two names that may be missing."""
-    return isinstance(games, list) and all(
-        type(player) is int and result in (0, 0.5, 1) and len(names) <= 2 and all(map(_is_text, names)) for player, result, *names in games
-    )
-
-
-def _are_snapshots(snapshots: dict[int, dict[str, object]]) -> bool:
-    weights = [value for each in dict.values(snapshots) for value in dict.values(each)]
-    tensors = [value for value in weights if isinstance(value, Tensor)]
-    return all(map(_is_count, snapshots)) and len(tensors) == len(weights) and all(value.layout is torch.strided for value in tensors)
-
-
-ANYTHING = Kind("anything", lambda value: True)
-COUNT = Kind("an integer >= 0", _is_count)
-POSITIVE = Kind("an integer >= 1", lambda value: _is_count(value) and value > 0)
-NUMBER = Kind("a finite number", _is_number)
-MEASURE = Kind("a number", lambda value: type(value) in (int, float) and value < MAX_COUNT)  # minus infinity before the first one
-FLAG = Kind("true or false", lambda value: type(value) is bool)
-TEXT = Kind("a text", _is_text)
-LIST = Kind("a list", lambda value: isinstance(value, list))
-MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
-SETTINGS = Kind("a mapping of settings", lambda value: isinstance(value, dict) and not any(key.startswith("_") for key in value))
-WEIGHT = Kind("a dense tensor", lambda value: value.layout is torch.strided)
-ROWS = Kind("row numbers", lambda value: _is_vector(value, torch.int64) and bool((value >= 0).all()))
-FLAGS, INTEGERS, FLOATS, GENERATOR = (
-    Kind(f"a vector of {str(dtype)[6:]}", partial(_is_vector, dtype=dtype))
-    for dtype in (torch.bool, torch.int64, torch.float64, torch.uint8)
-)
-RATING = Kind("a rating", _is_rating)
-RATINGS = Kind("ratings of players", lambda value: all(type(player) is int and _is_rating(each) for player, each in dict.items(value)))
-SCORES = Kind("scores of players", _are_scores)
-GAMES = Kind("results of games", _are_games)
-SNAPSHOTS = Kind("weights of snapshots", _are_snapshots)
-LIGHTNING = Kind("a version of Lightning >= 2", lambda value: bool(re.fullmatch(r"[2-9]\.\d+(\.\w+)*(\+[\w.]+)?", value)))
-PROGRESS = Kind("Lightning's counts", lambda value: value.keys() <= TRACKER and all(map(_is_count, value.values())))
 
 Rules = Mapping[str, Kind]
 """Paths and what is allowed there. `[]` stands for all items of a list, a name with `*` for all names of a mapping that match, `a|b` for
@@ -151,13 +69,13 @@ CONTENT: Rules = {
     "lightning_rl/format_version?": POSITIVE,
     "lightning_rl/algorithm": TEXT,
     "lightning_rl/env_steps|updates|episodes": COUNT,
-    "lightning_rl/spaces": Kind("two spaces of usual shapes", _are_spaces),
+    "lightning_rl/spaces": Kind("two spaces of usual shapes", are_spaces),
     "lightning_rl/masked?|in_turn?": FLAG,
     "lightning_rl/agents?/[]": TEXT,
     "lightning_rl/joint?": TEXT,
     "lightning_rl/behaviors?": MAPPING,
     "lightning_rl/behaviors?/*/env_steps|updates|episodes": COUNT,
-    "lightning_rl/behaviors?/*/spaces": Kind("two spaces of usual shapes", _are_spaces),
+    "lightning_rl/behaviors?/*/spaces": Kind("two spaces of usual shapes", are_spaces),
     "lightning_rl/behaviors?/*/masked": FLAG,
     "lightning_rl/behaviors?/*/agents/[]": TEXT,
     "state_dict/*": WEIGHT,
@@ -167,7 +85,7 @@ CONTENT: Rules = {
 OPTIMIZER: Rules = {
     "param_groups": Kind("a list of groups", lambda value: len(value) > 0),
     "param_groups/[]/params/[]": COUNT,
-    "state": Kind("a mapping of finite states", _are_optimizer_states),
+    "state": Kind("a mapping of finite states", are_optimizer_states),
 }
 OPPONENT: Rules = {
     "generator": GENERATOR,
@@ -217,8 +135,8 @@ RANK: Rules = {
     "log/elapsed": NUMBER,
     "random/torch": GENERATOR,
     "random/cuda/[]": GENERATOR,
-    "random/python": Kind("a state of random", _is_python_generator),
-    "random/numpy": Kind("a state of numpy.random", _is_numpy_generator),
+    "random/python": Kind("a state of random", is_python_generator),
+    "random/numpy": Kind("a state of numpy.random", is_numpy_generator),
 }
 
 ALONE = {**RANK, **below("data", DATA), **LEARNER}
@@ -446,8 +364,8 @@ def _is_like(value: object, own: object) -> bool:
         return value is own or (own is None and type(value) is bool)
     if isinstance(own, tuple | list):
         return isinstance(value, tuple | list) and len(value) == len(own) and all(map(_is_like, value, own))
-    if isinstance(own, int | float) and _is_number(own):
-        return isinstance(value, int | float) and _is_number(value) and (own < 0 or value >= 0)
+    if isinstance(own, int | float) and is_number(own):
+        return isinstance(value, int | float) and is_number(value) and (own < 0 or value >= 0)
     return type(value) is type(own)
 
 
@@ -455,7 +373,7 @@ def _fits(name: str, value: object, parameter: Tensor) -> bool:
     """Return whether state has its parameter's layout in memory; what repeats an element has the shape alone."""
     if name == "step":
         number = value.item() if isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point() else value
-        return isinstance(number, int | float) and _is_number(number) and number >= 0
+        return isinstance(number, int | float) and is_number(number) and number >= 0
     if not isinstance(value, Tensor) or (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
         return False
     return (value.is_contiguous() or value.stride() == parameter.stride()) and ("sq" not in name or bool((value >= 0).all()))

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from lightning_rl import MODELS
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import last_generation, previous_path, read_verified, shown
-from lightning_rl.checkpoints.validation import check_content, check_run, is_finite
+from lightning_rl.checkpoints.kinds import is_finite
+from lightning_rl.checkpoints.validation import check_content, check_run
 from lightning_rl.envs.agents.copies import is_packaged, is_path
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
