@@ -18,7 +18,7 @@ from lightning_rl.spaces import Spaces, allocate, is_legal, legal_sample
 from lightning_rl.types import State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 Script = Callable[[Tree, Tree, np.random.Generator], Tree]
-"""A scripted player: returns actions for observations `[K, ...]` and masks `[K, M]`, with a generator for its draws."""
+"""A scripted player: returns actions for observations `[K, ...]` and masks `[K, M]`, or () without masks, with a generator."""
 
 
 class AlwaysPlays:

@@ -13,7 +13,7 @@ from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, as_settings, closest
 from lightning_rl.networks.acting import VisiblePolicy
-from lightning_rl.spaces import JOINT, OWN, Spaces
+from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_agents, choose_behavior
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import load
@@ -24,15 +24,13 @@ OURS = "lightning_rl.envs.games."
 
 
 def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
-    """Return the opponent of a name, for `num_rows` rows of an environment with these spaces.
+    """Return the opponent of a name, for `num_rows` rows of an environment with these spaces. It sees what agents see, not what is `joint`.
 
     Args:
         name: `random` (legal moves, all equally likely), a checkpoint or a run's folder, or the path of a function, see
             `data.opponents.Script`, in a module that the program or `--import` has imported.
         spaces: of an agent.
         num_rows: agents of all copies.
-
-    Opponents see what agents see, without what is `joint`.
 
     Raises:
         SettingError: there is no such opponent, or it was trained with other spaces.
@@ -41,18 +39,14 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
         return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
     if Path(name).exists():
         stored = choose_behavior(load(name, Run, LearningRun), None)
-        if (visible(stored.spaces), stored.spaces.action) != (visible(spaces), spaces.action):
+        theirs, ours = (without_hidden(each, []) for each in (stored.spaces, spaces))
+        if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"opponent {name} was trained with other observations or actions than this game has")
         network: Any = stored.network.eval().requires_grad_(False)
         if stored.spaces.joint:
             network = VisiblePolicy(network, stored.spaces.observation, [JOINT])
         return PolicyOpponent(network, num_rows)
     return ScriptedOpponent(find_script(name), name, spaces.action)
-
-
-def visible(spaces: Spaces) -> Any:
-    """Return the space of what an agent sees itself."""
-    return spaces.observation[OWN] if spaces.joint else spaces.observation  # type: ignore[index]
 
 
 def prepare_self_play(setting: Any, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:
