@@ -16,6 +16,7 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
+from lightning_rl.networks.acting import eval_mode
 from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -81,9 +82,6 @@ class AgentEpisodePlayer:
             if self.spaces is None:
                 self.envs[0].reset(seed=0)
             policies = BehaviorPolicies({"": self.spaces or first.find_spaces()}, {"": network})
-        modes = [(part, part.training) for part in network.modules()]
-        for policy in policies.networks.values():
-            policy.eval()
         generator = Generator(next(network.parameters()).device).manual_seed(seed)
         shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
         players = [_EnvPlayer(env, share, self, policies, k) for k, (env, share) in enumerate(zip(self.envs, shares, strict=True)) if share]
@@ -91,7 +89,7 @@ class AgentEpisodePlayer:
         if self.opponent is not None:
             self.opponent.reset(seed)
             self.opponent.begin(np.arange(len(players)), np.array([player.seat for player in players]))
-        try:
+        with eval_mode(network):
             while players:
                 if stop():
                     raise RunStoppedError
@@ -105,9 +103,6 @@ class AgentEpisodePlayer:
                     finished += player.step()
                 players = [player for player in players if player.seeds]
             return sorted(finished)
-        finally:
-            for part, was_training in modes:
-                part.training = was_training
 
     def _play_others(self, movers: Sequence[tuple["_EnvPlayer", str]]) -> None:
         """Let the opponent choose the actions of agents that the policy does not play; at random if there is none."""

@@ -18,6 +18,7 @@ from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.envs.sync import contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
+from lightning_rl.networks.acting import eval_mode
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -168,15 +169,10 @@ class EpisodePlayer:
 
         Raises `RunStoppedError`: `stop` says so.
         """
-        modes = [(part, part.training) for part in network.modules()]
-        network.eval()
-        try:
+        with eval_mode(network):
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
             seats = [_Share(i, self.envs[i], list(share), network, self) for i, share in enumerate(shares) if share]
             return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic, stop)
-        finally:
-            for part, was_training in modes:
-                part.training = was_training
 
     def close(self) -> None:
         for env in self.envs:
