@@ -20,6 +20,7 @@ import yaml
 
 from lightning_rl import ALGORITHMS
 from lightning_rl.cli.fit import Notices
+from lightning_rl.cli.names import read_options
 from lightning_rl.cli.settings import read_arguments
 from lightning_rl.startup import config_folder
 from tests.command_line import MODULE, TINY, run, run_apart, run_python
@@ -275,7 +276,7 @@ def test_fit_looks_for_modules_in_the_current_folder_where_the_user_names_one(ar
         "model: {class_path: PPO, init_args: {env: {id: A-v0, kwargs: {xml_file: ant.xml, id: a.b}}, "
         "reward_signals: {gail: {demo_path: expert.demo}}}}"
     )
-    read_arguments(shlex.split(arguments))
+    read_arguments(read_options(shlex.split(arguments)))
     assert (str(folder) in sys.path) == looks
 
 

@@ -144,7 +144,7 @@ class Interrupt:
         if name == MODULE:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
-sys.argv = ["/usr/bin/lightning-rl", "evaluate", "--help"]
+sys.argv = ["/usr/bin/lightning-rl", "evaluate", "--ckpt_path", "none"]
 from lightning_rl.cli.main import main
 sys.exit(main())
 """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
+from argparse import Namespace
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lightning_rl import policy
 from lightning_rl.algorithms.algorithm import Algorithm
@@ -22,12 +22,10 @@ from lightning_rl.demonstrations.dataset import summarize as summarize_demonstra
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrations
 from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, name_episodes, with_render_mode
-from lightning_rl.errors import SettingError, check_range, nearest, printable
+from lightning_rl.errors import SettingError, check_range, printable
 from lightning_rl.exporting.export import export_policy
-from lightning_rl.exporting.formats import FORMATS
 from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
-from lightning_rl.importers.zoo_settings import ALGORITHMS
 from lightning_rl.matches import describe_matches, play_matches
 from lightning_rl.reports.groups import make_sections
 from lightning_rl.reports.page import check_out, write
@@ -41,39 +39,8 @@ OTHER_VIDEOS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v
 """Suffixes of videos that are not mp4."""
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that raises `SettingError` instead of printing its usage."""
-
-    def __init__(self, subcommand: str, description: str) -> None:
-        super().__init__(f"lightning-rl {subcommand}", description=description, allow_abbrev=False)
-
-    def add_checkpoint(self) -> None:
-        """Add the option for a checkpoint."""
-        self.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
-
-    def add_episodes(self, number: int, seed: int) -> None:
-        """Add the options for how many episodes to play, and their seeds."""
-        self.add_argument("--episodes", type=int, default=number, help=f"how many to play ({number})")
-        self.add_argument("--seed", type=int, default=seed, help=f"of the first episode, the others count up ({seed})")
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `SettingError`, with the nearest option where one is unknown."""
-        other, _, unknown = message.partition("unrecognized arguments: ")
-        options = re.findall(r"--\w+", self.format_usage())
-        raise SettingError(other or message + nearest(unknown.split()[0], options))
-
-
-def evaluate(arguments: list[str], imports: list[str]) -> int:
+def evaluate(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy and print their statistics."""
-    parser = Parser("evaluate", "Play episodes with a checkpoint's policy.")
-    parser.add_checkpoint()
-    parser.add_episodes(100, 20_000)
-    parser.add_argument("--num_envs", type=int, default=10, help="how many environments act together (10)")
-    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the most likely one")
-    parser.add_argument("--max_episode_steps", type=int, help="longest episode (the environment's own limit, or 10000)")
-    parser.add_argument("--opponent", default="random", help="who plays the other seats of a game: random, a run, module.player (random)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
     algorithm = policy.load_with_env(options.ckpt_path)
     numbers = options.episodes, options.seed, options.num_envs
     result = policy.evaluate(algorithm, *numbers, not options.stochastic, options.max_episode_steps, options.opponent)
@@ -84,22 +51,18 @@ def evaluate(arguments: list[str], imports: list[str]) -> int:
     return 0
 
 
-def validate(arguments: list[str], imports: list[str]) -> int:
+def validate(options: Namespace) -> int:
     """Play the episodes of the run's evaluations with a checkpoint's policy, and print their metrics."""
-    return play_with_trainer("validate", "Play the episodes of a run's evaluations.", arguments)
+    return play_with_trainer("validate", options)
 
 
-def test(arguments: list[str], imports: list[str]) -> int:
+def test(options: Namespace) -> int:
     """Play 100 episodes that no evaluation of the run has seen, and print their metrics."""
-    return play_with_trainer("test", "Play 100 episodes that no evaluation of a run has seen.", arguments)
+    return play_with_trainer("test", options)
 
 
-def play_with_trainer(subcommand: str, description: str, arguments: list[str]) -> int:
+def play_with_trainer(method: str, options: Namespace) -> int:
     """Call a method of the Trainer with the algorithm of a checkpoint, and print the metrics that it returns."""
-    parser = Parser(subcommand, description)
-    parser.add_checkpoint()
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
     redirect_notices()
     path = best_of(options.ckpt_path)
     algorithm = policy.load_with_env(path)
@@ -110,7 +73,7 @@ def play_with_trainer(subcommand: str, description: str, arguments: list[str]) -
     except TypeError as error:
         raise SettingError(f"{config.name}, evaluation: {error}") from error
     trainer = Trainer(evaluation=evaluation, checkpoint=None, logger=False, enable_progress_bar=False)
-    (metrics,) = getattr(trainer, subcommand)(algorithm)
+    (metrics,) = getattr(trainer, method)(algorithm)
     print(json.dumps(metrics) if options.json else "\n".join(f"{name} {value:.2f}" for name, value in metrics.items()))
     return 0
 
@@ -139,15 +102,8 @@ def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
         print(printable(f"played in the final lessons: {curriculum.finals()}"))
 
 
-def collect(arguments: list[str], imports: list[str]) -> int:
+def collect(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy and save them as a Minari dataset."""
-    parser = Parser("collect", "Record a checkpoint's policy as a Minari dataset.")
-    parser.add_checkpoint()
-    parser.add_argument("--dataset", required=True, help="its name, such as cartpole/expert-v0; it is saved in MINARI_DATASETS_PATH")
-    parser.add_episodes(100, 0)
-    parser.add_argument("--deterministic", choices=("true", "false"), default="true", help="the most likely action, or a random one (true)")
-    parser.add_argument("--force", action="store_true", help="replace a dataset of this name")
-    options = parser.parse_args(arguments)
     check_range("--episodes", options.episodes, 1, whole=True)
     check_range("--seed", options.seed, 0, whole=True)
     new_folder(dataset_id(options.dataset), options.force)
@@ -170,14 +126,8 @@ def collect(arguments: list[str], imports: list[str]) -> int:
     return 0
 
 
-def record(arguments: list[str], imports: list[str]) -> int:
+def record(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy, write a video of each, and print their statistics."""
-    parser = Parser("record", "Videos of a checkpoint's policy.")
-    parser.add_checkpoint()
-    parser.add_episodes(1, 20_000)
-    parser.add_argument("--out", type=Path, help="a folder for episode_0.mp4, …, or one file .mp4 for one episode (RUN/videos)")
-    parser.add_argument("--max_episode_steps", type=int, help="truncate episodes here (default: an error after 10000 steps)")
-    options = parser.parse_args(arguments)
     limit = options.max_episode_steps
     check_range("--episodes", options.episodes, 1, whole=True)
     check_range("--seed", options.seed, 0, whole=True)
@@ -234,14 +184,8 @@ def video_files(out: Path, episodes: int) -> list[Path]:
     return [out]
 
 
-def export(arguments: list[str], imports: list[str]) -> int:
+def export(options: Namespace) -> int:
     """Write a checkpoint's policy as a file that needs no part of this package."""
-    parser = Parser("export", "A checkpoint's policy as a file for other programs.")
-    parser.add_checkpoint()
-    parser.add_argument("--format", help=f"{', '.join(FORMATS)} (by the suffix of --out, or onnx)")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the file to write (next to the checkpoint)")
-    parser.add_argument("--behavior", help="which policy, where the run has several")
-    options = parser.parse_args(arguments)
     path = export_policy(options.ckpt_path, options.out, options.format, options.behavior)
     description = read_manifest(path) or {}
     check, found = description["check"], []
@@ -255,15 +199,8 @@ def export(arguments: list[str], imports: list[str]) -> int:
     return 0
 
 
-def compare(arguments: list[str], imports: list[str]) -> int:
+def compare(options: Namespace) -> int:
     """Print the results of runs, by algorithm, environment and settings; write a page with their learning curves."""
-    parser = Parser("compare", "Learning curves and tables of runs, seeds taken together.")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or one of runs such as runs/PPO/CartPole-v1")
-    parser.add_argument("--out", metavar="FILE.html", help="write a page with the curves, and the picture next to it as .png")
-    parser.add_argument("--threshold", metavar="R", type=float, help="report how long it took to a mean return of R")
-    parser.add_argument("--versus", action="store_true", help="let runs, or checkpoints, of a game play each other, drawing their moves")
-    parser.add_argument("--games", type=int, default=100, help="with --versus: games of each pair, half of them in each seat (100)")
-    options = parser.parse_args(arguments)
     if options.versus and (options.out is not None or options.threshold is not None):
         raise SettingError("compare --versus plays games and draws no curves: leave out --out and --threshold")
     if options.versus:
@@ -296,23 +233,27 @@ def compare(arguments: list[str], imports: list[str]) -> int:
     return 0
 
 
-def print_mlagents_config(arguments: list[str], imports: list[str]) -> int:
+def print_mlagents_config(options: Namespace) -> int:
     """Print a behavior of an ML-Agents trainer file as a config."""
-    parser = Parser("import-mlagents", "An ML-Agents trainer file as a config, on stdout.")
-    parser.add_argument("file", metavar="FILE", help="trainer settings in YAML, with sections for brains or with behaviors")
-    parser.add_argument("--behavior", metavar="NAME", help="which behavior, where there are several")
-    parser.add_argument("--env", metavar="ID", help="the environment, which such files do not name; or give fit --model.env.id ID")
-    options = parser.parse_args(arguments)
     print(printable(import_mlagents(options.file, options.behavior, options.env)), end="")
     return 0
 
 
-def print_zoo_config(arguments: list[str], imports: list[str]) -> int:
+def print_zoo_config(options: Namespace) -> int:
     """Print a section of a file of rl-baselines3-zoo as a config."""
-    parser = Parser("import-zoo", "Settings of rl-baselines3-zoo as a config, on stdout.")
-    parser.add_argument("file", metavar="FILE", help="hyper-parameters in YAML, named for their algorithm such as ppo.yml")
-    parser.add_argument("env", metavar="ENV", help="which environment, such as CartPole-v1")
-    parser.add_argument("--algo", help=f"which algorithm, if the file is not named for it: {', '.join(ALGORITHMS)}")
-    options = parser.parse_args(arguments)
     print(printable(import_zoo(options.file, options.env, options.algo)), end="")
     return 0
+
+
+COMMANDS: dict[str, Callable[[Namespace], int]] = {
+    "evaluate": evaluate,
+    "validate": validate,
+    "test": test,
+    "collect": collect,
+    "record": record,
+    "compare": compare,
+    "export": export,
+    "import-mlagents": print_mlagents_config,
+    "import-zoo": print_zoo_config,
+}
+"""Takes the options of each subcommand; returns the exit status."""

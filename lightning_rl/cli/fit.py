@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pydoc import locate
 from typing import Any
 
 import yaml
@@ -14,45 +15,20 @@ from lightning_utilities.core.enums import StrEnum
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lightning_rl.cli.settings import SECTIONS, explain, explain_flag, read_arguments
+from lightning_rl.cli.names import SECTIONS, Option
+from lightning_rl.cli.settings import explain, explain_flag, read_arguments
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.loggers import is_wanted
 from lightning_rl.training.run import Run
 from lightning_rl.training.trainer import Trainer
 
-FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
-       lightning-rl fit --model ALGORITHM --model.env.id ENVIRONMENT [options]
 
-  -c, --config FILE                    settings in YAML, or a packaged config such as ppo/cartpole; later ones win
-  --model ALGORITHM                    see lightning-rl list
-  --model.SETTING VALUE                a setting of the algorithm; all of PPO's: lightning-rl fit --model.help PPO
-  --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari,
-                                       parameters, observe_parameters, step_timeout, max_restarts: --model.env.help
-  --model.max_env_steps N              length of the run; of BehavioralCloning --model.max_updates N
-  --evaluation.SETTING VALUE           every_n_env_steps, every_n_updates, episodes, seed, num_envs, deterministic, max_episode_steps,
-                                       stop_at, patience; none at all: --evaluation null
-  --checkpoint.SETTING VALUE           every_n_env_steps, every_n_updates, keep, save_replay_buffer, monitor, mode
-  --trainer.SETTING VALUE              any flag of Lightning's Trainer: accelerator, devices, strategy, precision, logger, max_time, ...
-                                       all of them: lightning-rl fit --help_all
-  --seed_everything N                  default: 0
-  --ckpt_path FILE                     continue from a checkpoint; last: from the newest run of this algorithm and environment
-  --init_from RUN                      begin with the weights of another run: its folder, or a checkpoint
-  --trainer.run_name NAME              the run's folder, instead of version_N
-  --force                              overwrite the run in the folder run_name
-  --plot                               draw curve.png into the run's folder at each evaluation (extra plots)
-  --print_config                       print all settings and exit
-"""
-
-
-def fit(arguments: list[str], imports: list[str]) -> int:
+def fit(options: list[Option], imports: list[str]) -> int:
     """Train. `imports`: the modules that were imported for it."""
-    if "--help" in arguments or "-h" in arguments:
-        print(FIT_HELP)
-        return 0
     redirect_notices()
-    options = ["--help"] if "--help_all" in arguments else read_arguments(arguments)
+    arguments = ["--help"] if any(option.name == "--help_all" for option in options) else read_arguments(options)
     with one_line_errors(ArgumentError, MisconfigurationException):
-        CLI(["fit", *options], imports)
+        CLI(["fit", *arguments], imports)
     return 0
 
 
@@ -83,7 +59,8 @@ class CLI(LightningCLI):
         """Add the options of the Trainer, the algorithm and our sections."""
         parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip=set(SECTIONS))
         parser.add_subclass_arguments(Run, "model", skip={"spaces"}, fail_untyped=False, required=True)
-        for name, kind in SECTIONS.items():
+        for name, path in SECTIONS.items():
+            kind: Any = locate(path)
             parser.add_argument(f"--{name}", type=kind | None, default=kind())
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -6,42 +6,12 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable
 
 from lightning_rl import MODELS, __version__
+from lightning_rl.cli.names import read_options
+from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS, SUBCOMMANDS
 from lightning_rl.errors import LostRankError, SettingError, nearest, printable
 from lightning_rl.startup import INTERRUPTED, ROOT, config_folder, find_modules_here, leave_when_interrupted, raise_when_interrupted
-
-HELP = """usage: lightning-rl <subcommand> [options]
-
-  fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
-                         lightning-rl fit --model PPO --model.env.id CartPole-v1
-  evaluate    play:      lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
-  validate    play:      lightning-rl validate --ckpt_path RUN      the episodes of the run's evaluations
-  test        play:      lightning-rl test --ckpt_path RUN          100 episodes that no evaluation has seen
-  collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
-  record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
-  compare     plot:      lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
-  export      convert:   lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
-  import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
-  import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
-  list        show the algorithms and the packaged configs
-
-  <subcommand> --help    its options
-  --version              the version
-  --import MODULE        import a module first, one that registers environments or defines algorithms (repeatable)
-  --debug                show tracebacks and Python warnings
-"""
-
-LIST_HELP = """usage: lightning-rl list
-
-Print the algorithms and the packaged configs, each with a line about it.
-"""
-
-Subcommand = Callable[[list[str], list[str]], int]
-"""Takes the arguments behind its name and the modules to import; returns the exit status."""
-
-SUBCOMMANDS = ("fit", "evaluate", "validate", "test", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -103,33 +73,32 @@ def run(argv: list[str]) -> int:
             raise SettingError(f"list takes no options, got {arguments[0]!r}")
         print(LIST_HELP, end="") if arguments else list_all()
         return 0
+    if subcommand == "fit" and ("--help" in arguments or "-h" in arguments):
+        print(FIT_HELP)
+        return 0
+    options = read_options(arguments) if subcommand == "fit" else PARSERS[subcommand]().parse_args(arguments)
     if not common.debug:
         warnings.simplefilter("ignore")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # in worker processes too
-    for module in common.modules:
+    import_modules(common.modules)
+    leave_when_interrupted()
+    from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
+
+    raise_when_interrupted()
+    if isinstance(options, list):
+        return fit.fit(options, common.modules)
+    return commands.COMMANDS[subcommand](options)
+
+
+def import_modules(names: list[str]) -> None:
+    """Import what `--import` names."""
+    for module in names:
         try:
             find_modules_here([module])
             importlib.import_module(module)
         except Exception as error:  # the module of a user may raise anything
             reason = f"{type(error).__name__}: {error}; a module must be installed or in the current folder"
             raise SettingError(f"--import {module}: {reason}") from error
-    leave_when_interrupted()
-    from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
-
-    raise_when_interrupted()
-    subcommands: dict[str, Subcommand] = {
-        "fit": fit.fit,
-        "evaluate": commands.evaluate,
-        "validate": commands.validate,
-        "test": commands.test,
-        "collect": commands.collect,
-        "record": commands.record,
-        "compare": commands.compare,
-        "export": commands.export,
-        "import-mlagents": commands.print_mlagents_config,
-        "import-zoo": commands.print_zoo_config,
-    }
-    return subcommands[subcommand](arguments, common.modules)
 
 
 def take_subcommand(arguments: list[str]) -> str | None:

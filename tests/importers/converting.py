@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 import lightning_rl
+from lightning_rl.cli.names import read_options
 from lightning_rl.cli.settings import read_arguments
 from lightning_rl.config_files import Loader
 from tests.experts import at_random
@@ -44,7 +45,7 @@ def trains(text: str, folder: Path, **smaller: Any) -> None:
     """The command line knows all names of a config, and what it describes, made smaller, trains for an iteration."""
     path = folder / "imported.yaml"
     path.write_text(text)
-    read_arguments([f"--config={path}", "--model.env.id=CartPole-v1"])
+    read_arguments(read_options([f"--config={path}", "--model.env.id=CartPole-v1"]))
     name = yaml.load(text, Loader)["model"]["class_path"]
     given = settings(text)
     given["env"] = given["env"] | {"num_envs": 2} | smaller.pop("env", {})

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lightning_rl import POCA, PPO, SAC, SettingError
+from lightning_rl.cli.names import read_options
 from lightning_rl.cli.settings import read_arguments
 from lightning_rl.config_files import Loader
 from lightning_rl.importers.mlagents import import_mlagents
@@ -48,7 +49,7 @@ def test_every_section_of_the_first_sac_file_trains(name, tmp_path):
 def test_every_section_of_the_first_sac_file_is_a_config_that_fit_reads(tmp_path):
     for name in SECTIONS:
         (tmp_path / "c.yaml").write_text(import_mlagents(SAC_FILE, name, "CartPole-v1"))
-        assert read_arguments([f"--config={tmp_path / 'c.yaml'}"])[0] == "--model=SAC"
+        assert read_arguments(read_options([f"--config={tmp_path / 'c.yaml'}"]))[0] == "--model=SAC"
 
 
 POCA_FILE = """

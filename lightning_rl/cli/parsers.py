@@ -1,0 +1,189 @@
+"""What the program takes and what its help shows. Loads neither torch nor Lightning, so that help and wrong options answer at once."""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_rl.errors import SettingError, nearest
+
+HELP = """usage: lightning-rl <subcommand> [options]
+
+  fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
+                         lightning-rl fit --model PPO --model.env.id CartPole-v1
+  evaluate    play:      lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
+  validate    play:      lightning-rl validate --ckpt_path RUN      the episodes of the run's evaluations
+  test        play:      lightning-rl test --ckpt_path RUN          100 episodes that no evaluation has seen
+  collect     record:    lightning-rl collect --ckpt_path RUN/checkpoints/best.ckpt --dataset cartpole/expert-v0 --episodes 100
+  record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
+  compare     plot:      lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
+  export      convert:   lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
+  import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
+  import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
+  list        show the algorithms and the packaged configs
+
+  <subcommand> --help    its options
+  --version              the version
+  --import MODULE        import a module first, one that registers environments or defines algorithms (repeatable)
+  --debug                show tracebacks and Python warnings
+"""
+
+LIST_HELP = """usage: lightning-rl list
+
+Print the algorithms and the packaged configs, each with a line about it.
+"""
+
+FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options]
+       lightning-rl fit --model ALGORITHM --model.env.id ENVIRONMENT [options]
+
+  -c, --config FILE                    settings in YAML, or a packaged config such as ppo/cartpole; later ones win
+  --model ALGORITHM                    see lightning-rl list
+  --model.SETTING VALUE                a setting of the algorithm; all of PPO's: lightning-rl fit --model.help PPO
+  --model.env.SETTING VALUE            id, num_envs, vectorization, autoreset, kwargs, wrappers, max_episode_steps, frame_stack, atari,
+                                       parameters, observe_parameters, step_timeout, max_restarts: --model.env.help
+  --model.max_env_steps N              length of the run; of BehavioralCloning --model.max_updates N
+  --evaluation.SETTING VALUE           every_n_env_steps, every_n_updates, episodes, seed, num_envs, deterministic, max_episode_steps,
+                                       stop_at, patience; none at all: --evaluation null
+  --checkpoint.SETTING VALUE           every_n_env_steps, every_n_updates, keep, save_replay_buffer, monitor, mode
+  --trainer.SETTING VALUE              any flag of Lightning's Trainer: accelerator, devices, strategy, precision, logger, max_time, ...
+                                       all of them: lightning-rl fit --help_all
+  --seed_everything N                  default: 0
+  --ckpt_path FILE                     continue from a checkpoint; last: from the newest run of this algorithm and environment
+  --init_from RUN                      begin with the weights of another run: its folder, or a checkpoint
+  --trainer.run_name NAME              the run's folder, instead of version_N
+  --force                              overwrite the run in the folder run_name
+  --plot                               draw curve.png into the run's folder at each evaluation (extra plots)
+  --print_config                       print all settings and exit
+"""
+
+FORMATS = ("onnx", "torch", "safetensors")
+"""Of `export`."""
+ZOO_ALGORITHMS = ("ppo", "a2c", "dqn", "sac", "td3", "ddpg")
+"""Of `import-zoo`."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises `SettingError` instead of printing its usage."""
+
+    def __init__(self, subcommand: str, description: str) -> None:
+        super().__init__(f"lightning-rl {subcommand}", description=description, allow_abbrev=False)
+
+    def add_checkpoint(self) -> None:
+        """Add the option for a checkpoint."""
+        self.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
+
+    def add_episodes(self, number: int, seed: int) -> None:
+        """Add the options for how many episodes to play, and their seeds."""
+        self.add_argument("--episodes", type=int, default=number, help=f"how many to play ({number})")
+        self.add_argument("--seed", type=int, default=seed, help=f"of the first episode, the others count up ({seed})")
+
+    def parse_args(self, arguments: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """Parse all arguments; tell a misspelt option before one that is missing for that."""
+        options = re.findall(r"--[\w-]+", self.format_help())
+        for argument in arguments:
+            name = argument.partition("=")[0]
+            if name.startswith("--") and name not in (*options, "--"):
+                raise SettingError(f"unrecognized arguments: {name}{nearest(name, options)}")
+        return super().parse_args(arguments)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `SettingError`, with the options where a word is none of them."""
+        other, _, unknown = message.partition("unrecognized arguments: ")
+        options = re.findall(r"--[\w-]+", self.format_help())
+        raise SettingError(other or message + nearest(unknown.split()[0], options))
+
+
+def evaluate_parser() -> Parser:
+    parser = Parser("evaluate", "Play episodes with a checkpoint's policy.")
+    parser.add_checkpoint()
+    parser.add_episodes(100, 20_000)
+    parser.add_argument("--num_envs", type=int, default=10, help="how many environments act together (10)")
+    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the most likely one")
+    parser.add_argument("--max_episode_steps", type=int, help="longest episode (the environment's own limit, or 10000)")
+    parser.add_argument("--opponent", default="random", help="who plays the other seats of a game: random, a run, module.player (random)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def validate_parser() -> Parser:
+    parser = Parser("validate", "Play the episodes of a run's evaluations.")
+    parser.add_checkpoint()
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def test_parser() -> Parser:
+    parser = Parser("test", "Play 100 episodes that no evaluation of a run has seen.")
+    parser.add_checkpoint()
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def collect_parser() -> Parser:
+    parser = Parser("collect", "Record a checkpoint's policy as a Minari dataset.")
+    parser.add_checkpoint()
+    parser.add_argument("--dataset", required=True, help="its name, such as cartpole/expert-v0; it is saved in MINARI_DATASETS_PATH")
+    parser.add_episodes(100, 0)
+    parser.add_argument("--deterministic", choices=("true", "false"), default="true", help="the most likely action, or a random one (true)")
+    parser.add_argument("--force", action="store_true", help="replace a dataset of this name")
+    return parser
+
+
+def record_parser() -> Parser:
+    parser = Parser("record", "Videos of a checkpoint's policy.")
+    parser.add_checkpoint()
+    parser.add_episodes(1, 20_000)
+    parser.add_argument("--out", type=Path, help="a folder for episode_0.mp4, …, or one file .mp4 for one episode (RUN/videos)")
+    parser.add_argument("--max_episode_steps", type=int, help="truncate episodes here (default: an error after 10000 steps)")
+    return parser
+
+
+def export_parser() -> Parser:
+    parser = Parser("export", "A checkpoint's policy as a file for other programs.")
+    parser.add_checkpoint()
+    parser.add_argument("--format", help=f"{', '.join(FORMATS)} (by the suffix of --out, or onnx)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="the file to write (next to the checkpoint)")
+    parser.add_argument("--behavior", help="which policy, where the run has several")
+    return parser
+
+
+def compare_parser() -> Parser:
+    parser = Parser("compare", "Learning curves and tables of runs, seeds taken together.")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or one of runs such as runs/PPO/CartPole-v1")
+    parser.add_argument("--out", metavar="FILE.html", help="write a page with the curves, and the picture next to it as .png")
+    parser.add_argument("--threshold", metavar="R", type=float, help="report how long it took to a mean return of R")
+    parser.add_argument("--versus", action="store_true", help="let runs, or checkpoints, of a game play each other, drawing their moves")
+    parser.add_argument("--games", type=int, default=100, help="with --versus: games of each pair, half of them in each seat (100)")
+    return parser
+
+
+def import_mlagents_parser() -> Parser:
+    parser = Parser("import-mlagents", "An ML-Agents trainer file as a config, on stdout.")
+    parser.add_argument("file", metavar="FILE", help="trainer settings in YAML, with sections for brains or with behaviors")
+    parser.add_argument("--behavior", metavar="NAME", help="which behavior, where there are several")
+    parser.add_argument("--env", metavar="ID", help="the environment, which such files do not name; or give fit --model.env.id ID")
+    return parser
+
+
+def import_zoo_parser() -> Parser:
+    parser = Parser("import-zoo", "Settings of rl-baselines3-zoo as a config, on stdout.")
+    parser.add_argument("file", metavar="FILE", help="hyper-parameters in YAML, named for their algorithm such as ppo.yml")
+    parser.add_argument("env", metavar="ENV", help="which environment, such as CartPole-v1")
+    parser.add_argument("--algo", help=f"which algorithm, if the file is not named for it: {', '.join(ZOO_ALGORITHMS)}")
+    return parser
+
+
+PARSERS: dict[str, Callable[[], Parser]] = {
+    "evaluate": evaluate_parser,
+    "validate": validate_parser,
+    "test": test_parser,
+    "collect": collect_parser,
+    "record": record_parser,
+    "compare": compare_parser,
+    "export": export_parser,
+    "import-mlagents": import_mlagents_parser,
+    "import-zoo": import_zoo_parser,
+}
+"""Makes the parser of each subcommand that has one of argparse."""
+SUBCOMMANDS = ("fit", *PARSERS, "list")

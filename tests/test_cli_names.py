@@ -1,0 +1,66 @@
+"""Help and wrong names are told before torch is imported; the names come from source files and are those that run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pydoc import locate
+
+import pytest
+from pytorch_lightning import Trainer as LightningTrainer
+
+import lightning_rl
+from lightning_rl import MODELS
+from lightning_rl.cli.names import PARTS, SECTIONS, settings_of_model, settings_of_section
+from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS
+from lightning_rl.exporting import formats
+from lightning_rl.importers import zoo_settings
+from lightning_rl.training.settings import settings_of
+
+PROBE = (
+    "import sys\nfrom lightning_rl.cli.main import main\ntry: code = main(sys.argv[1:])\nexcept SystemExit as error: code = error.code\n"
+)
+PROBE += "sys.exit(10 * ('torch' in sys.modules) + (code or 0))"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_in_the_source_of_an_algorithm_are_its_settings(name):
+    assert set(settings_of_model(name)) == settings_of(getattr(lightning_rl, name)).keys() - {"spaces"}
+
+
+@pytest.mark.parametrize(("section", "path"), [*SECTIONS.items(), *PARTS.items()])
+def test_names_in_the_source_of_a_section_are_its_settings(section, path):
+    assert set(settings_of_section(section)) == settings_of(locate(path)).keys()
+
+
+def test_names_in_the_source_of_the_trainers_are_their_flags():
+    both = settings_of(LightningTrainer).keys() | settings_of(lightning_rl.Trainer).keys()
+    assert set(settings_of_section("trainer")) == both
+
+
+def test_help_names_the_formats_and_the_algorithms_that_there_are():
+    assert list(formats.FORMATS) == list(FORMATS)
+    assert list(zoo_settings.ALGORITHMS) == list(ZOO_ALGORITHMS)
+
+
+@pytest.mark.parametrize("arguments", ["fit --help", *(f"{name} --help" for name in PARSERS)])
+def test_help_needs_no_torch(arguments):
+    assert subprocess.run([sys.executable, "-c", PROBE, *arguments.split()], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("fit --config ppo/cartpole --model.n_step 3", "did you mean n_steps?"),
+        ("fit --model SAC --model.replay.alphaa 3", "did you mean alpha?"),
+        ("fit --config ppo/cartpole --trainer.max_tim 3", "did you mean max_time?"),
+        ("fit --config ppo/cartpole --evaluation.episode 3", "did you mean episodes?"),
+        ("fit --config ppo/cartpol", "did you mean"),
+        ("evaluate --ckpt_pth runs", "did you mean --ckpt_path?"),
+        ("export", "--ckpt_path"),
+        ("fitt", "did you mean fit?"),
+    ],
+)
+def test_a_wrong_option_is_told_without_torch(arguments, told):
+    done = subprocess.run([sys.executable, "-c", PROBE, *arguments.split()], capture_output=True, text=True)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
