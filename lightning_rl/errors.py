@@ -16,6 +16,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
 
 
+def short_number(number: float) -> str:
+    """Return a number in three digits, or whole where it has more: `0.0123`, `-1.5`, `212`, `12,345`."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
 class SettingError(Exception):
     """A setting, file or environment that cannot be used. The command line prints it as one line and exits with status 2.
 

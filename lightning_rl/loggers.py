@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
@@ -267,6 +268,13 @@ def set_up_wandb(logger: WandbLogger, config: dict[str, Any], counter: str) -> N
     logger.experiment.define_metric(counter)
     logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
     logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})
+
+
+def how_to_upload(logger: Logger) -> str | None:
+    """Return the command that uploads what a logger of Weights & Biases keeps offline; None for other loggers."""
+    if not (isinstance(logger, WandbLogger) and logger._offline):
+        return None
+    return f"wandb sync {quote(os.path.relpath(os.path.dirname(logger.experiment.dir)))}"
 
 
 @contextmanager

@@ -348,3 +348,20 @@ def as_spaces(observation: Space, action: Space) -> Spaces:
 def single_spaces(envs: gym.vector.VectorEnv) -> Spaces:
     """Return the spaces of one of the environments."""
     return as_spaces(envs.single_observation_space, envs.single_action_space)
+
+
+def describe_space(space: Space) -> str:
+    """Return a space in a few words: `Box(4)`, `Discrete(2)`, `Dict(camera: Box(64, 64, 3) uint8, speed: Box(1))`."""
+    if isinstance(space, Box):
+        return f"Box({', '.join(map(str, space.shape))})" + ("" if space.dtype == "float32" else f" {space.dtype}")
+    if isinstance(space, Discrete):
+        return f"Discrete({space.n})"
+    if isinstance(space, MultiDiscrete):
+        return f"MultiDiscrete({', '.join(map(str, space.nvec.ravel()))})"
+    if isinstance(space, MultiBinary):
+        return f"MultiBinary({space.n})"
+    if isinstance(space, Dict):
+        return f"Dict({', '.join(f'{name}: {describe_space(part)}' for name, part in space.items())})"
+    if isinstance(space, Tuple):
+        return f"Tuple({', '.join(map(describe_space, space))})"
+    return str(space)

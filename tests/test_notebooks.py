@@ -64,7 +64,7 @@ print("at", model.env_steps)
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_notebook_without_ipywidgets_shows_one_line_that_moves_and_python_to_go_on_with(tmp_path):
+def test_a_notebook_without_ipywidgets_shows_a_bar_that_moves_and_python_to_go_on_with(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PROGRAM)])
     shown = []
 
@@ -74,10 +74,12 @@ def test_a_notebook_without_ipywidgets_shows_one_line_that_moves_and_python_to_g
             return super().process_message(message, cell, index)
 
     Client(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    lines = [content["data"]["text/plain"] for kind, content in shown if kind == "update_display_data"]
+    updates = [content["data"] for kind, content in shown if kind == "update_display_data"]
+    lines, bars = ([update[form] for update in updates] for form in ("text/plain", "text/html"))
     text = "".join(content["text"] for kind, content in shown if kind == "stream")
     plain = "\n".join(content["data"]["text/plain"] for kind, content in shown if kind == "display_data")
-    assert len(lines) == 5 and all(" steps/s · return " in line for line in lines)
+    assert len(lines) == 5 and all(" · return " in line and " steps/s · ETA " in line for line in lines)
+    assert all(bar.startswith('<progress value="') and bar.endswith(line) for line, bar in zip(lines, bars, strict=True))
     said = text + plain
     assert "ipywidgets" not in said and "💡" not in said and "GPU available" not in said and "lightning-rl fit" not in said
     assert 'continue it: trainer.fit(model, ckpt_path="runs/Mine/CartPole-v1/version_0/checkpoints/last.ckpt")' in said

@@ -24,7 +24,7 @@ from tests.command_line import MODULE
 from tests.environments import Endless
 from tests.fitting import tiny, weights
 
-SHORT = EvaluationConfig(episodes=2, num_envs=2, max_episode_steps=20)
+SHORT = EvaluationConfig(every_n_env_steps=16, episodes=2, num_envs=2, max_episode_steps=20)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_rows_begin_with_environment_steps_and_episodes_have_theirs(fit, folder)
     metrics, episodes = read_rows(run / "metrics.csv"), read_rows(run / "evaluations.csv")
     assert next(iter(metrics[0])) == "env_steps"
     assert [int(row["env_steps"]) for row in metrics if row["train/loss"]] == [16, 32, 48, 64, 80, 96]
-    assert [int(row["env_steps"]) for row in metrics if row["eval/mean_reward"]] == [16, 32, 48, 64, 80, 96]  # 5 % of the run is less
+    assert [int(row["env_steps"]) for row in metrics if row["eval/mean_reward"]] == [16, 32, 48, 64, 80, 96]
     assert len(episodes) == 12 and list(episodes[0]) == ["env_steps", "seed", "return", "length", "success"]
     assert {row["seed"] for row in episodes} == {"10000", "10001"}
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(fi
     [
         {"logger": False, "enable_checkpointing": False, "evaluation": None},
         {"fast_dev_run": True},
-        {"fast_dev_run": True, "evaluation": EvaluationConfig(episodes=1, max_episode_steps=5)},
+        {"fast_dev_run": True, "evaluation": EvaluationConfig(every_n_env_steps=16, episodes=1, max_episode_steps=5)},
     ],
 )
 def test_switched_off_parts_write_no_files(arguments, fit, folder, capsys):
@@ -208,7 +208,9 @@ def test_lightnings_model_checkpoint_sees_the_last_evaluation_at_the_end_of_the_
 
 def test_lightnings_early_stopping_follows_the_evaluations_from_epoch_to_epoch(fit):
     stop = pl.callbacks.EarlyStopping("eval/mean_reward", mode="max", patience=1)
-    trainer = fit(evaluation=EvaluationConfig(episodes=1, max_episode_steps=5), callbacks=[stop], limit_train_batches=1)
+    trainer = fit(
+        evaluation=EvaluationConfig(every_n_env_steps=16, episodes=1, max_episode_steps=5), callbacks=[stop], limit_train_batches=1
+    )
     assert trainer.global_step == 2 and float(stop.best_score) == 5.0  # always 5: never better
 
 
@@ -225,9 +227,11 @@ def wandb_online(monkeypatch):
 
 def test_an_offline_wandb_logger_calls_no_server(fit, folder, wandb_online, capfd):
     fit(logger=WandbLogger(offline=True, save_dir=folder), evaluation=None)
-    assert wandb.run.offline and capfd.readouterr().err == ""
+    out, err = capfd.readouterr()
+    assert wandb.run.offline and err == ""
     wandb.finish()
-    assert len(list(folder.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+    (kept,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    assert f"upload it: wandb sync {kept.parent.relative_to(folder)}\n" in out
 
 
 def test_an_evaluator_among_the_callbacks_replaces_ours(fit):
@@ -236,8 +240,10 @@ def test_an_evaluator_among_the_callbacks_replaces_ours(fit):
 
 
 def test_a_run_ends_when_it_reaches_its_goal(fit):
-    assert fit(evaluation=EvaluationConfig(episodes=1, max_episode_steps=5, stop_at=5.0)).global_step == 1
-    assert fit(evaluation=EvaluationConfig(episodes=1, max_episode_steps=5, patience=2)).global_step == 3  # always 5: never better
+    assert fit(evaluation=EvaluationConfig(every_n_env_steps=16, episodes=1, max_episode_steps=5, stop_at=5.0)).global_step == 1
+    assert (
+        fit(evaluation=EvaluationConfig(every_n_env_steps=16, episodes=1, max_episode_steps=5, patience=2)).global_step == 3
+    )  # always 5: never better
 
 
 @pytest.mark.parametrize("threads, inside", [(None, 1), (2, 2)])

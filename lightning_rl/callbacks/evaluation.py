@@ -41,7 +41,7 @@ class EvaluationConfig:
     """How to evaluate the policy during the run.
 
     Args:
-        every_n_env_steps: environment steps between evaluations; default: 5 % of the run.
+        every_n_env_steps: environment steps between evaluations; default: 5 % of the run, and as many as `max_share` leaves time for.
         episodes: how many episodes to play.
         seed: of the first episode; the others count up.
         num_envs: how many environments act together.
@@ -51,10 +51,12 @@ class EvaluationConfig:
         opponent: who plays the other seats of a game: `random`, a run's folder, or the path of a scripted player.
         stop_at: end the run when the mean return reaches this.
         patience: end the run after so many evaluations in a row without improvement.
+        max_share: where no interval is given, an evaluation waits until all together play at most this share of the environment steps
+            learned from; the last weights are always evaluated.
     """
 
     every_n_env_steps: int | None = None
-    episodes: int = 10
+    episodes: int = 5
     seed: int = 10_000
     num_envs: int = 10
     deterministic: bool = True
@@ -63,10 +65,14 @@ class EvaluationConfig:
     patience: int | None = None
     every_n_updates: int | None = None
     opponent: str = "random"
+    max_share: float = 0.1
 
 
 class RolloutEvaluator(pl.Callback):
     """Play episodes with fixed seeds every `every_n_env_steps` environment steps (or updates), and at the end of the run.
+
+    Without an interval it is every 5 % of the run, unless evaluations would play more than `max_share` of the run's environment steps: then
+    they wait, so that they lie evenly over the run and their cost is bounded, whatever the length of episodes.
 
     Logs `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and, where the environment reports it, `eval/success_rate`, of small
     games `eval/exploitability`, as well as the metrics of the algorithm's `validate`; other callbacks get them in
@@ -76,14 +82,14 @@ class RolloutEvaluator(pl.Callback):
     Args:
         env: builds the environment, settings or a function; default: the algorithm's own.
         file: a CSV file for one row an episode.
-        every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, every_n_updates, opponent: as in
+        every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, every_n_updates, opponent, max_share: as in
             `EvaluationConfig`.
     """
 
     def __init__(
         self,
         every_n_env_steps: int | None = None,
-        episodes: int = 10,
+        episodes: int = 5,
         seed: int = 10_000,
         num_envs: int = 10,
         deterministic: bool = True,
@@ -92,6 +98,7 @@ class RolloutEvaluator(pl.Callback):
         file: Path | None = None,
         every_n_updates: int | None = None,
         opponent: str = "random",
+        max_share: float = 0.1,
     ) -> None:
         optional = {"every_n_env_steps": every_n_env_steps, "every_n_updates": every_n_updates, "max_episode_steps": max_episode_steps}
         given = {name: value for name, value in optional.items() if value is not None}
@@ -100,16 +107,19 @@ class RolloutEvaluator(pl.Callback):
                 raise SettingError(f"evaluation.{name} must be at least 1, got 0; a run without evaluations has evaluation null")
             check_range(f"evaluation.{name}", value, 1, whole=True)
         check_range("evaluation.seed", seed, 0, whole=True)
+        check_range("evaluation.max_share", max_share, 0, open_low=True)
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.episodes, self.seed = episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
-        self.env, self.file, self.opponent = env, file, opponent
+        self.env, self.file, self.opponent, self.max_share = env, file, opponent, max_share
         self.table: CsvTable | None = None
         self.wrappers: list[Wrapper] = []
         """What other callbacks put around each environment."""
         self.variants: dict[str, Wrapper] = {}
         """Wrappers under whose names the policy is evaluated as well, in addition to the environment as it is."""
         self.evaluated_at, self.evaluations, self.continues = 0, 0, False
+        self.played, self.last_played = 0, 0
+        """Environment steps of all evaluations of the run, and of the last one."""
         self.reports_success = False
         """Whether any episode of the run, played here or learned from, has reported its success."""
 
@@ -151,7 +161,7 @@ class RolloutEvaluator(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.table = None if self.file is None else CsvTable(self.file, pl_module.counter, pl_module.say)
         if not self.continues:
-            self.evaluated_at, self.evaluations = pl_module.count, 0
+            self.evaluated_at, self.evaluations, self.played, self.last_played = pl_module.count, 0, 0, 0
 
     def on_run_continued(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Repeat the evaluation that was interrupted when the run was stopped."""
@@ -175,8 +185,25 @@ class RolloutEvaluator(pl.Callback):
 
     def _evaluate_if_due(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         count, last = algorithm.count, self.evaluated_at
-        if count // self.interval > last // self.interval or (algorithm.finished and last != count):
+        due = count // self.interval > last // self.interval and self.affords_one(trainer, algorithm)
+        if due or (algorithm.finished and last != count):
             self.evaluate(trainer, algorithm)
+
+    def is_bounded(self, algorithm: AlgorithmRun) -> bool:
+        """Return whether `max_share` counts: where no interval is given, in a run that counts environment steps."""
+        return algorithm.counter == "env_steps" and self.every_n_env_steps is None
+
+    def affords_one(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> bool:
+        """Return whether `max_share` leaves the environment steps of an evaluation now, and of one at the end.
+
+        An evaluation is expected to play as many steps as the last one, or as its episodes have on average in training.
+        """
+        if not self.is_bounded(algorithm):
+            return True
+        in_training = trainer.strategy.broadcast(self.episodes * algorithm.collector.statistics.mean_length)
+        expected = max(in_training * algorithm.spaces.rows * (1 + len(self.variants)), self.last_played)
+        now, at_end = self.max_share * algorithm.count, self.max_share * algorithm.length
+        return self.played + expected <= now and self.played + 2 * expected <= at_end
 
     def evaluate(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Play, each rank its share, log, write the file, and call `on_evaluation_end`; do nothing if a rank is asked to stop.
@@ -211,6 +238,9 @@ class RolloutEvaluator(pl.Callback):
         if len(played) < len(ranks):  # one was asked to stop
             return None
         self.evaluated_at, self.evaluations = algorithm.count, self.evaluations + 1
+        steps = sum(episode.length for parts in played for part in parts for episode in part)
+        self.last_played = steps * algorithm.spaces.rows
+        self.played += self.last_played
         episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
         statistics = algorithm.collector.statistics
         statistics.share_reports()
@@ -243,11 +273,13 @@ class RolloutEvaluator(pl.Callback):
             return None
 
     def state_dict(self) -> State:
-        return {"evaluated_at": self.evaluated_at, "evaluations": self.evaluations, "reports_success": self.reports_success}
+        names = ("evaluated_at", "evaluations", "played", "last_played", "reports_success")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state_dict: State) -> None:
         self.evaluated_at, self.continues = state_dict["evaluated_at"], True
         self.reports_success, self.evaluations = state_dict.get("reports_success", False), state_dict.get("evaluations", 0)
+        self.played, self.last_played = state_dict.get("played", 0), state_dict.get("last_played", 0)  # 0.1.0 did not count them
 
     @property
     def state_key(self) -> str:
@@ -268,7 +300,8 @@ class MultiEvaluator(RolloutEvaluator):
         if not evaluators:
             raise SettingError("MultiEvaluator needs at least one evaluator")
         first = evaluators[0]
-        super().__init__(every_n_env_steps=first.every_n_env_steps, every_n_updates=first.every_n_updates, file=file)
+        # 10 episodes: the name of its state in checkpoints
+        super().__init__(first.every_n_env_steps, 10, every_n_updates=first.every_n_updates, max_share=first.max_share, file=file)
         self.evaluators = evaluators
 
     def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import time
 from datetime import timedelta
 from functools import cached_property
@@ -12,12 +13,24 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from lightning_rl.callbacks.protocols import AlgorithmRun
-from lightning_rl.errors import printable
+from lightning_rl.callbacks.evaluation import RolloutEvaluator
+from lightning_rl.callbacks.opening import describe_run
+from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.errors import printable, short_number
 
+DIAGNOSTICS = {
+    "train/approx_kl": ("KL", 1),
+    "train/loss": ("loss", 1),
+    "train/critic_loss": ("critic loss", 1),
+    "train/entropy": ("entropy", 1),
+    "train/entropy_loss": ("entropy", -1),
+    "train/explained_variance": ("explained variance", 1),
+}
+"""What shows whether learning is healthy, by the metrics of the last row: their words and signs, as many as a terminal has room for."""
 SECONDS_BETWEEN_REFRESHES = 0.25
 SECONDS_BETWEEN_LINES = 60.0
 """In a log file."""
+BAR_WIDTH = 12
 
 
 class Output(Console):
@@ -28,10 +41,10 @@ class Output(Console):
 
 
 class EnvStepsProgressBar(ProgressBar):
-    """Environment steps (or updates) done of those planned, their number per second, mean return, and time left.
+    """What the run is, then environment steps (or updates) done of those planned, means of episodes, diagnostics, speed and time left.
 
-    A terminal shows a bar, a notebook a line that is kept up to date; elsewhere (a log file) a line appears about every minute and at the
-    end. Evaluations are printed as they come.
+    A terminal and a notebook show a bar; elsewhere (a log file) a line appears about every minute and at the end. Evaluations are
+    printed as they come, and once a hint where the policy without its randomness is much worse than with it.
     """
 
     def __init__(self) -> None:
@@ -39,7 +52,8 @@ class EnvStepsProgressBar(ProgressBar):
         self.enabled = True
         self.bar: Progress | None = None
         self.cell_output: Any = None
-        """A notebook's display of the line."""
+        """A notebook's display of the bar."""
+        self.hinted = False
 
     @cached_property
     def console(self) -> Console:
@@ -68,12 +82,14 @@ class EnvStepsProgressBar(ProgressBar):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.started = self.shown_at = time.monotonic()
         self.first = pl_module.count
+        for line in describe_run(trainer, pl_module):
+            self.print(line)
         if self.enabled and self.console.is_jupyter:  # rich's own bar would need ipywidgets
             from IPython.display import display
 
             self.cell_output = display({"text/plain": ""}, raw=True, display_id=True)
         elif self.enabled and self.live:
-            bar = BarColumn(bar_width=12, complete_style="green", finished_style="green")
+            bar = BarColumn(bar_width=BAR_WIDTH, complete_style="green", finished_style="green")
             text = TextColumn("{task.description}", style="none", markup=False)
             self.bar = Progress(bar, text, console=self.console, auto_refresh=False, transient=False)
             self.task = self.bar.add_task("", total=pl_module.length)
@@ -86,9 +102,10 @@ class EnvStepsProgressBar(ProgressBar):
         self.shown_at = now
         if self.bar is not None:
             done = min(pl_module.count, pl_module.length)
-            self.bar.update(self.task, completed=done, description=self.text(pl_module), refresh=True)
+            text = self.text(pl_module, self.console.width - BAR_WIDTH - 1)
+            self.bar.update(self.task, completed=done, description=text, refresh=True)
         elif self.cell_output is not None:
-            self.cell_output.update({"text/plain": self.text(pl_module)}, raw=True)
+            self.cell_output.update(self.cell(pl_module), raw=True)
         else:
             self.console.print(self.text(pl_module))
 
@@ -97,16 +114,39 @@ class EnvStepsProgressBar(ProgressBar):
         mean, deviation = metrics["eval/mean_reward"], metrics["eval/std_reward"]
         loss = f", validation loss {metrics['val/loss']:.4g}" if "val/loss" in metrics else ""
         current = metrics.get("eval/mean_reward_lesson")
-        where = "" if current is None else f" in the final lesson, {current:.1f} in the current one"
-        self.print(f"evaluation at {pl_module.count:,} {unit(pl_module)}: mean return {mean:.1f} ± {deviation:.1f}{where}{loss}")
+        where = "" if current is None else f" in the final lesson, {short_number(current)} in the current one"
+        result = f"mean return {short_number(mean)} ± {short_number(deviation)}{where}{loss}"
+        self.print(f"evaluation at {pl_module.count:,} {unit(pl_module)}: {result}")
+        sampled = pl_module.collector.statistics.metrics().get("rollout/ep_rew_mean")
+        without_chance = any(each.deterministic for each in callbacks_of(trainer, RolloutEvaluator))
+        if sampled is not None and without_chance and not self.hinted and mean < sampled - max(2 * deviation, 0.25 * abs(sampled)):
+            self.hinted = True
+            way_out = "judge what is sampled with evaluation.deterministic false, or lower the entropy that the policy is paid for"
+            self.print(f"hint: episodes of training return {short_number(sampled)}, with actions that are drawn; {way_out}")
 
-    def text(self, algorithm: AlgorithmRun) -> str:
-        """Return what is done of what is planned, the speed since the start, the mean return and the time left."""
+    def text(self, algorithm: AlgorithmRun, width: int | None = None) -> str:
+        """Return what is done of what is planned, means of episodes, diagnostics, the speed since the start and the time left.
+
+        `width`: letters that there is room for; what does not fit after the mean return is left out.
+        """
         seconds = max(time.monotonic() - self.started, 1e-9)
         speed = (algorithm.count - self.first) / seconds
         left = timedelta(seconds=round(max(0, algorithm.length - algorithm.count) / max(speed, 1e-9)))
-        done, name = f"{algorithm.count:,}/{algorithm.length:,}", unit(algorithm)
-        return printable(f"{done} {name} · {speed:,.0f} {name}/s · {algorithm.in_short()} · ETA {left}")
+        name = unit(algorithm)
+        mean, *others = algorithm.in_short().split(" · ")
+        before, after = [f"{algorithm.count:,}/{algorithm.length:,} {name}", mean], [f"{speed:,.0f} {name}/s", f"ETA {left}"]
+        found: Any = algorithm.trainer.callback_metrics
+        others += [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
+        for other in others:
+            if width is None or len(" · ".join([*before, other, *after])) <= width:
+                before.append(other)
+        return printable(" · ".join(before + after))
+
+    def cell(self, algorithm: AlgorithmRun) -> dict[str, str]:
+        """Return the bar of a notebook, in HTML and as text."""
+        text = self.text(algorithm)
+        bar = f'<progress value="{min(algorithm.count, algorithm.length)}" max="{algorithm.length}" style="width: 12em"></progress>'
+        return {"text/html": f"{bar} {html.escape(text)}", "text/plain": text}
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if self.bar is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import gymnasium as gym
@@ -42,6 +42,7 @@ class AlgorithmRun(Protocol):
 
     @property
     def learner_names(self) -> Sequence[str]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
     def finished_episodes(self) -> dict[str, list[Finished]]: ...
     def say(self, text: str) -> None: ...
     def make_opponent(self, name: str, num_rows: int) -> Opponent: ...

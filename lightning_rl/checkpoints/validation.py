@@ -205,6 +205,7 @@ RUN: Rules = {
     "callbacks?/*/reports_success?": FLAG,
     "callbacks?/BestModel?|RecordDemonstrations?|StopOnEvaluation?/best": MEASURE,
     "callbacks?/MultiEvaluator?|RolloutEvaluator?/evaluated_at": MEASURE,
+    "callbacks?/*/played?|last_played?": COUNT,
     "callbacks?/StopOnEvaluation?/since_best": MEASURE,
     "callbacks?/Curriculum?/lessons/*": COUNT,
     "callbacks?/Curriculum?/smoothed/*": NUMBER,

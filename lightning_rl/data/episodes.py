@@ -76,6 +76,11 @@ class EpisodeStatistics:
         self.finished.append(episode)
         self.episodes += 1
 
+    @property
+    def mean_length(self) -> float:
+        """Return the mean length of the last episodes, or before the first one ends what they have reached."""
+        return float(np.mean(self.lengths if self.lengths else self.running_length))
+
     def share_reports(self) -> None:
         """Let every rank know whether an episode of any rank has reported its success."""
         self.reports_success = any(of_all_ranks(self.reports_success))

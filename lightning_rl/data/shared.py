@@ -203,6 +203,11 @@ class JointStatistics:
         """Return whether any episode has reported its success."""
         return any(each.statistics.reports_success for each in self.collectors.values())
 
+    @property
+    def mean_length(self) -> float:
+        """Return the mean length of the last episodes, over behaviors."""
+        return float(np.mean([each.statistics.mean_length for each in self.collectors.values()]))
+
     def share_reports(self) -> None:
         """Let every rank know which behaviors have reported their success."""
         for each in self.collectors.values():

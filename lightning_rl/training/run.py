@@ -21,7 +21,7 @@ from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.errors import SettingError, printable
+from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
 from lightning_rl.training.hooks import HookedModule, has_kind
@@ -168,11 +168,13 @@ class Run(HookedModule):
         return {"": statistics.finished}
 
     def in_short(self) -> str:
-        """Return the mean return and what callbacks add to it, for the progress bar."""
+        """Return the means of episodes and what callbacks add to them, for the progress bar."""
         assert self.collector is not None
-        mean = self.collector.statistics.metrics().get("rollout/ep_rew_mean")
-        others = [callback.in_short() for callback in self._callbacks_with("in_short")]
-        return " · ".join(["return –" if mean is None else f"return {mean:.1f}", *others])
+        metrics = self.collector.statistics.metrics()
+        shown = {"return": "rollout/ep_rew_mean", "length": "rollout/ep_len_mean"}
+        means = [f"{word} {short_number(metrics[name])}" for word, name in shown.items() if name in metrics] or ["return –"]
+        means += [f"success {metrics['rollout/success_rate']:.0%}"] if "rollout/success_rate" in metrics else []
+        return " · ".join([*means, *(callback.in_short() for callback in self._callbacks_with("in_short"))])
 
     def say(self, text: str) -> None:
         """Print one line for the user, from one rank."""

@@ -30,7 +30,7 @@ from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, nearest, printable
-from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, quiet_tensorboard, set_up_wandb
+from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
@@ -386,6 +386,8 @@ class Trainer(EvaluatingTrainer):
             resume = f'trainer.fit(model, ckpt_path="{self.run_folder / "checkpoints" / "last.ckpt"}")'
         if resume is not None and not model.finished and self.stop.received is None:
             self.say(f"continue it: {resume}")
+        for command in filter(None, map(how_to_upload, self.loggers)):
+            self.say(f"upload it: {command}")
         best = next((each.path for each in callbacks_of(self, BestModel)), None)
         if best is not None and best.exists() and model.hparams["env"] is not None:
             here = f'lightning_rl.evaluate("{best}")' + ("" if in_notebook() else " in this program, which defines it")

@@ -198,7 +198,7 @@ def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys, monkeyp
     assert "curriculum: length goes to lesson 2 of 3, lesson 1 (0.75): reward" in said and "length 2/3" in said
     assert "lesson 3 of 3, final (2): progress 0.6 > 0.5 in lesson 1" in said
     told = [line for line in said.splitlines() if line.startswith("evaluation at")]
-    shown_of = [re.search(r" ± \d+\.\d in the final lesson, \d+\.\d in the current one$", line) is not None for line in told]
+    shown_of = [re.search(r" ± [\d.]+ in the final lesson, [\d.]+ in the current one$", line) is not None for line in told]
     assert shown_of == [True, True, False, False, False]
     judged = [(int(row["env_steps"]), row["eval/mean_reward_lesson"] != "") for row in rows if row["eval/mean_reward"]]
     assert judged == [(32, True), (64, True), (96, False), (128, False), (160, False)]  # the final lesson alone once it is reached

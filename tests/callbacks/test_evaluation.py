@@ -49,8 +49,8 @@ def test_each_environment_plays_its_own_share_however_short_its_episodes_are():
 
 def test_state_keys_stay_those_of_earlier_checkpoints():
     settings = "'episodes': 10, 'seed': 3, 'deterministic': True"
-    assert RolloutEvaluator(seed=3).state_key == "RolloutEvaluator{'env': None, " + settings + "}"
-    assert RolloutEvaluator(seed=3, env=Scripted).state_key == "RolloutEvaluator{'env': 'Scripted', " + settings + "}"
+    assert RolloutEvaluator(episodes=10, seed=3).state_key == "RolloutEvaluator{'env': None, " + settings + "}"
+    assert RolloutEvaluator(episodes=10, seed=3, env=Scripted).state_key == "RolloutEvaluator{'env': 'Scripted', " + settings + "}"
 
 
 def test_ranks_share_the_episodes_of_an_evaluation():
@@ -153,11 +153,30 @@ def test_episodes_end_at_the_limit_given_or_the_environments_own(settings, given
     player.close()
 
 
-@pytest.mark.parametrize("every, at", [(16, [16, 32, 48, 64, 80, 96]), (40, [48, 80, 96]), (1_000, [96]), (None, [16, 32, 48, 64, 80, 96])])
+@pytest.mark.parametrize("every, at", [(16, [16, 32, 48, 64, 80, 96]), (40, [48, 80, 96]), (1_000, [96])])
 def test_evaluations_come_every_so_many_steps_and_at_the_end(every, at):
     heard = Episodes()
     fit(tiny(PPO), callbacks=[RolloutEvaluator(every, episodes=1), heard])
     assert [env_steps for env_steps, _ in heard.heard] == at
+
+
+def evaluated_at(max_env_steps, **settings):
+    """Return where a run was evaluated whose environment has episodes of four steps, and how many steps evaluations played until then."""
+    heard = Episodes()
+    evaluator = RolloutEvaluator(**settings)
+    fit(tiny(PPO, env={"kwargs": {"period": 4}}, max_env_steps=max_env_steps), callbacks=[evaluator, heard])
+    return [env_steps for env_steps, _ in heard.heard], evaluator.played
+
+
+def test_without_an_interval_evaluations_play_at_most_a_tenth_of_the_runs_steps_and_lie_evenly():
+    assert evaluated_at(1_600, episodes=5) == ([208, 400, 608, 800, 1_008, 1_200, 1_408, 1_600], 8 * 20)
+    assert evaluated_at(1_600, episodes=10) == ([400, 800, 1_200, 1_600], 4 * 40)
+    assert evaluated_at(1_600, episodes=10, max_share=0.05) == ([800, 1_600], 2 * 40)
+    assert evaluated_at(1_600, episodes=100) == ([1_600], 400)  # the last weights are always evaluated
+
+
+def test_without_an_interval_there_are_at_most_twenty_evaluations():
+    assert evaluated_at(1_600, episodes=5, max_share=10.0) == (list(range(80, 1_601, 80)), 20 * 20)
 
 
 @pytest.mark.parametrize("arguments", [{"max_steps": 4}, {"limit_train_batches": 4, "max_epochs": 1}])

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
+from gymnasium import spaces
 from rich.console import Console
 
 from lightning_rl import PPO, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
-from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.data.episodes import EpisodeStatistics, Finished
+from lightning_rl.errors import short_number
+from lightning_rl.spaces import describe_space
 from tests.fitting import fit, tiny
 
-TEXT = r"[\d,]+/160 steps · [\d,]+ steps/s · return -?\d+\.\d · ETA \d:\d\d:\d\d"
+NUMBER = r"-?[\d,]+(\.\d+)?(e-\d+)?%?"
+TEXT = rf"[\d,]+/160 steps · return {NUMBER} ·( [a-zA-Z ]+ {NUMBER} ·)* [\d,]+ steps/s · ETA \d:\d\d:\d\d"
 
 
 def run(bar, model=None, **arguments):
@@ -39,7 +46,7 @@ def test_a_log_file_gets_about_one_line_a_minute_and_one_at_the_end(capsys, monk
     assert [line.partition("/")[0] for line in shown] == ["48", "96", "144", "160"]  # after 72, 144, 216 and 240 seconds
     assert "· 1 steps/s ·" in shown[0] and shown[0].endswith("ETA 0:02:48") and shown[-1].endswith("ETA 0:00:00")
     assert [line.partition(":")[0] for line in told] == ["evaluation at 80 steps", "evaluation at 160 steps"]
-    assert all(re.search(r"mean return -?\d+\.\d ± \d+\.\d$", line) for line in told)
+    assert all(re.search(r"mean return -?[\d.]+ ± [\d.]+$", line) for line in told)
 
 
 def test_a_short_run_prints_only_its_last_line(capsys):
@@ -60,13 +67,77 @@ def test_a_terminal_shows_a_bar_that_reaches_its_end():
 
 def test_speed_and_time_left_follow_from_the_clock(monkeypatch):
     bar, model = EnvStepsProgressBar(), run(EnvStepsProgressBar())
-    model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=EpisodeStatistics(1)))  # no episode has ended
+    statistics = EpisodeStatistics(1)  # no episode has ended
+    model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics, num_envs=1, name="CartPole-v1"))
     clock = iter([100.0, 110.0])
     monkeypatch.setattr("lightning_rl.callbacks.progress.time.monotonic", lambda: next(clock))
     model.env_steps, model.max_env_steps = 1_000, 21_000
-    bar.on_train_start(None, model)  # continues at 1,000
+    model.trainer.callback_metrics.clear()
+    bar.on_train_start(model.trainer, model)  # continues at 1,000
     model.env_steps = 6_000
-    assert bar.text(model) == "6,000/21,000 steps · 500 steps/s · return – · ETA 0:00:30"
+    assert bar.text(model) == "6,000/21,000 steps · return – · 500 steps/s · ETA 0:00:30"
+
+
+def test_a_run_begins_with_what_it_is(capsys):
+    model = tiny(PPO, "CartPole-v1", max_env_steps=160)
+    fit(model, callbacks=[EnvStepsProgressBar(), RolloutEvaluator(episodes=3)], enable_progress_bar=True)
+    lines = capsys.readouterr().out.splitlines()
+    begin = lines.index("PPO on CartPole-v1, 2 copies")
+    assert lines[begin : begin + 7] == [
+        "PPO on CartPole-v1, 2 copies",
+        "  observations  Box(4)",
+        "  actions       Discrete(2)",
+        "  learns        107 parameters on the CPU, 1 thread",  # 4·8 + 8 and 8·2 + 2 of the policy, 4·8 + 8 and 8 + 1 of the value
+        "  length        160 environment steps, no seed",
+        "  evaluation    3 episodes every 8 environment steps, at most 10% of the steps",
+        f"  folder        {Path.cwd()}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Box(0, 255, (64, 64, 3), np.uint8), "Box(64, 64, 3) uint8"),
+        (spaces.MultiDiscrete([3, 2]), "MultiDiscrete(3, 2)"),
+        (spaces.MultiBinary(4), "MultiBinary(4)"),
+        (spaces.Dict(arm=spaces.Box(-1, 1, (2,)), grip=spaces.Tuple([spaces.Discrete(2)])), "Dict(arm: Box(2), grip: Tuple(Discrete(2)))"),
+    ],
+)
+def test_a_space_is_told_in_a_few_words(space, words):
+    assert describe_space(space) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.012345, "0.0123"), (-1.5, "-1.5"), (211.7, "212"), (12_345.6, "12,346"), (3e-8, "3e-08"), (0, "0")]
+)
+def test_numbers_have_the_digits_that_say_something(number, text):
+    assert short_number(number) == text
+
+
+def test_what_a_narrow_terminal_has_no_room_for_is_left_out():
+    seen = []
+
+    class Look(EnvStepsProgressBar):
+        def text(self, algorithm, width=None):
+            seen.append((super().text(algorithm), super().text(algorithm, 75)))
+            return ""
+
+    run(Look())
+    assert seen and all("entropy" in whole and "entropy" not in short and len(short) <= 75 for whole, short in seen)
+
+
+@pytest.mark.parametrize("mean, hints", [(40.0, 1), (90.0, 0)])
+def test_a_policy_that_is_much_worse_without_its_randomness_is_pointed_at_once(capsys, mean, hints):
+    model = run(bar := EnvStepsProgressBar())
+    statistics = EpisodeStatistics(1)
+    statistics.add(Finished(100.0, None, {}, 10, {}))
+    model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics))
+    trainer, bar.hinted = model.trainer, False
+    trainer.callbacks = [RolloutEvaluator()]
+    for _ in range(2):
+        bar.on_evaluation_end(trainer, model, {"eval/mean_reward": mean, "eval/std_reward": 5.0})
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("hint: episodes of training return 100,")]
+    assert len(said) == hints
 
 
 def test_a_disabled_bar_prints_nothing(capsys):

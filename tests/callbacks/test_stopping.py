@@ -74,7 +74,8 @@ def test_lightnings_early_stopping_decides_once_for_an_evaluation_where_epochs_a
 def test_lightnings_early_stopping_follows_our_trainers_evaluations(tmp_path):
     model = tiny(PPO, max_env_steps=80)
     stop = EarlyStopping("eval/mean_reward", mode="max", patience=1)
-    Trainer(default_root_dir=tmp_path, accelerator="cpu", callbacks=[stop], logger=False, enable_progress_bar=False).fit(model)
+    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    Trainer(default_root_dir=tmp_path, callbacks=[stop], evaluation={"every_n_env_steps": 16}, **quiet).fit(model)
     assert model.env_steps == 32  # the environment always pays the same
 
 
