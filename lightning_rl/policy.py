@@ -1,6 +1,7 @@
 """Use a trained policy: `lrl.load_policy`, `lrl.evaluate`."""
 
 from contextlib import closing
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,13 +94,20 @@ class Policy:
         return {key: child for key, child in obs.items() if key not in self.hidden} if self.hidden else obs
 
 
-def load_policy(path: str | Path, map_location: str | torch.device = "cpu", behavior: str | None = None) -> Policy:
-    """Load the policy of a checkpoint, or of a run's folder (its `checkpoints/best.ckpt`); of several behaviors, that of the one named.
+def load_policy(source: str | Path | Run, map_location: str | torch.device = "cpu", behavior: str | None = None) -> Policy:
+    """Load the policy of a checkpoint, of a run's folder (its `checkpoints/best.ckpt`), or of an algorithm as it is now.
 
-    Raises `SettingError`: there is no such behavior; and see `Algorithm.load_from_checkpoint`.
+    Args:
+        source: a path, or an algorithm, whose policy is copied: learning on does not change what was loaded.
+        map_location: the device that acts.
+        behavior: which policy, where there are several.
+
+    Raises:
+        SettingError: there is no such behavior; and see `Algorithm.load_from_checkpoint`.
     """
-    algorithm = load_algorithm(path, behavior, map_location)
-    return Policy(algorithm.network.to(map_location), algorithm.spaces)
+    algorithm = choose_behavior(source, behavior) if isinstance(source, Run) else load_algorithm(source, behavior, map_location)
+    network = deepcopy(algorithm.network) if isinstance(source, Run) else algorithm.network
+    return Policy(network.to(map_location), algorithm.spaces)
 
 
 def load_algorithm(path: str | Path, behavior: str | None = None, map_location: str | torch.device = "cpu") -> Algorithm:

@@ -38,12 +38,14 @@ def make_schedule(name: str, setting: object, low: float = 0.0, high: float = fl
 
     Args:
         name: what the schedule is for, for messages.
-        setting: a number or a mapping, see `ScheduleSetting`.
+        setting: a number, a mapping or a function, see `ScheduleSetting`.
         low, high: limits of all values.
 
     Raises:
         SettingError: unknown schedule or key, a missing one, or a value out of range.
     """
+    if callable(setting):
+        setting = as_points(name, setting)
     if not isinstance(setting, Mapping):
         check_range(name, setting, low, high)
         return constant(float(setting))  # type: ignore[arg-type]
@@ -68,6 +70,20 @@ def make_schedule(name: str, setting: object, low: float = 0.0, high: float = fl
     return constant(**arguments) if kind == "constant" else linear(**arguments)
 
 
+def as_points(name: str, function: Callable[[float], float]) -> dict[str, Any]:
+    """Turn a function of progress into the setting of a schedule: straight lines through its values at every hundredth of the run.
+
+    So it can be saved: a checkpoint holds no code.
+    """
+    points = []
+    for k in range(101):
+        try:
+            points.append([k / 100, float(function(k / 100))])
+        except Exception as error:  # a user's function may raise anything
+            raise SettingError(f"{name}: the function of progress fails at {k / 100:g}: {type(error).__name__}: {error}") from error
+    return {"schedule": "piecewise", "points": points}
+
+
 class BuildSchedule:
     """A note in an annotation: the setting becomes a schedule."""
 
@@ -79,4 +95,5 @@ if TYPE_CHECKING:
     ScheduleSetting = Any  # given as a number or a mapping, and a `Schedule` from then on
 else:
     ScheduleSetting = Annotated[float | dict[str, Any], BuildSchedule()]
-    """A number, `{schedule: linear, start: 3e-4, end: 0.0}` or `{schedule: piecewise, points: [[0, 3e-4], [0.5, 1e-4], [1, 0]]}`."""
+    """A number, `{schedule: linear, start: 3e-4, end: 0.0}` or `{schedule: piecewise, points: [[0, 3e-4], [0.5, 1e-4], [1, 0]]}`; from
+    Python also a function of the progress from 0 to 1, see `as_points`."""

@@ -74,3 +74,14 @@ def test_a_ready_environment_is_refused(folder):
     fit(model).save_checkpoint(folder / "a.ckpt")
     with pytest.raises(SettingError, match=r"a\.ckpt was trained on a ready environment"):
         lrl.evaluate(folder / "a.ckpt")
+
+
+def test_the_policy_of_a_model_in_memory_acts_as_its_checkpoint_and_stays_when_the_model_learns_on(model):
+    acting, stored = lrl.load_policy(model), lrl.load_policy("best.ckpt")
+    obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    before = acting.act(obs)[0]
+    assert np.array_equal(before, stored.act(obs)[0])
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.zero_()
+    assert np.array_equal(acting.act(obs)[0], before) and not np.array_equal(lrl.load_policy(model).act(obs)[0], before)

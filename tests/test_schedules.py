@@ -2,8 +2,9 @@
 
 import pytest
 
+from lightning_rl import PPO
 from lightning_rl.errors import SettingError
-from lightning_rl.schedules import constant, linear, make_schedule, piecewise
+from lightning_rl.schedules import as_points, constant, linear, make_schedule, piecewise
 
 
 @pytest.mark.parametrize(("start", "end", "half"), [(3e-4, 1e-10, 1.5000005e-4), (0.2, 0.1, 0.15), (5e-3, 1e-5, 2.505e-3)])
@@ -68,3 +69,25 @@ def test_a_wrong_setting_is_refused_in_one_line_that_names_the_key(setting, word
         make_schedule("epsilon", setting, 0, 1)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_function_of_progress_is_kept_as_its_values_at_every_hundredth():
+    schedule = make_schedule("lr", lambda progress: (1 - progress) ** 2)
+    assert [schedule(x) for x in (0, 0.5, 0.99, 1)] == pytest.approx([1, 0.25, 0.0001, 0])
+    assert schedule(0.005) == pytest.approx((1 + 0.99**2) / 2)  # straight between 0 and 0.01
+    assert as_points("lr", lambda progress: progress)["points"][37] == [0.37, 0.37]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [(lambda progress: -progress, "must be >= 0"), (lambda: 1.0, "fails at 0"), (lambda progress: "fast", "fails at 0: ValueError")],
+)
+def test_a_function_that_is_no_schedule_is_refused_in_one_line(function, says):
+    with pytest.raises(SettingError, match=f"^lr.*{says}"):
+        make_schedule("lr", function)
+
+
+def test_a_run_with_a_function_saves_its_points_and_can_be_built_again_from_them():
+    given = PPO("CartPole-v1", net_arch=[8], learning_rate=lambda progress: 1e-3 * (1 - progress))
+    again = PPO(**given.hparams)
+    assert [model.schedules["learning_rate"](0.25) for model in (given, again)] == pytest.approx([7.5e-4] * 2)

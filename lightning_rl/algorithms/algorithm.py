@@ -62,9 +62,9 @@ class Algorithm(LearningRun):
     activation: str = "tanh"
     """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     encoder: str = "auto"
-    """For images: auto, mlp, simple, nature_cnn, resnet, match3 or fully_connected."""
+    """For images: auto, mlp, simple, nature_cnn, resnet, match3 or fully_connected; or a class of your own, see docs/your_own.md."""
     encoder_features: int = 512
-    """Width of an image encoding."""
+    """Width of an encoding."""
     entities: list[str] | None = None
     """Observations `Box(max_n, features)` that are sets of entities, by paths such as `robot.arm`; zeros are padding."""
     goals: list[str] | None = None

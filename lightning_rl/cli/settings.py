@@ -33,7 +33,7 @@ MODULE = re.compile(r"([a-zA-Z_]\w*)[.:][a-zA-Z_]")
 """How a class or environment of a module is named: `my_module.MyClass`, `my_module:MyEnv-v0`."""
 WHOLE_NUMBER = re.compile(r"\d+\.0*")
 """As sweeps write integers."""
-NAMES_A_CLASS = re.compile(rf"\b(class_path|env|env\.id|env\.wrappers|memory|{'|'.join(CLASSES)})\+?$")
+NAMES_A_CLASS = re.compile(rf"\b(class_path|env|env\.id|env\.wrappers|encoder|memory|{'|'.join(CLASSES)})\+?$")
 """Settings whose texts are class paths and environment ids; in others, such texts may be files."""
 
 

@@ -1,8 +1,12 @@
 """Settings of environments: which one to build, how many, and how to step them."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import gymnasium as gym
@@ -111,12 +115,13 @@ class EnvConfig:
         return self.atari and self.num_envs > 1
 
 
-Env = EnvConfig | str | Mapping[str, Any] | gym.vector.VectorEnv | Callable[[], gym.Env]
-"""What Python code may pass for `env`: settings, an id, a ready vector environment, or a function that builds one environment."""
+Env = EnvConfig | str | Mapping[str, Any] | gym.Env | gym.vector.VectorEnv | Callable[[], gym.Env]
+"""What Python code may pass for `env`: settings, an id, an environment that copies are made of, a ready vector environment, or a function
+that builds one environment."""
 
 
 def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]:
-    """Convert an id or a mapping to `EnvConfig`; return settings, ready vector environments and functions as they are."""
+    """Convert an id, a mapping or an environment to what builds such; return settings, ready vector environments and functions."""
     if isinstance(env, str):
         return EnvConfig(env)
     if isinstance(env, Mapping):
@@ -124,10 +129,30 @@ def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gy
             raise SettingError("env.id is missing; give the id of an environment such as CartPole-v1")
         return as_settings("env", EnvConfig, env)
     if isinstance(env, gym.Env):
-        raise SettingError("env is a single environment; pass its id, an EnvConfig, or a function that builds it")
+        return copies_of(env)
     if isinstance(env, EnvConfig | gym.vector.VectorEnv | SharedEnv) or callable(env):
         return env  # type: ignore[return-value]
     raise SettingError(f"env must be an id such as CartPole-v1 or an EnvConfig, got {env!r}")
+
+
+def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
+    """Return what builds environments like a ready one, which itself is never stepped: its id and arguments, or a function that copies it.
+
+    Raises `SettingError`: it was not made by `gymnasium.make` and cannot be copied.
+    """
+    spec = env.spec
+    if spec is not None and spec.id in gym.registry and not spec.additional_wrappers:
+        kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+        limit = None if spec.max_episode_steps == gym.spec(spec.id).max_episode_steps else spec.max_episode_steps
+        with suppress(TypeError):  # arguments that no file can hold
+            json.dumps(kwargs)
+            return EnvConfig(spec.id, kwargs=kwargs, max_episode_steps=limit)
+    try:
+        deepcopy(env)
+    except Exception as error:  # the environment of a user may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingError(f"env {env} cannot be copied ({reason}); pass its id, an EnvConfig, or a function that builds it") from error
+    return partial(deepcopy, env)
 
 
 def count_envs(env: object) -> int:

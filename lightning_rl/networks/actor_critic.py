@@ -9,10 +9,10 @@ from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses.policy_gradient import value_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
-from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import goal_mlp, orthogonal
 from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.networks.own_encoder import make_encoder
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Step, Tree
 from lightning_rl.value_transforms import ValueTransform, make_value_transform, scalar_to_support, support_to_scalar
@@ -107,7 +107,7 @@ class ActorCritic(PolicyNetwork):
         *,
         net_arch: Sequence[int] = (64, 64),
         activation: str = "tanh",
-        encoder: str = "auto",
+        encoder: str | type[nn.Module] = "auto",
         encoder_features: int = 512,
         entities: Sequence[str] = (),
         goals: Sequence[str] = (),
@@ -133,8 +133,8 @@ class ActorCritic(PolicyNetwork):
         self.critic_obs = list(critic_obs)
         self.shares = (memory is None if share_encoder is None else share_encoder) and not critic_obs
         observed = (spaces.observation, encoder, encoder_features, entities, goals)
-        self.actor_encoder = TreeEncoder(*observed, critic_obs)
-        self.critic_encoder = self.actor_encoder if self.shares else TreeEncoder(*observed)
+        self.actor_encoder = make_encoder(*observed, critic_obs)
+        self.critic_encoder = self.actor_encoder if self.shares else make_encoder(*observed)
         actor, critic = self.actor_encoder, self.critic_encoder
         self.memory = make_memory(memory, actor.num_features, actor.num_goal_features)
         self.critic_memory = self.memory if self.shares else make_memory(memory, critic.num_features, critic.num_goal_features)

@@ -11,10 +11,10 @@ from torch import Generator, Tensor, nn
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
-from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import EnsembleLinear, goal_mlp
 from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.networks.own_encoder import make_encoder
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
 
@@ -38,7 +38,7 @@ class Actor(PolicyNetwork):
         *,
         net_arch: Sequence[int] = (256, 256),
         activation: str = "relu",
-        encoder: str = "auto",
+        encoder: str | type[nn.Module] = "auto",
         encoder_features: int = 512,
         entities: Sequence[str] = (),
         goals: Sequence[str] = (),
@@ -50,7 +50,7 @@ class Actor(PolicyNetwork):
         check_observation_space(spaces.observation, entities, goals, critic_obs)
         self.critic_obs = list(critic_obs)
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
-        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals, critic_obs)
+        self.encoder = make_encoder(spaces.observation, encoder, encoder_features, entities, goals, critic_obs)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
         """Whether observations, if they are floats, are the features."""
@@ -99,14 +99,14 @@ class Critic(nn.Module):
         streams: int = 1,
         net_arch: Sequence[int] = (256, 256),
         activation: str = "relu",
-        encoder: str = "auto",
+        encoder: str | type[nn.Module] = "auto",
         encoder_features: int = 512,
         entities: Sequence[str] = (),
         goals: Sequence[str] = (),
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        self.encoder = TreeEncoder(space, encoder, encoder_features, entities, goals)
+        self.encoder = make_encoder(space, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
         self.heads = (num_choices, streams)

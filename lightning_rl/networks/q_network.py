@@ -9,10 +9,10 @@ from lightning_rl.distributions import make_epsilon_greedy
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses import q_learning as losses
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
-from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import NoisyLinear, goal_mlp
 from lightning_rl.networks.normalization import make_normalizer
+from lightning_rl.networks.own_encoder import make_encoder
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
 from lightning_rl.value_transforms import Identity, ValueTransform
@@ -138,7 +138,7 @@ class QNetwork(PolicyNetwork):
         streams: int = 1,
         net_arch: Sequence[int] = (64, 64),
         activation: str = "relu",
-        encoder: str = "auto",
+        encoder: str | type[nn.Module] = "auto",
         encoder_features: int = 512,
         entities: Sequence[str] = (),
         goals: Sequence[str] = (),
@@ -149,7 +149,7 @@ class QNetwork(PolicyNetwork):
         check_observation_space(spaces.observation, entities, goals)
         self.distribution = make_epsilon_greedy(spaces.action)
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
-        self.encoder = TreeEncoder(spaces.observation, encoder, encoder_features, entities, goals)
+        self.encoder = make_encoder(spaces.observation, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
         """Whether observations, if they are floats, are the features."""

@@ -280,6 +280,9 @@ def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = 
             raise SettingError(f"{shown(path)} names the module {module!r}; if you trust it, add --import {module} (or import it before)")
     if imported and (env_id := _unpackaged_path(settings)) is not None and not _may_build(env_id):
         raise SettingError(f"{shown(path)} names {shorten(env_id, 60)} as its environment, which is part of a library; pass env yourself")
+    for encoder in _own_encoders(settings):
+        if imported and _is_library(encoder.partition(".")[0]):
+            raise SettingError(f"{shown(path)} names {shorten(encoder, 60)} as an encoder, which is part of a library: do not trust it")
     for player in _scripted_players(settings):
         package = player.partition(".")[0]
         if imported and (package in sys.stdlib_module_names or _is_library(package)):
@@ -291,6 +294,12 @@ def _scripted_players(settings: Mapping[str, Any]) -> list[str]:
     opponents: list[Any] = [each.get("opponents") for each in mappings(settings)]
     names = [name for each in opponents if isinstance(each, list | tuple) for name in each]
     return [name for name in names if isinstance(name, str) and name != "random" and not Path(name).exists()]
+
+
+def _own_encoders(settings: Mapping[str, Any]) -> list[str]:
+    """Return the encoders that settings name by a path."""
+    named = [each.get("encoder") for each in mappings(settings)]
+    return [name for name in named if isinstance(name, str) and "." in name]
 
 
 def _unpackaged_path(settings: Mapping[str, Any]) -> str | None:
@@ -351,6 +360,7 @@ def _named(settings: Mapping[str, Any], path: str | Path) -> Iterator[tuple[str,
         yield env["id"].rpartition(".")[0], ""
     paths: list[object] = [each for each in wrappers if isinstance(each, str)]
     paths += [each[key] for each in mappings(settings) for key in ("class_path", "_instantiator") if key in each]
+    paths += _own_encoders(settings)
     for named in paths:
         if not isinstance(named, str):
             raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: a class_path must be a text")

@@ -17,7 +17,7 @@ from lightning_rl.errors import SettingError, check_choice, check_flag, check_ra
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import Memory
 from lightning_rl.rewards.settings import SignalSettings
-from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, make_schedule
+from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, as_points, make_schedule
 from lightning_rl.spaces import JOINT
 from lightning_rl.training.side_learners import CloningConfig
 
@@ -150,6 +150,12 @@ def complete_settings(algorithm: Any) -> dict[str, object]:
     cls, parameters = type(algorithm), settings_of(type(algorithm))
     defaults = {name: default_of(cls, each) for name, each in parameters.items() if each.default is not each.empty}
     settings = defaults | convert_integers(parameters, dict(zip(parameters, args, strict=False)) | kwargs)
+    scheduled = {
+        name for name, kinds in _kinds_of(cls).items() if any(isinstance(note, BuildSchedule) for _, notes in kinds for note in notes)
+    }
+    for name in scheduled & settings.keys():
+        if callable(function := settings[name]):
+            settings[name] = as_points(name, function)
     return {name: value for name, value in settings.items() if name != "spaces"}
 
 
@@ -172,6 +178,8 @@ def plain(value: object) -> Any:
         return None if any(hasattr(child, "_fields") for child in value) else [plain(child) for child in value]
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
     return value if isinstance(value, str | int | float | bool) else None
 
 

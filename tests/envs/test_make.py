@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import replace
 
 import gymnasium as gym
@@ -11,6 +12,8 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
+import lightning_rl as lrl
+from lightning_rl import PPO
 from lightning_rl.envs.config import EnvConfig, as_config, resolve_to_sync, resolve_vectorization, single_env_config
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.snapshot.vector import fingerprint
@@ -19,6 +22,7 @@ from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from tests.environments import Scripted, ScriptedDict
+from tests.fitting import fit
 
 
 def refusal(build, *args) -> str:
@@ -207,7 +211,6 @@ def test_a_wrapper_that_cannot_be_applied_is_reported(wrapper, says):
         ({"id": "CartPole-v1", "vectorization": "synk"}, "'synk'; did you mean sync?"),
         ({"id": "CartPole-v1", "autoreset": "SAME"}, "env.autoreset must be one of SAME_STEP, NEXT_STEP, DISABLED, got 'SAME'"),
         ({"id": "CartPole-v1", "vectorization": "native", "frame_stack": 2}, "env.frame_stack does not work with vectorization native"),
-        (Scripted(), "env is a single environment; pass its id, an EnvConfig, or a function that builds it"),
         (7, "env must be an id such as CartPole-v1 or an EnvConfig, got 7"),
     ],
 )
@@ -244,3 +247,33 @@ def test_warnings_of_simulators_go_to_the_log_and_not_to_stderr_or_a_file(env_id
     monkeypatch.chdir(tmp_path)
     make_env(EnvConfig(env_id, atari=atari)).close()
     assert capfd.readouterr().err == "" and list(tmp_path.iterdir()) == []
+
+
+def test_copies_of_a_ready_environment_are_made_from_its_id_and_arguments():
+    made = gym.make("Pendulum-v1", g=3.0, render_mode="rgb_array", max_episode_steps=7)
+    assert as_config(made) == EnvConfig("Pendulum-v1", kwargs={"g": 3.0}, max_episode_steps=7)
+
+
+@pytest.mark.parametrize(
+    "ready", [lambda: Scripted(period=3), lambda: gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: 2 * reward)]
+)
+def test_a_ready_environment_without_a_name_is_copied(ready):
+    env = ready()
+    copied, other = (as_config(env)() for _ in range(2))
+    copied.reset(seed=1)
+    env.reset(seed=1)
+    for (obs, reward, *_), (theirs, paid, *_) in [(copied.step(1), env.step(1)) for _ in range(2)]:
+        assert reward == paid and np.array_equal(obs, theirs)
+    assert copied is not other
+
+
+def test_an_environment_that_cannot_be_copied_is_refused_in_one_line():
+    env = Scripted()
+    env.lock = threading.Lock()
+    assert "cannot be copied" in (line := refusal(as_config, env)) and "a function that builds it" in line
+
+
+def test_a_run_learns_from_a_ready_environment_and_can_be_evaluated(tmp_path):
+    model = PPO(gym.make("CartPole-v1"), n_steps=2, batch_size=16, net_arch=[8], max_env_steps=32)
+    fit(model)
+    assert model.env_steps == 32 and lrl.evaluate(model, episodes=2, num_envs=2)["episodes"] == 2
