@@ -59,6 +59,7 @@ EXPORTS = {
     "Policy": "lightning_rl.policy",
     "load_policy": "lightning_rl.policy",
     "evaluate": "lightning_rl.policy",
+    "compare": "lightning_rl.reports.report",
     "export_policy": "lightning_rl.exporting.export",
     "SettingError": "lightning_rl.errors",
 }

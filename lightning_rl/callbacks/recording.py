@@ -24,7 +24,7 @@ from lightning_rl.demonstrations.recorder import RecordEpisodes, interleave_epis
 from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, name_episodes, pad_number, with_render_mode
 from lightning_rl.errors import RunStoppedError, SettingError, check_range
 from lightning_rl.loggers import going_on, read_rows
-from lightning_rl.reports.page import COLORS, label, new_figure, png
+from lightning_rl.reports.figures import COLORS, label, new_figure, png
 from lightning_rl.reports.runs import TRAINING, series
 from lightning_rl.types import State
 

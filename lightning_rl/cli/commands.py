@@ -27,10 +27,8 @@ from lightning_rl.exporting.export import export_policy
 from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.matches import describe_matches, play_matches
-from lightning_rl.reports.groups import make_sections
-from lightning_rl.reports.page import check_out, write
-from lightning_rl.reports.runs import find_runs
-from lightning_rl.reports.tables import make_tables, rliable
+from lightning_rl.reports.page import check_out
+from lightning_rl.reports.report import compare as compare_runs
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of
 from lightning_rl.training.trainer import Trainer
@@ -201,33 +199,22 @@ def export(options: Namespace) -> int:
 
 def compare(options: Namespace) -> int:
     """Print the results of runs, by algorithm, environment and settings; write a page with their learning curves."""
-    if options.versus and (options.out is not None or options.threshold is not None):
-        raise SettingError("compare --versus plays games and draws no curves: leave out --out and --threshold")
+    if options.versus and (options.out is not None or options.threshold is not None or options.diagnostics):
+        raise SettingError("compare --versus plays games and draws no curves: leave out --out, --threshold and --diagnostics")
     if options.versus:
         print(printable(describe_matches(play_matches(options.runs, options.games))))
         return 0
-    if "" in options.runs:
-        raise SettingError("'' is no folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
     if options.out == "":
         raise SettingError("--out '' is no file; name one that ends in .html")
-    if options.threshold is not None:
-        check_range("--threshold", options.threshold)
-    rliable("compare")
     out = None if options.out is None else Path(options.out)
     if out is not None:
         check_out(out)
-    runs, empty = find_runs([Path(run) for run in options.runs])
-    sections = make_sections(runs)
-    remarks = [f"{folder} is left out: it has no returns yet." for folder in empty]
+    if options.threshold is not None:
+        check_range("--threshold", options.threshold)
+    report = compare_runs(*options.runs, threshold=options.threshold, diagnostics=options.diagnostics)
     if out is not None:
-        write(out, sections, options.threshold, remarks)
-    for section in sections:
-        print(*map(printable, (section.title, *section.notes())), sep="\n")
-        for table in make_tables(section, options.threshold):
-            print(printable(f"\n{table.text()}"))
-        print()
-    for remark in remarks:
-        print(printable(remark))
+        report.write(out)
+    print(report)
     if out is not None:
         print(printable(f"report: {out}, picture: {out.with_suffix('.png')}"))
     return 0

@@ -153,6 +153,7 @@ def compare_parser() -> Parser:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or one of runs such as runs/PPO/CartPole-v1")
     parser.add_argument("--out", metavar="FILE.html", help="write a page with the curves, and the picture next to it as .png")
     parser.add_argument("--threshold", metavar="R", type=float, help="report how long it took to a mean return of R")
+    parser.add_argument("--diagnostics", action="store_true", help="with --out: show KL, entropy, losses and others too")
     parser.add_argument("--versus", action="store_true", help="let runs, or checkpoints, of a game play each other, drawing their moves")
     parser.add_argument("--games", type=int, default=100, help="with --versus: games of each pair, half of them in each seat (100)")
     return parser

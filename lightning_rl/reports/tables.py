@@ -87,6 +87,11 @@ class Table:
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
         return "\n  ".join([self.title, *lines])
 
+    def tagged(self) -> Iterator[tuple[list[str], str]]:
+        """Yield rows with the tag of their cells in HTML, the columns first."""
+        yield self.columns, "th"
+        yield from ((row, "td") for row in self.rows)
+
 
 def make_tables(section: Section, threshold: float | None) -> Iterator[Table]:
     """Return all tables of a section."""

@@ -14,9 +14,10 @@ import pytest
 from matplotlib.text import Text
 from pytorch_lightning import seed_everything
 
-from lightning_rl import PPO, EnvConfig, Trainer
+import lightning_rl as lrl
+from lightning_rl import PPO, EnvConfig, SettingError, Trainer
+from lightning_rl.reports.figures import draw_diagnostics, line_styles, make_figure, png
 from lightning_rl.reports.groups import make_sections
-from lightning_rl.reports.page import line_styles, make_figure, png
 from lightning_rl.reports.runs import find_runs
 from tests.command_line import TINY, run
 from tests.reports.folders import write_run
@@ -69,8 +70,9 @@ def test_the_page_stands_alone_and_is_the_same_each_time(two_groups, capfd):
     status, out, err = run("compare PPO A2C alone --threshold 50 --out report.html", capfd)
     assert (status, err) == (0, "") and out.endswith("report: report.html, picture: report.png\n")
     page, picture = (two_groups / "report.html").read_text(), (two_groups / "report.png").read_bytes()
-    assert "<script" not in page and "<link" not in page and not re.search(r'(src|href)="(?!data:image/png;base64,)', page)
-    assert "Mine&lt;b&gt;-v0" in page and "<b>" not in page
+    assert "<script" not in page and "<link" not in page and not re.search(r'src="(?!data:image/png;base64,)|="(https?:)?//', page)
+    assert '<a href="PPO/v0">PPO/v0</a>' in page
+    assert "Mine&lt;b&gt;-v0" in page and "<b>" not in page and page.index("<img") < page.index("<table")
     assert "PPO has one seed: there is no interval." in page and "PPO over A2C" in page
     pictures = [base64.b64decode(found) for found in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
     sizes = [struct.unpack(">II", each[16:24]) for each in [*pictures, picture]]
@@ -247,3 +249,37 @@ def test_a_dollar_is_no_formula_in_a_picture(folder, capfd):
         pixels.append(title.get_window_extent().width)
         shutil.rmtree(folder / "run")
     assert pixels[0] > pixels[1]  # two dollars wider; a formula is narrower
+
+
+def test_videos_of_a_run_are_linked_from_where_the_page_lies(two_groups, capfd):
+    (two_groups / "A2C/v0/videos").mkdir()
+    (two_groups / "A2C/v0/videos/a b.mp4").touch()
+    (two_groups / "pages").mkdir()
+    assert run("compare A2C --out pages/report.html", capfd)[0] == 0
+    assert '<a href="../A2C/v0/videos/a%20b.mp4">a b.mp4</a>' in (two_groups / "pages/report.html").read_text()
+
+
+def test_diagnostics_are_drawn_on_demand_for_runs_that_have_them(two_groups, capfd):
+    (two_groups / "A2C/v0/metrics.csv").write_text("env_steps,train/entropy_loss,train/approx_kl\n100,-0.5,\n200,-0.4,0.01\n")
+    pages = []
+    for option in ("", "--diagnostics"):
+        assert run(f"compare A2C PPO {option} --out report.html", capfd)[0] == 0
+        pages.append((two_groups / "report.html").read_text())
+    assert [page.count("<summary>Diagnostics</summary>") for page in pages] == [0, 1]
+    sections = make_sections(find_runs([two_groups / "A2C"])[0])
+    panels = [axes for axes in draw_diagnostics(sections[0], line_styles(sections)).axes if axes.get_visible()]
+    assert [axes.get_title("left") for axes in panels] == ["train/approx_kl", "train/entropy_loss"]
+    (entropy,) = [line for line in panels[1].lines if len(line.get_xdata())]
+    assert (list(entropy.get_xdata()), list(entropy.get_ydata())) == ([100, 200], [-0.5, -0.4])
+
+
+def test_python_gets_the_figure_and_the_tables_of_the_command_line(two_groups, capfd):
+    _, out, _ = run("compare A2C PPO --threshold 5", capfd)
+    report = lrl.compare("A2C", Path("PPO"), threshold=5)
+    assert f"{report}\n" == out
+    assert [axes.get_title("left") for panel in report.figure.subfigs for axes in panel.axes] == ["CartPole-v1"]
+    assert report.tables[0].title == "Final evaluation, mean return" and report._repr_png_().startswith(b"\x89PNG")
+    report.write("report.html")
+    assert (two_groups / "report.png").exists()
+    with pytest.raises(SettingError, match="there is no such folder"):
+        lrl.compare("nowhere")
