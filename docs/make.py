@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning_rl
+from lightning_rl.config_files import read_config
 from lightning_rl.training.settings import default_of, settings_of
 
 DOCS = Path(__file__).resolve().parent
@@ -29,6 +30,18 @@ FORMULAS = {
     "BehavioralCloning": tuple(f"losses.imitation.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
 }
 """The pure functions that the loss of each algorithm, or what it is compared with, is made of."""
+EXAMPLES = {
+    "PPO": ("ppo/cartpole", "Acrobot-v1", ""),
+    "A2C": ("a2c/cartpole", "Acrobot-v1", ""),
+    "IMPALA": ("impala/cartpole", "Acrobot-v1", ""),
+    "POCA": ("poca/sacrifice", "lightning_rl.envs.games.sacrifice", " --model.max_env_steps 10000"),
+    "SAC": ("sac/pendulum", "Pendulum-v1", " --model.max_env_steps 20000"),
+    "DQN": ("dqn/cartpole", "CartPole-v1", " --model.max_env_steps 50000"),
+    "TD3": ("td3/pendulum", "Pendulum-v1", " --model.max_env_steps 20000"),
+    "EvolutionStrategies": ("es/cartpole", "CartPole-v1", ""),
+    "BehavioralCloning": ("bc/cartpole", "CartPole-v1", " --model.dataset cartpole/expert-v0"),
+}
+"""A packaged config of each algorithm, an environment to begin with, and what else that needs."""
 
 
 def pages() -> dict[str, str]:
@@ -49,16 +62,24 @@ def page(name: str) -> str:
         text,
         f"Code: [{file}](../../lightning_rl/algorithms/{file}). `lightning-rl fit --model.help {name}` tells types too.",
         "## Equations",
-        equations(name, cls),
-        "## What goes with it",
+        equations(cls),
+        "## Can I use it",
         abilities(file),
+        "## Example",
+        example(name),
         "## Settings",
         f"Beside those of [every algorithm](common.md){without and f', but for {without}'}:",
         table(cls, own_settings(cls)),
         "## Metrics",
         f"Beside those of [every algorithm](common.md): {metrics}",
-        "## Configs",
+        "## Details",
+        f"[{file}](../../lightning_rl/algorithms/{file}) holds the loop and the losses; these functions hold their arithmetic:",
+        details(name),
+        "## Results",
+        "What packaged configs reached, and on [the zoo's page](../zoo.md) what others report:",
         configs(name),
+        "## Replicate",
+        replicate(name),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -78,7 +99,7 @@ def docstring(thing: Any) -> str:
 def escaped(text: str) -> str:
     """Return a text as Markdown, addresses as links; bars, asterisks and angles outside of code are no markup."""
     parts = inspect.cleandoc(text).split("`")
-    parts[::2] = [re.sub(r"([*|<])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([*|<_{}])", r"\\\1", part) for part in parts[::2]]
     return re.sub(r"(https://[^\s,)]+)", r"<\1>", "`".join(parts))
 
 
@@ -117,15 +138,36 @@ def unless_given(value: Any) -> str:
     return f"`{value}`" if isinstance(value, str | float) else ""
 
 
-def equations(name: str, cls: type) -> str:
-    """Quote the docstrings of the algorithm's losses and of the pure functions below them."""
-    own = [(f"`{key}`", each) for key, each in vars(cls).items() if inspect.isfunction(each) and re.search(r"[=θπαμ½]", docstring(each))]
-    pure = []
+def equations(cls: type) -> str:
+    """Quote the docstrings of the algorithm's losses."""
+    own = {key: each for key, each in vars(cls).items() if inspect.isfunction(each) and re.search(r"[=θπαμ½]", docstring(each))}
+    return "\n".join(f"- `{key}`: {in_a_line(each)}" for key, each in own.items())
+
+
+def details(name: str) -> str:
+    """Quote the docstrings of the pure functions that the algorithm's losses call, and say where they are."""
+    lines = []
     for path in FORMULAS[name]:
         module, _, function = path.rpartition(".")
-        file = f"{module.replace('.', '/')}.py"
-        pure.append((f"[{file}](../../lightning_rl/{file}) `{function}`", getattr(import_module(f"lightning_rl.{module}"), function)))
-    return "\n".join(f"- {place}: {in_a_line(each)}" for place, each in [*own, *pure])
+        file, found = f"{module.replace('.', '/')}.py", getattr(import_module(f"lightning_rl.{module}"), function)
+        lines.append(f"- [{file}](../../lightning_rl/{file}) `{function}`: {in_a_line(found)}")
+    return "\n".join(lines)
+
+
+def example(name: str) -> str:
+    """Return a command that learns with default settings."""
+    env, more = EXAMPLES[name][1:]
+    return f"```bash\nlightning-rl fit --model {name} --model.env.id {env}{more}\n```"
+
+
+def replicate(name: str) -> str:
+    """Return the commands that gave a result, for one seed; 2 and 3 were run too."""
+    config = EXAMPLES[name][0]
+    settings = read_config(config)["model"]["init_args"]["env"]
+    env_id = settings if isinstance(settings, str) else settings["id"]
+    run = f"runs/{name}/{env_id.rpartition(':')[2].replace('/', '_')}/replicated"
+    fit = f"lightning-rl fit --config {config} --seed_everything 1 --trainer.run_name replicated"
+    return f"```bash\n{fit}\nlightning-rl evaluate --ckpt_path {run} --episodes 100 --seed 50000\n```"
 
 
 def in_a_line(function: Any) -> str:
@@ -145,8 +187,9 @@ def marks() -> dict[str, dict[str, str]]:
 def abilities(file: str) -> str:
     """Return the algorithm's row of the README's table."""
     row = list(marks()[file].items())[3:]
-    lines = [f"- {name}{' actions' * (k < 3)}: {mark.replace('✓', 'yes') or 'no'}" for k, (name, mark) in enumerate(row)]
-    return "\n".join(lines).replace("](docs/", "](../")
+    names = [f"{name}{' actions' * (k < 3)}" for k, (name, _) in enumerate(row)]
+    lines = [names, ["---"] * len(row), [mark.replace("✓", "yes") or "no" for _, mark in row]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("](docs/", "](../")
 
 
 def configs(name: str) -> str:

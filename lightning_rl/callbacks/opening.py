@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,7 +17,7 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
     """Return lines about a run that is about to begin or to go on."""
     name, collector, spaces = type(algorithm).__name__, algorithm.collector, algorithm.spaces
     behaviors = f", behaviors {', '.join(algorithm.learner_names)}" if algorithm.learner_names else ""
-    copies = f"{collector.num_envs} copies" if collector.num_envs > 1 else "1 copy"
+    copies = "" if collector.n_steps == math.inf else f", {collector.num_envs} cop{'ies' if collector.num_envs > 1 else 'y'}"
     parameters = [parameter for parameter in algorithm.parameters() if parameter.requires_grad]
     threads = torch.get_num_threads()
     cpu = f"the CPU, {threads} thread{'s' * (threads > 1)}"
@@ -26,7 +27,7 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
     seed = settings.get("seed_everything")
     at = f", continued at {algorithm.count:,}" if algorithm.count else ""
     return [
-        f"{name} on {collector.name}, {copies}{behaviors}",
+        f"{name} on {collector.name}{copies}{behaviors}",
         f"  observations  {describe_space(spaces.observation)}",
         f"  actions       {describe_space(spaces.action)}{', masked' if spaces.masked else ''}",
         f"  learns        {sum(each.numel() for each in parameters):,} parameters on {device}{ranks}",

@@ -156,6 +156,8 @@ def complete_settings(algorithm: Any) -> dict[str, object]:
     for name in scheduled & settings.keys():
         if callable(function := settings[name]):
             settings[name] = as_points(name, function)
+    if isinstance(encoder := settings.get("encoder"), type):  # a checkpoint holds its path
+        settings["encoder"] = f"{encoder.__module__}.{encoder.__qualname__}"
     return {name: value for name, value in settings.items() if name != "spaces"}
 
 
@@ -178,8 +180,6 @@ def plain(value: object) -> Any:
         return None if any(hasattr(child, "_fields") for child in value) else [plain(child) for child in value]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
     return value if isinstance(value, str | int | float | bool) else None
 
 

@@ -219,7 +219,7 @@ def test_a_run_counts_updates(tmp_path, capsys):
     assert not {"env_steps", "rollout/episodes", "rollout/ep_rew_mean"} & rows[0].keys()
     assert {row["updates"] for row in read_rows(folder / "evaluations.csv")} == {"16", "32", "40"}
     assert {"updates=32.ckpt", "updates=40.ckpt", "best.ckpt", "last.ckpt"} <= {path.name for path in (folder / "checkpoints").iterdir()}
-    assert "40/40 updates · " in out and " updates/s · loss " in out
+    assert "40/40 updates · loss " in out and " updates/s · ETA " in out
     assert "evaluation at 32 updates: mean return" in out and ", validation loss " in out
     assert "to learn from" in out
 
