@@ -7,15 +7,17 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from lightning_rl import MODELS, __version__
-from lightning_rl.errors import LostRankError, SettingError, nearest, printable
+from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
 from lightning_rl.startup import INTERRUPTED, ROOT, config_folder, find_modules_here, leave_when_interrupted, raise_when_interrupted
 
 HELP = """usage: lightning-rl <subcommand> [options]
 
   fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
+  tune        search:    lightning-rl tune --config ppo/cartpole --trials 20 --jobs 2      for better settings
   evaluate    play:      lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   validate    play:      lightning-rl validate --ckpt_path RUN      the episodes of the run's evaluations
   test        play:      lightning-rl test --ckpt_path RUN          100 episodes that no evaluation has seen
@@ -41,7 +43,20 @@ Print the algorithms and the packaged configs, each with a line about it.
 Subcommand = Callable[[list[str], list[str]], int]
 """Takes the arguments behind its name and the modules to import; returns the exit status."""
 
-SUBCOMMANDS = ("fit", "evaluate", "validate", "test", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
+SUBCOMMANDS = (
+    "fit",
+    "tune",
+    "evaluate",
+    "validate",
+    "test",
+    "collect",
+    "record",
+    "compare",
+    "export",
+    "import-mlagents",
+    "import-zoo",
+    "list",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -119,6 +134,7 @@ def run(argv: list[str]) -> int:
     raise_when_interrupted()
     subcommands: dict[str, Subcommand] = {
         "fit": fit.fit,
+        "tune": tune,
         "evaluate": commands.evaluate,
         "validate": commands.validate,
         "test": commands.test,
@@ -130,6 +146,15 @@ def run(argv: list[str]) -> int:
         "import-zoo": commands.print_zoo_config,
     }
     return subcommands[subcommand](arguments, common.modules)
+
+
+def tune(arguments: list[str], imports: list[str]) -> int:
+    """Search for settings, if Optuna is installed, which no other subcommand needs."""
+    if find_spec("optuna") is None:
+        raise missing_extra("optuna", "tune", "lightning-rl tune")
+    from lightning_rl.cli import tune as subcommand
+
+    return subcommand.tune(arguments, imports)
 
 
 def take_subcommand(arguments: list[str]) -> str | None:

@@ -1,0 +1,222 @@
+"""The subcommand `tune`: search for settings, each trial an ordinary run of `fit`."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+from argparse import ArgumentError
+from collections.abc import Iterable, Mapping
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from lightning_rl.callbacks.checkpoints import BestModel, interval_of
+from lightning_rl.callbacks.evaluation import RolloutEvaluator
+from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.checkpoints.files import last_generation
+from lightning_rl.cli.commands import Parser
+from lightning_rl.cli.fit import CLI, one_line_errors, redirect_notices
+from lightning_rl.cli.settings import OPTIONS, check_option, read_arguments
+from lightning_rl.errors import SettingError, nearest, printable
+from lightning_rl.startup import find_modules_here
+from lightning_rl.training.run_folder import environment_name
+from lightning_rl.tuning.report import draw_study, write_best, write_trials
+from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space
+from lightning_rl.tuning.study import PRUNERS, SAMPLERS, Objective, Study, StudySettings
+from lightning_rl.tuning.trials import Ask, ReportEvaluations, RunPlan
+
+REFUSED = {
+    "seed_everything": "the runs of a trial have the seeds 1 to --seeds, and --seed is that of the draws",
+    "ckpt_path": "a study continues by itself when its command is repeated",
+    "force": "a study continues when its command is repeated; name another folder, --out",
+    "print_config": "print it with fit",
+    "help_all": "see lightning-rl fit --help_all",
+    "trainer.run_name": "the runs of a study are named after their trials",
+    "trainer.default_root_dir": "name the folder of the study, --out",
+}
+"""Options of `fit` that a study sets itself, and what to do instead."""
+
+
+class CheckingCLI(CLI):
+    """Builds the algorithm and the Trainer, and does not train."""
+
+    def fit(self, **arguments: Any) -> None:
+        """Do nothing."""
+
+
+class TrialCLI(CLI):
+    """Trains a run of a trial, from its last checkpoint if there is one."""
+
+    def __init__(self, plan: RunPlan, ask: Ask) -> None:
+        self.plan, self.ask = plan, ask
+        super().__init__(["fit", *read_arguments(plan.fit_options)], list(plan.imports))
+
+    def fit(self, model: Any, init_from: str | None = None, **arguments: Any) -> None:
+        """Train, and report evaluations."""
+        trainer: Any = self.trainer
+        monitor = callbacks_of(trainer, BestModel)[0].monitor
+        trainer.callbacks.append(ReportEvaluations(self.ask, monitor))
+        run = self.plan.root / type(model).__name__ / environment_name(model.env) / self.plan.name
+        if last_generation(run / "checkpoints") is None:  # new, or killed before it saved anything
+            trainer.fit(model, init_from=init_from, force=True)
+        else:
+            trainer.fit(model, ckpt_path="last")
+
+
+def train(plan: RunPlan, ask: Ask) -> None:
+    """Train a run of a trial, in a process of its own."""
+    find_modules_here(plan.imports)
+    for module in plan.imports:
+        importlib.import_module(module)
+    redirect_notices()
+    with one_line_errors(ArgumentError, MisconfigurationException):
+        TrialCLI(plan, ask)
+
+
+def tune(arguments: list[str], imports: list[str]) -> int:
+    """Search for settings, and print a line for each trial."""
+    parser = make_parser()
+    options, others = parser.parse_known_args(arguments)
+    check_options(others, [action.dest for action in parser._actions])
+    redirect_notices()
+    settings = StudySettings(**{name: getattr(options, name) for name in vars(StudySettings())})
+    base = check(others, imports)
+    objective = find_objective(base)
+    space = read_space(find_space(options.space, type(base.model)))
+    check_space(space, others, imports, type(base.model))
+    folder = options.out or Path("studies") / f"{type(base.model).__name__}_{environment_name(base.model.env)}"
+    config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
+    make_plan = partial(plan_run, folder, space, others, imports)
+    study = Study(folder, space, settings, objective, config, train, make_plan, say)
+    report = partial(write_files, study, others, imports)
+    study.run(report)
+    report()
+    if study.received is not None:
+        say(f"stopped by {study.received.name}; continue: {command_line(arguments, imports)}")
+        if study.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + study.received)
+    print_results(study)
+    return 0
+
+
+def make_parser() -> Parser:
+    """Return the parser of the options that `fit` does not have."""
+    parser = Parser("tune", "Search for settings. All options of fit may follow: lightning-rl fit --help.")
+    default = StudySettings()
+    parser.add_argument("--space", metavar="FILE", help="which settings vary, in YAML (the algorithm's packaged space)")
+    parser.add_argument("--trials", type=int, default=default.trials, help=f"how many trials ({default.trials})")
+    parser.add_argument("--jobs", type=int, default=default.jobs, help=f"how many run at a time ({default.jobs})")
+    parser.add_argument("--seeds", type=int, default=default.seeds, help=f"runs of each trial, with the seeds 1, 2, … ({default.seeds})")
+    parser.add_argument("--sampler", default=default.sampler, help=f"{', '.join(SAMPLERS)} ({default.sampler})")
+    parser.add_argument("--pruner", default=default.pruner, help=f"{', '.join(PRUNERS)} ({default.pruner})")
+    first = f"trials drawn at random, and to complete before any is pruned ({default.startup_trials})"
+    parser.add_argument("--startup_trials", type=int, default=default.startup_trials, help=first)
+    parser.add_argument("--seed", type=int, default=default.seed, help=f"of the draws ({default.seed})")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the study and its runs (studies/<algorithm>_<environment>)")
+    return parser
+
+
+def check_options(others: Iterable[str], own: list[str]) -> None:
+    """Raise `SettingError` for an option that neither `tune` nor `fit` has, and for one that a study sets itself."""
+    for option in others:
+        name = option.removeprefix("--").partition("=")[0]
+        if option.startswith("--") and name:
+            if name in REFUSED:
+                raise SettingError(f"tune does not take --{name}: {REFUSED[name]}")
+            if name.partition(".")[0] not in OPTIONS:
+                raise SettingError(f"--{name} is not an option of tune{nearest(name, [*own, *OPTIONS])}")
+
+
+def check(options: list[str], imports: list[str]) -> CheckingCLI:
+    """Build the algorithm and the Trainer of a run, which refuse wrong settings."""
+    logging.disable(logging.WARNING)  # notices about a run that does not begin
+    try:
+        with redirect_stdout(StringIO()), one_line_errors(ArgumentError, MisconfigurationException):
+            return CheckingCLI(["fit", *read_arguments(options)], imports)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def find_objective(base: CheckingCLI) -> Objective:
+    """Return what the runs are compared by. Raises `SettingError`: they are not evaluated or saved, or need several processes."""
+    trainer: Any = base.trainer
+    evaluators, savers = callbacks_of(trainer, RolloutEvaluator), callbacks_of(trainer, BestModel)
+    if not evaluators:
+        raise SettingError("tune compares runs by their evaluations: leave out evaluation null")
+    if not savers:
+        raise SettingError("tune continues trials from their checkpoints: leave out checkpoint null, enable_checkpointing and fast_dev_run")
+    if trainer.world_size > 1:
+        raise SettingError(
+            "tune trains each run in one process: leave out trainer.devices and strategy; --jobs runs several trials at a time"
+        )
+    interval = interval_of("evaluation", evaluators[0], base.model, 20)
+    return Objective(savers[0].monitor, savers[0].mode, interval, base.model.length)  # type: ignore[arg-type]
+
+
+def check_space(space: SearchSpace, options: list[str], imports: list[str], algorithm: type) -> None:
+    """Raise `SettingError` for a setting that does not exist, and for values that it does not permit.
+
+    The first values of all settings are tried together, then the second ones, and so on. A setting is wrong if it is also refused alone:
+    what a combination makes wrong fails in its trial.
+    """
+    try:
+        for each in space.dimensions:
+            check_option(f"--{each.path}", algorithm)
+        samples = [(each, each.samples()) for each in space.dimensions]
+        for number in range(max(len(values) for _, values in samples)):
+            chosen = [each.option(values[number % len(values)]) for each, values in samples]
+            try:
+                check([*options, *chosen], imports)
+            except SettingError:
+                for option in chosen:
+                    check([*options, option], imports)
+    except SettingError as error:
+        raise SettingError(f"{space.source}: {error}") from error
+
+
+def plan_run(
+    folder: Path, space: SearchSpace, options: list[str], imports: list[str], number: int, values: Mapping[str, Any], seed: int
+) -> RunPlan:
+    """Return a run of a trial."""
+    name = f"trial_{number}_seed_{seed + 1}"
+    return RunPlan((*options, *space.options(values)), folder, name, seed + 1, tuple(imports), folder / "logs" / f"{name}.txt")
+
+
+def write_files(study: Study, options: list[str], imports: list[str]) -> None:
+    """Write the table of trials, and the config of the best one."""
+    write_trials(study)
+    best = study.best
+    if best is not None:
+        config = check([*options, *study.space.options(best.params)], imports).config_dump
+        write_best(study, {name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")})
+
+
+def print_results(study: Study) -> None:
+    """Print what was found and where it is. Raises `SettingError`: no trial could be completed."""
+    best = study.best
+    if best is None:
+        errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]
+        raise SettingError(f"none of {len(study.trials)} trials is complete" + (f"; the last failed: {errors[-1]}" if errors else ""))
+    picture, remark = draw_study(study)
+    say(f"best: trial {best.number}, {study.objective.monitor} {best.value:.2f}: {study.space.describe(best.params)}")
+    if remark:
+        say(remark)
+    say(f"trials: {study.folder / 'trials.csv'}, picture: {picture}")
+    say(f"train with the best settings: {join(['lightning-rl', 'fit', '--config', str(study.folder / 'best.yaml')])}")
+
+
+def command_line(arguments: list[str], imports: list[str]) -> str:
+    """Return the command that continues the study."""
+    return join(["lightning-rl", "tune", *(part for module in imports for part in ("--import", module)), *arguments])
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(printable(line), flush=True)
