@@ -94,9 +94,9 @@ def tune(arguments: list[str], imports: list[str]) -> int:
     config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
     make_plan = partial(plan_run, folder, space, others, imports)
     study = Study(folder, space, settings, objective, config, train, make_plan, say)
-    report = partial(write_files, study, others, imports)
-    study.run(report)
-    report()
+    results = Results(study, others, imports)
+    study.run(results.write)
+    results.write()  # also if it was killed before it could
     if study.received is not None:
         say(f"stopped by {study.received.name}; continue: {command_line(arguments, imports)}")
         if study.received == signal.SIGINT:
@@ -157,7 +157,7 @@ def find_objective(base: CheckingCLI) -> Objective:
             "tune trains each run in one process: leave out trainer.devices and strategy; --jobs runs several trials at a time"
         )
     interval = interval_of("evaluation", evaluators[0], base.model, 20)
-    return Objective(savers[0].monitor, savers[0].mode, interval, base.model.length)  # type: ignore[arg-type]
+    return Objective(savers[0].monitor, savers[0].mode, interval, base.model.length)
 
 
 def check_space(space: SearchSpace, options: list[str], imports: list[str], algorithm: type) -> None:
@@ -189,13 +189,21 @@ def plan_run(
     return RunPlan((*options, *space.options(values)), folder, name, seed + 1, tuple(imports), folder / "logs" / f"{name}.txt")
 
 
-def write_files(study: Study, options: list[str], imports: list[str]) -> None:
-    """Write the table of trials, and the config of the best one."""
-    write_trials(study)
-    best = study.best
-    if best is not None:
-        config = check([*options, *study.space.options(best.params)], imports).config_dump
-        write_best(study, {name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")})
+class Results:
+    """Writes what a study has found so far: the table of its trials, and the config of the best one, if that has changed."""
+
+    def __init__(self, study: Study, options: list[str], imports: list[str]) -> None:
+        self.study, self.options, self.imports = study, options, imports
+        self.written: int | None = None
+
+    def write(self) -> None:
+        """Write the files."""
+        write_trials(self.study)
+        best = self.study.best
+        if best is not None and best.number != self.written:
+            config = check([*self.options, *self.study.space.options(best.params)], self.imports).config_dump
+            write_best(self.study, {name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")})
+            self.written = best.number
 
 
 def print_results(study: Study) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import yaml
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import TrialState
@@ -45,7 +44,8 @@ def write_best(study: Study, config: dict[str, Any]) -> Path:
     """Write `best.yaml`: the config of the best trial, which `fit --config` takes."""
     best, file = study.best, study.folder / "best.yaml"
     assert best is not None
-    first = f"# trial {best.number} of {len(study.trials)}: {study.objective.monitor} {as_text(best.value)}; {study.space.describe(best.params)}"
+    value = f"{study.objective.monitor} {as_text(best.value)}"
+    first = f"# trial {best.number} of {len(study.trials)}: {value}; {study.space.describe(best.params)}"
     write_text(file, f"{first}\n{yaml.safe_dump(config, sort_keys=False)}")
     return file
 
@@ -104,8 +104,7 @@ def find_importances(study: Study) -> tuple[dict[str, float], str]:
     if len({trial.value for trial in complete}) == 1:
         return {}, "importances cannot be computed: all complete trials have the same value"
     try:
-        with optuna.warnings.catch_warnings() if hasattr(optuna, "warnings") else np.errstate(all="ignore"):
-            found = get_param_importances(study.study, evaluator=PedAnovaImportanceEvaluator())
+        found = get_param_importances(study.study, evaluator=PedAnovaImportanceEvaluator())
     except (ValueError, RuntimeError) as error:
         return {}, f"importances cannot be computed: {error}"
     return found, ""

@@ -51,9 +51,7 @@ class Dimension:
             return list(distribution.choices)
         low, high, step = distribution.low, distribution.high, distribution.step
         inside = math.exp(math.log(low * high) / 2) if distribution.log else low + 0.37 * (high - low)
-        if isinstance(distribution, IntDistribution):
-            inside = low + round((inside - low) / step) * step
-        elif step is not None:
+        if isinstance(distribution, IntDistribution) or step is not None:
             inside = low + round((inside - low) / step) * step
         return [low, high, inside]
 
@@ -133,7 +131,10 @@ def read_choices(name: str, choices: object) -> CategoricalDistribution:
     """Return the distribution of a list of values."""
     if not isinstance(choices, list) or not choices:
         raise SettingError(f"{name}.choices must be a list of values, got {choices!r}")
-    texts = [json.dumps(each) for each in choices]
+    for each in choices:
+        if each is not None and not isinstance(each, bool | int | float | str | list | dict):
+            raise SettingError(f"{name}.choices: {each} is neither a number, a text, true, false, null, a list nor a mapping")
+    texts = [json.dumps(each, default=str) for each in choices]
     twice = next((text for text in texts if texts.count(text) > 1), None)
     if twice is not None:
         raise SettingError(f"{name}.choices: {twice} appears twice")

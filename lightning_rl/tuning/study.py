@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -163,6 +163,7 @@ class Study:
     ) -> None:
         self.folder, self.space, self.settings, self.objective = folder, space, settings, objective
         self.train, self.make_plan, self.say = train, make_plan, say
+        self.on_trial_end: Callable[[], None] = lambda: None
         self.active: dict[int, ActiveTrial] = {}
         self.received: signal.Signals | None = None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -200,14 +201,21 @@ class Study:
 
     def run(self, on_trial_end: Callable[[], None]) -> None:
         """Run trials until there are as many as wanted, or a signal stops the study. `on_trial_end` is called after each."""
-        with locked(self.folder), self._listening():
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.folder))
+            except SettingError as error:
+                raise SettingError(
+                    f"another process works on the study in {self.folder}: wait for its end, or name another --out"
+                ) from error
+            stack.enter_context(self._listening())
+            self.on_trial_end = on_trial_end
             waiting = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
             if self.trials:
                 self.say(
                     f"continuing the study in {self.folder}: {len(self.trials) - len(waiting)} trials ended, {len(waiting)} interrupted"
                 )
             while True:
-                ended = self._count_ended()
                 while self.received is None and len(self.active) < self.settings.jobs:
                     if waiting:
                         self._start(waiting.pop(0))
@@ -216,9 +224,7 @@ class Study:
                     else:
                         break
                 self._wait()
-                if self._count_ended() > ended:
-                    on_trial_end()
-                if not self.active and (self.received is not None or len(self.trials) >= self.settings.trials and not waiting):
+                if not self.active and (self.received is not None or (len(self.trials) >= self.settings.trials and not waiting)):
                     return
 
     def _wait(self) -> None:
@@ -227,9 +233,6 @@ class Study:
         for pipe in wait(list(pipes), timeout=0.2) if pipes else []:
             active = self.active[pipes[pipe]]
             self._handle(active, self._receive(active))
-
-    def _count_ended(self) -> int:
-        return sum(trial.state.is_finished() for trial in self.trials)
 
     def draw(self) -> dict[str, Any]:
         """Draw the values of the next trial, in a copy of the study in memory: what is drawn then enters the file in one piece."""
@@ -327,6 +330,7 @@ class Study:
             trial.set_user_attr("error", error)
         self.study.tell(trial, value, state=state)
         self.say(self.describe(self.trials[trial.number]))
+        self.on_trial_end()
 
     def describe(self, trial: FrozenTrial) -> str:
         """Describe a trial that has ended on one line."""

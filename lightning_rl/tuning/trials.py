@@ -120,8 +120,11 @@ def work(train: Train, plan: RunPlan, pipe: Connection) -> None:
     print_into(plan.log)
 
     def ask(message: Message) -> Answer:
-        pipe.send(message)
-        return pipe.recv()
+        try:
+            pipe.send(message)
+            return pipe.recv()
+        except (EOFError, OSError):  # the study was killed; the run continues from what it has saved
+            os._exit(1)
 
     try:
         wait_for_lock(plan)
