@@ -26,6 +26,7 @@ from lightning_rl.cli.settings import OPTIONS, check_option, read_arguments
 from lightning_rl.errors import SettingError, nearest, printable
 from lightning_rl.startup import find_modules_here
 from lightning_rl.training.run_folder import environment_name
+from lightning_rl.tuning.local_engine import LocalEngine
 from lightning_rl.tuning.report import draw_study, write_best, write_trials
 from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space
 from lightning_rl.tuning.study import PRUNERS, SAMPLERS, Objective, Study, StudySettings
@@ -93,15 +94,16 @@ def tune(arguments: list[str], imports: list[str]) -> int:
     folder = options.out or Path("studies") / f"{type(base.model).__name__}_{environment_name(base.model.env)}"
     config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
     make_plan = partial(plan_run, folder, space, others, imports)
-    study = Study(folder, space, settings, objective, config, train, make_plan, say)
-    results = Results(study, others, imports)
-    study.run(results.write)
-    results.write()  # also if it was killed before it could
-    if study.received is not None:
-        say(f"stopped by {study.received.name}; continue: {command_line(arguments, imports)}")
-        if study.received == signal.SIGINT:
+    study = Study(folder, space, settings, objective, config, say)
+    results, engine = Results(study, others, imports), LocalEngine(study, train, make_plan)
+    with study.open(results.write):
+        engine.run()
+        results.write()  # also if it was killed before it could
+    if engine.received is not None:
+        say(f"stopped by {engine.received.name}; continue: {command_line(arguments, imports)}")
+        if engine.received == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + study.received)
+        raise SystemExit(128 + engine.received)
     print_results(study)
     return 0
 

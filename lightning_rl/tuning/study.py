@@ -1,18 +1,13 @@
-"""A study: draw the settings of trials, run them in processes, prune, and go on where a killed study stopped."""
+"""A study: draw the settings of trials, record their evaluations, decide which to prune, in a file that survives being killed."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.errors import SettingError, check_choice, check_range, printable
 from lightning_rl.tuning.search_space import SearchSpace, as_text
-from lightning_rl.tuning.trials import Answer, Message, RunPlan, RunProcess, Train
+from lightning_rl.tuning.trials import Message
 
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "hyperband", "none")
@@ -33,7 +28,6 @@ WARM_UP = 0.2
 """The part of a run in which the median pruner leaves it alone."""
 STUDY = "study"
 """Its name in its file, in which there is no other."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -115,24 +109,6 @@ class Objective:
         return (max if self.mode == "max" else min)(finite) if finite else math.nan
 
 
-@dataclass
-class ActiveTrial:
-    """A trial whose run is trained.
-
-    Args:
-        trial: its record in the study.
-        process: trains the run.
-        seed: the number of the run in its trial, from 0.
-        pruned: whether the run only has to end.
-    """
-
-    trial: optuna.Trial
-    process: RunProcess
-    seed: int
-    pruned: bool = False
-    began: float = field(default_factory=time.monotonic)
-
-
 class Study:
     """Trials in a folder, recorded in its file `study.db`.
 
@@ -142,12 +118,10 @@ class Study:
         settings: how many trials, and how they are drawn.
         objective: what is looked for.
         config: the settings that all trials share; a study that goes on must have the same.
-        train: trains a run.
-        make_plan: returns the run of a trial: of its number, its values and the number of the seed from 0.
         say: prints a line.
 
     Raises:
-        SettingError: another process works on the study, or the folder has a study with other settings.
+        SettingError: the folder has a study with other settings.
     """
 
     def __init__(
@@ -157,15 +131,12 @@ class Study:
         settings: StudySettings,
         objective: Objective,
         config: Mapping[str, Any],
-        train: Train,
-        make_plan: Callable[[int, Mapping[str, Any], int], RunPlan],
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.space, self.settings, self.objective = folder, space, settings, objective
-        self.train, self.make_plan, self.say = train, make_plan, say
+        self.say = say
         self.on_trial_end: Callable[[], None] = lambda: None
-        self.active: dict[int, ActiveTrial] = {}
-        self.received: signal.Signals | None = None
+        """Called after each trial."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         folder.mkdir(parents=True, exist_ok=True)
         self.study = optuna.create_study(
@@ -177,6 +148,8 @@ class Study:
             load_if_exists=True,
         )
         self._check_definition(config)
+        self.interrupted = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+        """Trials that a killed study was running."""
 
     def _check_definition(self, config: Mapping[str, Any]) -> None:
         own = {name: value for name, value in vars(self.settings).items() if name not in ("trials", "jobs")}
@@ -187,6 +160,22 @@ class Study:
             self.study.set_user_attr("definition", definition)
         elif (key := first_difference(before, json.loads(json.dumps(definition)))) is not None:
             raise SettingError(f"the study in {self.folder} has another {key}: repeat its command to continue it, or name another --out")
+
+    @contextmanager
+    def open(self, on_trial_end: Callable[[], None]) -> Iterator[None]:
+        """Keep other processes out of the study while its trials run. Raises `SettingError`: there is one."""
+        self.on_trial_end = on_trial_end
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.folder))
+            except SettingError as error:
+                raise SettingError(
+                    f"another process works on the study in {self.folder}: wait for its end, or name another --out"
+                ) from error
+            if self.trials:
+                left = len(self.interrupted)
+                self.say(f"continuing the study in {self.folder}: {len(self.trials) - left} trials ended, {left} interrupted")
+            yield
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -199,41 +188,6 @@ class Study:
         complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return self.study.best_trial if complete else None
 
-    def run(self, on_trial_end: Callable[[], None]) -> None:
-        """Run trials until there are as many as wanted, or a signal stops the study. `on_trial_end` is called after each."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.folder))
-            except SettingError as error:
-                raise SettingError(
-                    f"another process works on the study in {self.folder}: wait for its end, or name another --out"
-                ) from error
-            stack.enter_context(self._listening())
-            self.on_trial_end = on_trial_end
-            waiting = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-            if self.trials:
-                self.say(
-                    f"continuing the study in {self.folder}: {len(self.trials) - len(waiting)} trials ended, {len(waiting)} interrupted"
-                )
-            while True:
-                while self.received is None and len(self.active) < self.settings.jobs:
-                    if waiting:
-                        self._start(waiting.pop(0))
-                    elif len(self.trials) < self.settings.trials:
-                        self._start(self._new_trial())
-                    else:
-                        break
-                self._wait()
-                if not self.active and (self.received is not None or (len(self.trials) >= self.settings.trials and not waiting)):
-                    return
-
-    def _wait(self) -> None:
-        """Handle the next messages of the runs."""
-        pipes: dict[Any, int] = {active.process.pipe: number for number, active in self.active.items()}
-        for pipe in wait(list(pipes), timeout=0.2) if pipes else []:
-            active = self.active[pipes[pipe]]
-            self._handle(active, self._receive(active))
-
     def draw(self) -> dict[str, Any]:
         """Draw the values of the next trial, in a copy of the study in memory: what is drawn then enters the file in one piece."""
         trials = self.trials
@@ -243,56 +197,26 @@ class Study:
         copy.add_trials(trials)
         return copy.ask(self.space.distributions).params
 
-    def _new_trial(self) -> FrozenTrial:
+    def next_trial(self) -> FrozenTrial | None:
+        """Return a trial to run: first those that a killed study left, then new ones; None if there are as many as wanted."""
+        if self.interrupted:
+            return self.interrupted.pop(0)
+        if len(self.trials) >= self.settings.trials:
+            return None
         values = self.draw()
         self.study.add_trial(create_trial(state=TrialState.RUNNING, params=values, distributions=self.space.distributions))
         return self.trials[-1]
 
-    def _start(self, trial: FrozenTrial) -> None:
-        """Start the next run of a trial that is recorded as running."""
-        recorded = optuna.Trial(self.study, trial._trial_id)  # also of a trial that a killed study began
-        seed = recorded.user_attrs.get("ended_runs", 0)
-        if seed == self.settings.seeds:  # the study was killed before it recorded the value
-            self._complete(recorded)
-        else:
-            process = RunProcess(self.train, self.make_plan(trial.number, trial.params, seed))
-            self.active[trial.number] = ActiveTrial(recorded, process, seed)
+    def next_run(self, trial: FrozenTrial) -> int | None:
+        """Return the number of the run of a trial that comes next, from 0; None if all have ended, which completes the trial."""
+        ended = trial.user_attrs.get("ended_runs", 0)
+        if ended == self.settings.seeds and not trial.state.is_finished():
+            self._complete(trial.number)
+        return ended if ended < self.settings.seeds else None
 
-    def _receive(self, active: ActiveTrial) -> Message:
-        try:
-            return active.process.pipe.recv()
-        except (EOFError, OSError):
-            reason = active.process.exit_reason()
-            return Message("failed" if self.received is None else "stopped", text=reason)
-
-    def _handle(self, active: ActiveTrial, message: Message) -> None:
-        """Answer a run that goes on; record what has ended."""
-        trial = active.trial
-        if message.kind in ("begins", "evaluation"):
-            answer: Answer = "go" if self.received is None else "stop"
-            if message.kind == "evaluation" and self._record(active, message):
-                self._end(trial, TrialState.PRUNED, active=active)  # now: a study that is killed later must not train it further
-                active.pruned, answer = True, "prune"
-            with suppress(OSError):  # it died, which is what it sends next
-                active.process.pipe.send(answer)
-            return
-        active.process.kill()
-        del self.active[trial.number]
-        if active.pruned:
-            return
-        if message.kind == "failed":
-            self._end(trial, TrialState.FAIL, active=active, error=message.text)
-        elif message.kind == "stopped":
-            self.received = self.received or signal.SIGTERM  # of somebody who asked the run alone
-            self._add_seconds(active)
-        else:
-            trial.set_user_attr("ended_runs", active.seed + 1)
-            self._add_seconds(active)
-            self._start(self.trials[trial.number])
-
-    def _record(self, active: ActiveTrial, message: Message) -> bool:
-        """Record an evaluation, unless a run repeats it after it was interrupted; return whether it prunes the trial."""
-        trial, seed = active.trial, active.seed
+    def record(self, number: int, seed: int, message: Message) -> bool:
+        """Record an evaluation, unless a run repeats it after it was interrupted; return whether it pruned the trial."""
+        trial = self._find(number)
         runs: list[list[list[float]]] = trial.user_attrs.get("evaluations", [])
         runs += [[] for _ in range(seed + 1 - len(runs))]
         if message.count not in [count for count, _ in runs[seed]]:
@@ -300,70 +224,58 @@ class Study:
             trial.set_user_attr("evaluations", runs)
         if message.final:
             trial.set_user_attr("ended_runs", seed + 1)
-        step, known = self.objective.step(seed, message.count), self.trials[trial.number].intermediate_values
+        step, known = self.objective.step(seed, message.count), self.trials[number].intermediate_values
         if step not in known:
             values = [[value for count, value in run if count <= message.count][-1:] for run in runs]
             trial.report(float(np.mean([value for found in values for value in found])), step)
         is_last = message.final and seed + 1 == self.settings.seeds
-        return step >= max(known, default=0) and not is_last and trial.should_prune()
+        if step < max(known, default=0) or is_last or not trial.should_prune():
+            return False
+        self._end(number, TrialState.PRUNED)  # now: a study that is killed later must not train it further
+        return True
 
-    def _complete(self, trial: optuna.Trial) -> None:
+    def end_run(self, number: int, seed: int) -> None:
+        """Record that a run has ended."""
+        self._find(number).set_user_attr("ended_runs", seed + 1)
+
+    def fail(self, number: int, error: str) -> None:
+        """Record that a trial has failed."""
+        self._find(number).set_user_attr("error", error)
+        self._end(number, TrialState.FAIL)
+
+    def add_seconds(self, number: int, seconds: float) -> None:
+        """Add to the time that a trial has taken."""
+        trial = self._find(number)
+        trial.set_user_attr("seconds", round(trial.user_attrs.get("seconds", 0.0) + seconds, 3))
+
+    def _find(self, number: int) -> optuna.Trial:
+        return optuna.Trial(self.study, self.trials[number]._trial_id)  # Optuna has no other way to a trial of a killed program
+
+    def _complete(self, number: int) -> None:
         """Record the value of a trial all of whose runs have ended."""
-        runs = trial.user_attrs.get("evaluations", [])
+        runs = self.trials[number].user_attrs.get("evaluations", [])
         values = [self.objective.best([value for _, value in run]) for run in runs]
         if len(values) < self.settings.seeds or not all(map(math.isfinite, values)):
-            self._end(trial, TrialState.FAIL, error="a run had no evaluation with a finite value")
+            self.fail(number, "a run had no evaluation with a finite value")
         else:
-            self._end(trial, TrialState.COMPLETE, float(np.mean(values)))
+            self._end(number, TrialState.COMPLETE, float(np.mean(values)))
 
-    def _add_seconds(self, active: ActiveTrial) -> None:
-        spent = active.trial.user_attrs.get("seconds", 0.0) + time.monotonic() - active.began
-        active.trial.set_user_attr("seconds", round(spent, 3))
-
-    def _end(
-        self, trial: optuna.Trial, state: TrialState, value: float | None = None, active: ActiveTrial | None = None, error: str = ""
-    ) -> None:
-        """Record how a trial ended, and print a line."""
-        if active is not None:
-            self._add_seconds(active)
-        if error:
-            trial.set_user_attr("error", error)
-        self.study.tell(trial, value, state=state)
-        self.say(self.describe(self.trials[trial.number]))
+    def _end(self, number: int, state: TrialState, value: float | None = None) -> None:
+        self.study.tell(number, value, state=state)
+        self.say(self.describe(self.trials[number]))
         self.on_trial_end()
 
     def describe(self, trial: FrozenTrial) -> str:
         """Describe a trial that has ended on one line."""
-        seconds = f"{trial.user_attrs.get('seconds', 0.0):.1f} s"
         result = "" if trial.value is None else as_text(trial.value)
         if trial.state == TrialState.PRUNED:
             seed, step = divmod(max(trial.intermediate_values), self.objective.evaluations + 1)
             result = f"pruned with {result} at {step / self.objective.evaluations:.0%} of seed {seed + 1}"
         elif trial.state == TrialState.FAIL:
             result = f"failed ({trial.user_attrs.get('error', '')})"
+        seconds = f"; {trial.user_attrs['seconds']:.1f} s" if "seconds" in trial.user_attrs else ""
         best = "" if self.best is None else f"; best so far {as_text(self.best.value)}, trial {self.best.number}"
-        return printable(f"trial {trial.number}: {result}; {self.space.describe(trial.params)}; {seconds}{best}")
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Let the first signal save the runs and end the study, and a second one end it at once; end all runs that are left."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self.received is not None:
-                raise KeyboardInterrupt
-            self.received = signal.Signals(number)
-            for active in self.active.values():
-                with suppress(OSError):
-                    os.kill(active.process.process.pid or 0, signal.SIGTERM)
-
-        before = {each: signal.signal(each, handle) for each in SIGNALS}
-        try:
-            yield
-        finally:
-            for active in self.active.values():
-                active.process.kill()
-            for each, handler in before.items():
-                signal.signal(each, handler)
+        return printable(f"trial {trial.number}: {result}; {self.space.describe(trial.params)}{seconds}{best}")
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:
