@@ -122,7 +122,7 @@ def record(folder: Path) -> list[Any]:
 
 def killed(options: argparse.Namespace) -> int:
     """Kill a study at random moments; return 1 if it ends in another way than an undisturbed one."""
-    arguments = ["tune", *study_options("cartpole", options.out), "--trials", "8", "--seeds", "2", "--startup_trials", "3"]
+    arguments = ["tune", *study_options("cartpole", options.out), "--trials", "6", "--seeds", "2", "--startup_trials", "2"]
     began = time.monotonic()
     call([*arguments, "--out", str(options.out / "whole")])
     seconds, draw = time.monotonic() - began, random.Random(0)

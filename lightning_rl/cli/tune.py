@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 import signal
-from argparse import ArgumentError
+from argparse import ArgumentError, Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from functools import partial
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from shlex import join
@@ -23,15 +24,16 @@ from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.commands import Parser
 from lightning_rl.cli.fit import CLI, one_line_errors, redirect_notices
 from lightning_rl.cli.settings import OPTIONS, check_option, read_arguments
-from lightning_rl.errors import SettingError, nearest, printable
+from lightning_rl.errors import SettingError, check_choice, missing_extra, nearest, printable
 from lightning_rl.startup import find_modules_here
 from lightning_rl.training.run_folder import environment_name
-from lightning_rl.tuning.local_engine import LocalEngine
+from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
 from lightning_rl.tuning.report import draw_study, write_best, write_trials
 from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space
 from lightning_rl.tuning.study import PRUNERS, SAMPLERS, Objective, Study, StudySettings
 from lightning_rl.tuning.trials import Ask, ReportEvaluations, RunPlan
 
+ENGINES = ("local", "ray")
 REFUSED = {
     "seed_everything": "the runs of a trial have the seeds 1 to --seeds, and --seed is that of the draws",
     "ckpt_path": "a study continues by itself when its command is repeated",
@@ -86,6 +88,7 @@ def tune(arguments: list[str], imports: list[str]) -> int:
     options, others = parser.parse_known_args(arguments)
     check_options(others, [action.dest for action in parser._actions])
     redirect_notices()
+    check_engine(options.engine, options.address)
     settings = StudySettings(**{name: getattr(options, name) for name in vars(StudySettings())})
     base = check(others, imports)
     objective = find_objective(base)
@@ -93,9 +96,9 @@ def tune(arguments: list[str], imports: list[str]) -> int:
     check_space(space, others, imports, type(base.model))
     folder = options.out or Path("studies") / f"{type(base.model).__name__}_{environment_name(base.model.env)}"
     config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
-    make_plan = partial(plan_run, folder, space, others, imports)
+    make_plan = partial(plan_run, folder.absolute() if options.engine == "ray" else folder, space, others, imports)
     study = Study(folder, space, settings, objective, config, say)
-    results, engine = Results(study, others, imports), LocalEngine(study, train, make_plan)
+    results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
     with study.open(results.write):
         engine.run()
         results.write()  # also if it was killed before it could
@@ -122,7 +125,28 @@ def make_parser() -> Parser:
     parser.add_argument("--startup_trials", type=int, default=default.startup_trials, help=first)
     parser.add_argument("--seed", type=int, default=default.seed, help=f"of the draws ({default.seed})")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the study and its runs (studies/<algorithm>_<environment>)")
+    parser.add_argument("--engine", default="local", help="local: processes of this machine; ray: Ray Tune, on many machines (local)")
+    parser.add_argument("--address", help="with --engine ray: of a cluster that runs, such as auto (one is started on this machine)")
     return parser
+
+
+def make_engine(options: Namespace, study: Study, make_plan: MakePlan) -> Any:
+    """Return what runs the trials: this machine, or Ray, which is loaded only now."""
+    if options.engine == "local":
+        return LocalEngine(study, train, make_plan)
+    from lightning_rl.tuning.ray_engine import RayEngine
+
+    return RayEngine(study, train, make_plan, options.address)
+
+
+def check_engine(engine: str, address: str | None) -> None:
+    """Raise `SettingError` for an engine that does not exist or is not installed."""
+    check_choice("--engine", engine, ENGINES)
+    if engine == "local" and address is not None:
+        raise SettingError("--address is that of a Ray cluster: add --engine ray")
+    for package in ("ray", "pyarrow", "tensorboardX") if engine == "ray" else ():  # what `ray.tune` imports
+        if find_spec(package) is None:
+            raise missing_extra(package, "ray", "--engine ray")
 
 
 def check_options(others: Iterable[str], own: list[str]) -> None:

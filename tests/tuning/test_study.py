@@ -15,7 +15,7 @@ import yaml
 from lightning_rl.reports.runs import find_runs
 from lightning_rl.tuning.study import StudySettings
 from tests.apart import Apart
-from tests.command_line import run
+from tests.command_line import run, run_apart
 
 PAYING = """
 import os
@@ -52,7 +52,7 @@ PPO = (
     "--evaluation.max_episode_steps 50"
 )
 """Five iterations, each with an evaluation."""
-PENDULUM_OF_REWARDS = "--import paying --model.env.id Paying-v0"
+OF_REWARDS = "--import paying --model.env.id Paying-v0"
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(f
 def test_a_trial_that_is_worse_than_the_others_is_pruned_and_one_that_fails_does_not_end_the_study(folder, capfd):
     rewards = "{choices: [{reward: 1.0}, {reward: 0.0}, {reward: 1.0, fault: raise}, {reward: 1.0, fault: die}]}"
     (folder / "rewards.yaml").write_text(f"model.env.kwargs: {rewards}\n")
-    options = f"tune {PENDULUM_OF_REWARDS} {PPO} --space rewards.yaml --sampler random --startup_trials 1 --trials 5 --jobs 2 --seed 374"
+    options = f"tune {OF_REWARDS} {PPO} --space rewards.yaml --sampler random --startup_trials 1 --trials 5 --jobs 2 --seed 374"
     status, out, err = run(options, capfd)
     assert (status, err) == (0, "")
     table = rows(folder / "studies" / "PPO_Paying-v0" / "trials.csv")
@@ -135,10 +135,11 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned_and_one_that_fails_does
 
 def test_a_study_of_failures_ends_with_the_error_of_the_last(folder, capfd):
     (folder / "rewards.yaml").write_text("model.env.kwargs: {choices: [{fault: raise}]}\n")
-    status, _, err = run(f"tune {PENDULUM_OF_REWARDS} {PPO} --space rewards.yaml --trials 1", capfd)
+    status, _, err = run(f"tune {OF_REWARDS} {PPO} --space rewards.yaml --trials 1", capfd)
     assert status == 2 and err.startswith("error: none of 1 trials is complete; the last failed: ") and "no more coins" in err
 
 
+@pytest.mark.slow
 def test_the_draws_depend_on_the_seed_and_on_what_was_found_alone(folder, capfd):
     options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 2 --startup_trials 1 --pruner none"
     for name in ("one", "same"):
@@ -157,6 +158,8 @@ BAD = {
     "--trainer.run_name=x": "tune does not take --trainer.run_name: the runs of a study are named after their trials",
     "--evaluation null": "tune compares runs by their evaluations: leave out evaluation null",
     "--checkpoint null": "tune continues trials from their checkpoints: leave out checkpoint null",
+    "--engine rya": "--engine must be one of local, ray, got 'rya'; did you mean ray?",
+    "--address auto": "--address is that of a Ray cluster: add --engine ray",
     "--trainer.devices 2": "tune trains each run in one process",
     "--space nowhere.yaml": "--space nowhere.yaml: there is no such file",
     "--space wrong.yaml": "wrong.yaml: gamma must be >= 0 and <= 1, got 1.5",
@@ -217,3 +220,14 @@ def test_ctrl_c_saves_the_runs_and_prints_the_command_that_continues(folder, cap
     shutil.copytree(folder / "killed", folder / "kept")
     assert run(f"tune {KILLED} --out whole", capfd)[0] == 0
     assert recorded(folder / "kept") == recorded(folder / "whole")
+
+
+@pytest.mark.slow
+def test_ray_goes_on_with_a_local_study_and_gives_the_same_trials(folder, capfd):
+    options = f"{PPO} --model.env.id CartPole-v1 --space rates.yaml --seeds 2 --startup_trials 1 --trials"
+    assert run(f"tune {options} 3 --out local", capfd)[0] == 0
+    assert run(f"tune {options} 1 --out both", capfd)[0] == 0
+    status, out, err = run_apart(f"tune {options} 3 --out both --engine ray", folder)  # Ray's threads would stay in this process
+    assert (status, err) == (0, "") and "continuing the study in both: 1 trials ended, 0 interrupted" in out
+    assert recorded(folder / "both") == recorded(folder / "local")
+    assert [row["state"] for row in rows(folder / "both" / "trials.csv")] == [row["state"] for row in rows(folder / "local" / "trials.csv")]
