@@ -170,6 +170,7 @@ class RayEngine:
         if left <= 0:
             return
         self._join()
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it misses its own files; failures are recorded in the study
         try:
             settings = self.study.settings
             parameters = {"train": self.train, "make_plan": self.make_plan, "runs": settings.seeds, "where": os.getcwd()}
