@@ -357,7 +357,8 @@ def test_version_and_list_start_without_torch(tmp_path):
     "arguments, words",
     [
         ("", ["fit", "evaluate", "list", "--import"]),
-        ("--help", ["fit", "evaluate", "list", "--import"]),
+        ("--help", ["fit", "tune", "evaluate", "list", "--import"]),
+        ("tune --help", ["--space FILE", "--trials", "--pruner", "--engine", "(20)"]),
         ("fit --help", ["--config FILE", "--model.max_env_steps", "--ckpt_path", "--evaluation.SETTING", "--model.help PPO"]),
         ("list --help", ["usage: lightning-rl list", "algorithms", "configs"]),
         ("list -h", ["usage: lightning-rl list"]),

@@ -13,9 +13,11 @@ import lightning_rl
 from lightning_rl import MODELS
 from lightning_rl.cli.names import PARTS, SECTIONS, settings_of_model, settings_of_section
 from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS
+from lightning_rl.cli.tune_options import tune_parser
 from lightning_rl.exporting import formats
 from lightning_rl.importers import zoo_settings
 from lightning_rl.training.settings import settings_of
+from lightning_rl.tuning.study import StudySettings
 
 PROBE = (
     "import sys\nfrom lightning_rl.cli.main import main\ntry: code = main(sys.argv[1:])\nexcept SystemExit as error: code = error.code\n"
@@ -43,7 +45,12 @@ def test_help_names_the_formats_and_the_algorithms_that_there_are():
     assert list(zoo_settings.ALGORITHMS) == list(ZOO_ALGORITHMS)
 
 
-@pytest.mark.parametrize("arguments", ["fit --help", *(f"{name} --help" for name in PARSERS)])
+def test_the_defaults_of_tune_are_those_of_a_study():
+    defaults = vars(tune_parser().parse_known_args([])[0])
+    assert {name: defaults[name] for name in vars(StudySettings())} == vars(StudySettings())
+
+
+@pytest.mark.parametrize("arguments", ["fit --help", "tune --help", *(f"{name} --help" for name in PARSERS)])
 def test_help_needs_no_torch(arguments):
     assert subprocess.run([sys.executable, "-c", PROBE, *arguments.split()], capture_output=True).returncode == 0
 
@@ -59,6 +66,8 @@ def test_help_needs_no_torch(arguments):
         ("evaluate --ckpt_pth runs", "did you mean --ckpt_path?"),
         ("export", "--ckpt_path"),
         ("fitt", "did you mean fit?"),
+        ("tune --config ppo/cartpole --trial 3", "--trial is not an option of tune; did you mean trials?"),
+        ("tune --config ppo/cartpole --model.n_step 3", "did you mean n_steps?"),
     ],
 )
 def test_a_wrong_option_is_told_without_torch(arguments, told):

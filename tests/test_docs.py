@@ -22,6 +22,7 @@ import lightning_rl
 from lightning_rl import RecordEpisodes, SettingError
 from lightning_rl.config_files import Loader
 from lightning_rl.spaces import Spaces
+from lightning_rl.tuning.search_space import read_space
 from tests.command_line import run, run_apart, run_python
 from tests.experts import balance, played
 
@@ -37,6 +38,7 @@ SLOW = (
     *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "for seed in", "compare "),
     *("num_actors 4", "--format torch", "devices 2 --trainer.accelerator cpu", "lightning_rl.Video", "Pendulum-v1 --model.stochastic"),
     *("torchrun", "configs/trainer/ray.yaml   ", "/fast/disk", "ppo/simple_spread", "ppo/vmas_simple_spread", "ppo/tictactoe"),
+    *("lightning-rl tune", "studies/PPO_CartPole-v1"),
 )
 """Parts of lines that take longer, or stand on one that does."""
 PARSED = {
@@ -49,6 +51,8 @@ PARSED = {
 ELSEWHERE = {
     "python -m venv": ".ci/run installs, trains and tests by these two lines",
     **dict.fromkeys(("export RAY_", "ray start", "export GLOO_"), "benchmarks/machines.py makes several machines for them"),
+    **dict.fromkeys(("wandb sweep", "wandb agent"), "tests/tuning/test_sweep.py runs what an agent would"),
+    "--engine ray": "tests/tuning/test_study.py",
 }
 FILES = {
     "ppo.yml": "CartPole-v1: {n_envs: 8, n_timesteps: 1e5, policy: MlpPolicy, n_steps: 32, batch_size: 256, learning_rate: lin_0.001}\n",
@@ -163,6 +167,8 @@ class Reader:
     def quick(self, arguments):
         """A command that is short: of one iteration, or of another one where a run continues, and with little to learn from."""
         text = shlex.join(arguments)
+        if arguments[0] == "tune":
+            return f"{text} --trials 1 --trainer.max_steps 1 {QUICK}"
         if arguments[0] != "fit" or "--help" in arguments:
             return f"{text} {EPISODES.get(arguments[0], '')}"
         self.iterations += "last" in arguments
@@ -187,8 +193,12 @@ class Reader:
             exec(compile(text, "a block", "exec"), self.names)
 
     def settings(self, text):
-        """Train by a whole config, or by settings of PPO."""
+        """Train by a whole config, or by settings of PPO; read a search space."""
         settings = yaml.load(text, Loader)
+        if all(name.startswith("model.") for name in settings):
+            (self.folder / "space.yaml").write_text(text)
+            assert read_space(self.folder / "space.yaml").dimensions
+            return
         if "model" not in settings:
             own = {"env": "CartPole-v1", "max_env_steps": 10_000} | settings
             settings = {"model": {"class_path": "PPO", "init_args": own}}

@@ -6,12 +6,20 @@ import importlib
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
 
 from lightning_rl import MODELS, __version__
 from lightning_rl.cli.names import read_options
-from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS, SUBCOMMANDS
-from lightning_rl.errors import LostRankError, SettingError, nearest, printable
+from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS
+from lightning_rl.cli.tune_options import read_tune_options
+from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
 from lightning_rl.startup import INTERRUPTED, ROOT, config_folder, find_modules_here, leave_when_interrupted, raise_when_interrupted
+
+READERS: dict[str, Callable[[list[str]], Any]] = {"fit": read_options, "tune": read_tune_options}
+"""Turn the arguments behind a subcommand into options, without torch; of the others by the parsers of argparse."""
+SUBCOMMANDS = (*READERS, *PARSERS, "list")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,7 +84,9 @@ def run(argv: list[str]) -> int:
     if subcommand == "fit" and ("--help" in arguments or "-h" in arguments):
         print(FIT_HELP)
         return 0
-    options = read_options(arguments) if subcommand == "fit" else PARSERS[subcommand]().parse_args(arguments)
+    if subcommand == "tune" and find_spec("optuna") is None:
+        raise missing_extra("optuna", "tune", "lightning-rl tune")
+    options: Any = READERS[subcommand](arguments) if subcommand in READERS else PARSERS[subcommand]().parse_args(arguments)
     if not common.debug:
         warnings.simplefilter("ignore")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # in worker processes too
@@ -85,8 +95,12 @@ def run(argv: list[str]) -> int:
     from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
 
     raise_when_interrupted()
-    if isinstance(options, list):
+    if subcommand == "fit":
         return fit.fit(options, common.modules)
+    if subcommand == "tune":
+        from lightning_rl.cli import tune  # and Optuna
+
+        return tune.tune(options, common.modules)
     return commands.COMMANDS[subcommand](options)
 
 

@@ -12,6 +12,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
 
   fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
+  tune        search:    lightning-rl tune --config ppo/cartpole --trials 20 --jobs 2      for better settings
   evaluate    play:      lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   validate    play:      lightning-rl validate --ckpt_path RUN      the episodes of the run's evaluations
   test        play:      lightning-rl test --ckpt_path RUN          100 episodes that no evaluation has seen
@@ -187,4 +188,3 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "import-zoo": import_zoo_parser,
 }
 """Makes the parser of each subcommand that has one of argparse."""
-SUBCOMMANDS = ("fit", *PARSERS, "list")

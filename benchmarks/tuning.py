@@ -1,0 +1,159 @@
+"""Studies of `tune`: TPE against random trials, and a study that is killed against one that is not.
+
+    python benchmarks/tuning.py compare [--case cartpole pendulum] [--studies 3] [--trials 20] [--retrained 2] [--out FOLDER]
+    python benchmarks/tuning.py killed [--kills 5] [--out FOLDER]
+
+`compare` repeats a study with each sampler and several seeds of the draws, the same pruner for both. What a study found is trained again
+with seeds that it has not seen, and the best checkpoint of each such run plays 100 episodes that no evaluation has played: the value of a
+study itself is the highest of many noisy ones, and says less. Prints a row a study, and the medians; repeating the command continues.
+
+`killed` kills a study at random moments, continues it each time, and compares all that it recorded, and the evaluations of its runs, with
+an undisturbed study: exits with status 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+PROGRAM = [sys.executable, "-m", "lightning_rl"]
+PENDULUM = """model.learning_rate: {low: 1e-4, high: 1e-2, log: true}
+model.gamma: {choices: [0.9, 0.95, 0.98, 0.99, 0.995]}
+model.batch_size: {choices: [32, 64, 128]}
+model.learning_starts: {choices: [100, 500, 1000]}
+model.tau: {low: 0.001, high: 0.08, log: true}
+model.train_freq: {choices: [1, 2, 4, 8]}
+model.policy_delay: {low: 1, high: 4}
+model.action_noise: {low: 0.0, high: 0.5}
+model.net_arch: {choices: [[32, 32], [64, 64]]}
+"""
+"""The packaged space of TD3 with smaller networks and batches, for a CPU."""
+CASES = {
+    "cartpole": ("--model PPO --model.env.id CartPole-v1 --model.env.num_envs 8 --model.max_env_steps 20000", None),
+    "pendulum": ("--model TD3 --model.env.id Pendulum-v1 --model.env.num_envs 1 --model.max_env_steps 5000", PENDULUM),
+}
+"""Options of `fit`, and the space; the packaged one by default."""
+COMMON = "--trainer.accelerator cpu --evaluation.episodes 5 --evaluation.num_envs 5"
+
+
+def call(arguments: list[str]) -> str:
+    """Run a subcommand, and return what it prints."""
+    done = subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(arguments)}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+def study_options(case: str, folder: Path) -> list[str]:
+    """Return the options of a case, whose space is written to a folder."""
+    options, space = CASES[case]
+    if space is None:
+        return shlex.split(f"{options} {COMMON}")
+    file = folder / f"{case}.yaml"
+    file.write_text(space)
+    return [*shlex.split(f"{options} {COMMON}"), "--space", str(file)]
+
+
+def retrain(best: Path, root: Path, seed: int) -> float:
+    """Train with a config and a seed; return the mean return of the best checkpoint over 100 new episodes."""
+    run = root / f"seed_{seed}"
+    named = ["--seed_everything", str(seed), "--trainer.default_root_dir", str(root), "--trainer.run_name", run.name, "--force"]
+    call(["fit", "--config", str(best), *named, "--trainer.torch_threads", "1", "--trainer.enable_progress_bar", "false"])
+    (folder,) = root.glob(f"*/*/{run.name}")
+    return json.loads(call(["evaluate", "--ckpt_path", str(folder), "--episodes", "100", "--seed", "50000", "--json"]))["return_mean"]
+
+
+def measure(case: str, sampler: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a study and train again what it found."""
+    folder: Path = options.out / f"{case}_{sampler}_{seed}"
+    began = time.monotonic()
+    drawn = ["--sampler", sampler, "--seed", str(seed), "--trials", str(options.trials), "--out", str(folder)]
+    call(["tune", *study_options(case, options.out), *drawn])
+    seconds = time.monotonic() - began
+    with (folder / "trials.csv").open() as lines:
+        trials = list(csv.DictReader(lines))
+    again = [retrain(folder / "best.yaml", folder / "again", 1_000 + number) for number in range(options.retrained)]
+    found = max(float(row["value"]) for row in trials if row["state"] == "complete")
+    states = [row["state"] for row in trials]
+    return {
+        **{"case": case, "sampler": sampler, "seed": seed, "found": found, "again": statistics.mean(again)},
+        **{"complete": states.count("complete"), "pruned": states.count("pruned"), "failed": states.count("fail"), "seconds": seconds},
+    }
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Print a row for each study, and the medians of each sampler."""
+    print(
+        "| case | sampler | seed | value in the study | trained again | complete | pruned | failed | seconds |\n|" + "---|" * 9, flush=True
+    )
+    rows = []
+    for case in options.case:
+        for seed in range(options.studies):
+            for sampler in ("tpe", "random"):
+                rows.append(row := measure(case, sampler, seed, options))
+                cells = [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()]
+                print(f"| {' | '.join(cells)} |", flush=True)
+    for case in options.case:
+        for sampler in ("tpe", "random"):
+            own = [row for row in rows if (row["case"], row["sampler"]) == (case, sampler)]
+            found, again = (statistics.median(row[name] for row in own) for name in ("found", "again"))
+            print(f"{case}, {sampler}: median of {len(own)} studies {found:.1f} in the study, {again:.1f} trained again")
+    return 0
+
+
+def record(folder: Path) -> list[Any]:
+    """Return what a study recorded but for times, and the evaluations of its runs."""
+    trials = optuna.load_study(study_name="study", storage=f"sqlite:///{folder / 'study.db'}").trials
+    own = [(each.state, each.value, each.params, each.intermediate_values, each.user_attrs["evaluations"]) for each in trials]
+    return [own, {file.parent.name: file.read_bytes() for file in folder.glob("*/*/*/evaluations.csv")}]
+
+
+def killed(options: argparse.Namespace) -> int:
+    """Kill a study at random moments; return 1 if it ends in another way than an undisturbed one."""
+    arguments = ["tune", *study_options("cartpole", options.out), "--trials", "6", "--seeds", "2", "--startup_trials", "2"]
+    began = time.monotonic()
+    call([*arguments, "--out", str(options.out / "whole")])
+    seconds, draw = time.monotonic() - began, random.Random(0)
+    print(f"undisturbed: {seconds:.0f} s", flush=True)
+    for number in range(options.kills):
+        study = subprocess.Popen([*PROGRAM, *arguments, "--out", str(options.out / "killed")], stdout=subprocess.PIPE, text=True)
+        time.sleep(draw.uniform(12, 12 + seconds / options.kills))
+        if study.poll() is None:
+            study.send_signal(signal.SIGKILL)
+        out = study.communicate()[0].splitlines()
+        print(f"kill {number + 1}: exit status {study.returncode} after: {out[-1] if out else 'nothing'}", flush=True)
+    call([*arguments, "--out", str(options.out / "killed")])
+    equal = record(options.out / "killed") == record(options.out / "whole")
+    print(f"{options.kills} kills: {'equal' if equal else 'DIFFERENT'}")
+    return not equal
+
+
+def main() -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("compare", "killed"))
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--studies", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--retrained", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("studies"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    return compare(options) if options.what == "compare" else killed(options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

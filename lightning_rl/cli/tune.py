@@ -1,0 +1,214 @@
+"""The subcommand `tune`: search for settings, each trial an ordinary run of `fit`."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+from argparse import ArgumentError, Namespace
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from functools import partial
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from lightning_rl.callbacks.checkpoints import BestModel, interval_of
+from lightning_rl.callbacks.evaluation import RolloutEvaluator
+from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.checkpoints.files import last_generation
+from lightning_rl.cli.fit import CLI, one_line_errors, redirect_notices
+from lightning_rl.cli.names import check_option, read_options
+from lightning_rl.cli.settings import read_arguments
+from lightning_rl.cli.tune_options import ENGINES, TuneOptions
+from lightning_rl.errors import SettingError, check_choice, missing_extra, printable
+from lightning_rl.startup import find_modules_here
+from lightning_rl.training.run_folder import environment_name
+from lightning_rl.training.settings import settings_of
+from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
+from lightning_rl.tuning.report import draw_study, write_best, write_trials
+from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space
+from lightning_rl.tuning.study import Objective, Study, StudySettings
+from lightning_rl.tuning.trials import Ask, ReportEvaluations, RunPlan
+
+
+class CheckingCLI(CLI):
+    """Builds the algorithm and the Trainer, and does not train."""
+
+    def fit(self, **arguments: Any) -> None:
+        """Do nothing."""
+
+
+class TrialCLI(CLI):
+    """Trains a run of a trial, from its last checkpoint if there is one."""
+
+    def __init__(self, plan: RunPlan, ask: Ask) -> None:
+        self.plan, self.ask = plan, ask
+        super().__init__(["fit", *read_arguments(read_options(plan.fit_options))], list(plan.imports))
+
+    def fit(self, model: Any, init_from: str | None = None, **arguments: Any) -> None:
+        """Train, and report evaluations."""
+        trainer: Any = self.trainer
+        monitor = callbacks_of(trainer, BestModel)[0].monitor
+        trainer.callbacks.append(ReportEvaluations(self.ask, monitor))
+        run = self.plan.root / type(model).__name__ / environment_name(model.env) / self.plan.name
+        if last_generation(run / "checkpoints") is None:  # new, or killed before it saved anything
+            trainer.fit(model, init_from=init_from, force=True)
+        else:
+            trainer.fit(model, ckpt_path="last")
+
+
+def train(plan: RunPlan, ask: Ask) -> None:
+    """Train a run of a trial, in a process of its own."""
+    find_modules_here(plan.imports)
+    for module in plan.imports:
+        importlib.import_module(module)
+    redirect_notices()
+    with one_line_errors(ArgumentError, MisconfigurationException):
+        TrialCLI(plan, ask)
+
+
+def tune(given: TuneOptions, imports: list[str]) -> int:
+    """Search for settings, and print a line for each trial."""
+    options, others, arguments = given
+    redirect_notices()
+    check_engine(options.engine, options.address)
+    settings = StudySettings(**{name: getattr(options, name) for name in vars(StudySettings())})
+    base = check(others, imports)
+    objective = find_objective(base)
+    space = read_space(find_space(options.space, type(base.model)))
+    check_space(space, others, imports, type(base.model))
+    folder = options.out or Path("studies") / f"{type(base.model).__name__}_{environment_name(base.model.env)}"
+    config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
+    make_plan = partial(plan_run, folder.absolute() if options.engine == "ray" else folder, space, others, imports)
+    study = Study(folder, space, settings, objective, config, say)
+    results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
+    with study.open(results.write):
+        engine.run()
+        results.write()  # also if it was killed before it could
+    if engine.received is not None:
+        say(f"stopped by {engine.received.name}; continue: {command_line(arguments, imports)}")
+        if engine.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + engine.received)
+    print_results(study)
+    return 0
+
+
+def make_engine(options: Namespace, study: Study, make_plan: MakePlan) -> Any:
+    """Return what runs the trials: this machine, or Ray, which is loaded only now."""
+    if options.engine == "local":
+        return LocalEngine(study, train, make_plan)
+    from lightning_rl.tuning.ray_engine import RayEngine
+
+    return RayEngine(study, train, make_plan, options.address)
+
+
+def check_engine(engine: str, address: str | None) -> None:
+    """Raise `SettingError` for an engine that does not exist or is not installed."""
+    check_choice("--engine", engine, ENGINES)
+    if engine == "local" and address is not None:
+        raise SettingError("--address is that of a Ray cluster: add --engine ray")
+    for package in ("ray", "pyarrow", "tensorboardX") if engine == "ray" else ():  # what `ray.tune` imports
+        if find_spec(package) is None:
+            raise missing_extra(package, "ray", "--engine ray")
+
+
+def check(options: list[str], imports: list[str]) -> CheckingCLI:
+    """Build the algorithm and the Trainer of a run, which refuse wrong settings."""
+    logging.disable(logging.WARNING)  # notices about a run that does not begin
+    try:
+        with redirect_stdout(StringIO()), one_line_errors(ArgumentError, MisconfigurationException):
+            return CheckingCLI(["fit", *read_arguments(read_options(options))], imports)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def find_objective(base: CheckingCLI) -> Objective:
+    """Return what the runs are compared by. Raises `SettingError`: they are not evaluated or saved, or need several processes."""
+    trainer: Any = base.trainer
+    evaluators, savers = callbacks_of(trainer, RolloutEvaluator), callbacks_of(trainer, BestModel)
+    if not evaluators:
+        raise SettingError("tune compares runs by their evaluations: leave out evaluation null")
+    if not savers:
+        raise SettingError("tune continues trials from their checkpoints: leave out checkpoint null, enable_checkpointing and fast_dev_run")
+    if trainer.world_size > 1:
+        raise SettingError(
+            "tune trains each run in one process: leave out trainer.devices and strategy; --jobs runs several trials at a time"
+        )
+    interval = interval_of("evaluation", evaluators[0], base.model, 20)
+    return Objective(savers[0].monitor, savers[0].mode, interval, base.model.length)
+
+
+def check_space(space: SearchSpace, options: list[str], imports: list[str], algorithm: type) -> None:
+    """Raise `SettingError` for a setting that does not exist, and for values that it does not permit.
+
+    The first values of all settings are tried together, then the second ones, and so on. A setting is wrong if it is also refused alone:
+    what a combination makes wrong fails in its trial.
+    """
+    try:
+        for each in space.dimensions:
+            check_option(f"--{each.path}", algorithm.__name__, [name for name in settings_of(algorithm) if name != "spaces"])
+        samples = [(each, each.samples()) for each in space.dimensions]
+        for number in range(max(len(values) for _, values in samples)):
+            chosen = [each.option(values[number % len(values)]) for each, values in samples]
+            try:
+                check([*options, *chosen], imports)
+            except SettingError:
+                for option in chosen:
+                    check([*options, option], imports)
+    except SettingError as error:
+        raise SettingError(f"{space.source}: {error}") from error
+
+
+def plan_run(
+    folder: Path, space: SearchSpace, options: list[str], imports: list[str], number: int, values: Mapping[str, Any], seed: int
+) -> RunPlan:
+    """Return a run of a trial."""
+    name = f"trial_{number}_seed_{seed + 1}"
+    return RunPlan((*options, *space.options(values)), folder, name, seed + 1, tuple(imports), folder / "logs" / f"{name}.txt")
+
+
+class Results:
+    """Writes what a study has found so far: the table of its trials, and the config of the best one, if that has changed."""
+
+    def __init__(self, study: Study, options: list[str], imports: list[str]) -> None:
+        self.study, self.options, self.imports = study, options, imports
+        self.written: int | None = None
+
+    def write(self) -> None:
+        """Write the files."""
+        write_trials(self.study)
+        best = self.study.best
+        if best is not None and best.number != self.written:
+            config = check([*self.options, *self.study.space.options(best.params)], self.imports).config_dump
+            write_best(self.study, {name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")})
+            self.written = best.number
+
+
+def print_results(study: Study) -> None:
+    """Print what was found and where it is. Raises `SettingError`: no trial could be completed."""
+    best = study.best
+    if best is None:
+        errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]
+        raise SettingError(f"none of {len(study.trials)} trials is complete" + (f"; the last failed: {errors[-1]}" if errors else ""))
+    picture, remark = draw_study(study)
+    say(f"best: trial {best.number}, {study.objective.monitor} {best.value:.2f}: {study.space.describe(best.params)}")
+    if remark:
+        say(remark)
+    say(f"trials: {study.folder / 'trials.csv'}, picture: {picture}")
+    say(f"train with the best settings: {join(['lightning-rl', 'fit', '--config', str(study.folder / 'best.yaml')])}")
+
+
+def command_line(arguments: list[str], imports: list[str]) -> str:
+    """Return the command that continues the study."""
+    return join(["lightning-rl", "tune", *(part for module in imports for part in ("--import", module)), *arguments])
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(printable(line), flush=True)

@@ -1,0 +1,205 @@
+"""Run the trials of a study on the machines of a Ray cluster, by Ray Tune. Needs the extra `ray`; imported when it is asked for."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import redirect_stderr, suppress
+from textwrap import shorten
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+from ray.tune.stopper import Stopper
+
+from lightning_rl.errors import SettingError
+from lightning_rl.startup import restoring_signal_handlers
+from lightning_rl.tuning.local_engine import MakePlan
+from lightning_rl.tuning.study import Study
+from lightning_rl.tuning.trials import Message, RunProcess, Train
+
+END_TIMEOUT = 60.0
+"""Seconds for a run that was told to end to save itself."""
+MAX_LOST_MACHINES = 3
+"""How often a trial is started again on another machine."""
+QUIET = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_RESULT_BUFFER_LENGTH": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_WARN_THRESHOLD_S": "60",
+}
+"""Environment variables of Ray Tune: the study has its own files, and decides after each evaluation."""
+
+
+class RunTrainable(tune.Trainable):
+    """Trains the runs of a trial in a process of their own; a step lasts until the next evaluation, or the end of a run."""
+
+    def setup(  # type: ignore[override]  # Ray Tune passes what `with_parameters` adds
+        self, config: dict[str, Any], train: Train, make_plan: MakePlan, runs: int, where: str
+    ) -> None:
+        """Take the number, the values and the first run of a trial; `where` is the folder in which relative paths begin."""
+        os.chdir(where)
+        self.train_run, self.make_plan, self.runs = train, make_plan, runs
+        self.process: RunProcess | None = None
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take another trial, as starting an actor takes longer than a short run."""
+        self.cleanup()
+        self.number, self.values, self.seed = new_config["number"], new_config["values"], new_config["seed"]
+        self.waits = False
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Let the run go on; return its next message as a result of Ray Tune."""
+        while True:
+            message = self._receive()
+            if message.kind == "begins":
+                continue
+            result = {**vars(message), "number": self.number, "seed": self.seed, "done": message.kind in ("failed", "stopped")}
+            if message.kind == "ended":
+                self.seed += 1
+                result["done"] = self.seed == self.runs
+            return result
+
+    def _receive(self) -> Message:
+        if self.process is None:
+            self.process = RunProcess(self.train_run, self.make_plan(self.number, self.values, self.seed))
+        try:
+            if self.waits:
+                self.process.pipe.send("go")
+            message = self.process.pipe.recv()
+        except (EOFError, OSError):
+            message = Message("failed", text=self.process.exit_reason())
+        self.waits = message.kind in ("begins", "evaluation")
+        if not self.waits:
+            self.process.kill()
+            self.process = None
+        return message
+
+    def cleanup(self) -> None:
+        """Save and end a run that goes on."""
+        if self.process is not None:
+            with suppress(EOFError, OSError):
+                self.process.pipe.send("stop")
+                self.process.pipe.poll(END_TIMEOUT)
+            self.process.kill()
+            self.process = None
+
+
+class StudySearcher(Searcher):
+    """Hands the trials of a study to Ray Tune."""
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(metric="value", mode=study.objective.mode)
+        self.study = study
+        self.numbers: dict[str, int] = {}
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the next trial that has a run to train."""
+        while (trial := self.study.next_trial()) is not None:
+            seed = self.study.next_run(trial)
+            if seed is not None:
+                self.numbers[trial_id] = trial.number
+                return {"number": trial.number, "values": trial.params, "seed": seed}
+        return Searcher.FINISHED
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Record a trial that Ray could not train; others were recorded with their last result."""
+        number = self.numbers.get(trial_id)
+        if error and number is not None and not self.study.trials[number].state.is_finished():
+            self.study.fail(number, f"Ray lost it more than {MAX_LOST_MACHINES} times")
+
+    def save(self, checkpoint_path: str) -> None:
+        """Do nothing: the study's own file holds all."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Do nothing."""
+
+
+class RecordResults(Stopper):
+    """Records the results of trials in the study, and stops those that it prunes."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+
+    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        """Record a result; return whether the trial is pruned."""
+        number, seed = result["number"], result["seed"]
+        if self.study.trials[number].state.is_finished():
+            return True
+        self.study.add_seconds(number, result["time_this_iter_s"])
+        if result["kind"] == "evaluation":
+            message = Message("evaluation", result["count"], result["value"], result["final"])
+            return self.study.record(number, seed, message)
+        if result["kind"] == "ended":
+            self.study.end_run(number, seed)
+            self.study.next_run(self.study.trials[number])  # completes it after its last
+        else:
+            self.study.fail(number, result["text"] or "its run was stopped")
+        return False
+
+    def stop_all(self) -> bool:
+        """Return False: the searcher ends the study."""
+        return False
+
+
+class RayEngine:
+    """Runs trials on a Ray cluster, so many at a time. All machines see the study's folder and the configs under the same paths.
+
+    Args:
+        study: records them, on this machine alone.
+        train: trains a run.
+        make_plan: returns the runs of a trial.
+        address: of the cluster; None starts one on this machine.
+    """
+
+    def __init__(self, study: Study, train: Train, make_plan: MakePlan, address: str | None) -> None:
+        self.study, self.train, self.make_plan, self.address = study, train, make_plan, address
+        self.received: signal.Signals | None = None
+        """The signal that ended the study early."""
+
+    def run(self) -> None:
+        """Run trials until there are as many as wanted, or Ctrl-C."""
+        os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+        left = self.study.settings.trials - sum(trial.state.is_finished() for trial in self.study.trials)
+        if left <= 0:
+            return
+        self._join()
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it misses its own files; failures are recorded in the study
+        try:
+            settings = self.study.settings
+            parameters = {"train": self.train, "make_plan": self.make_plan, "runs": settings.seeds, "where": os.getcwd()}
+            trainable: Any = tune.with_resources(tune.with_parameters(RunTrainable, **parameters), {"cpu": 1})
+            searcher: Any = StudySearcher(self.study)
+            tuner = tune.Tuner(
+                trainable,
+                tune_config=tune.TuneConfig(search_alg=searcher, num_samples=left, max_concurrent_trials=settings.jobs, reuse_actors=True),
+                run_config=tune.RunConfig(
+                    name="ray",
+                    storage_path=str(self.study.folder.absolute()),
+                    stop=RecordResults(self.study),
+                    verbose=0,
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs have their own
+                    failure_config=tune.FailureConfig(max_failures=MAX_LOST_MACHINES),
+                ),
+            )
+            tuner.fit()
+        finally:
+            ray.shutdown()
+        if not all(trial.state.is_finished() for trial in self.study.trials):
+            self.received = signal.SIGINT
+
+    def _join(self) -> None:
+        own = {"num_cpus": self.study.settings.jobs, "include_dashboard": False}
+        try:
+            with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised
+                cluster: Any = own if self.address is None else {"address": self.address}
+                ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = shorten(str(error), 120, placeholder=" …")
+            raise SettingError(f"--address {self.address!r}: there is no Ray cluster to join ({reason})") from error

@@ -1,0 +1,110 @@
+"""What a study leaves: the best config, a table of its trials, and a picture."""
+
+from __future__ import annotations
+
+import csv
+import math
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.trial import TrialState
+
+from lightning_rl.checkpoints.atomic import write_bytes, write_text
+from lightning_rl.errors import missing_extra
+from lightning_rl.tuning.search_space import as_text, shorten_path
+from lightning_rl.tuning.study import Study
+
+NEEDED_FOR_IMPORTANCES = 4
+"""Complete trials; of fewer no importance can be computed that means anything."""
+
+
+def write_trials(study: Study) -> Path:
+    """Write `trials.csv`: a row for each trial, with its value, that of each seed, and its settings."""
+    file, seeds = study.folder / "trials.csv", range(1, study.settings.seeds + 1)
+    paths = [each.path for each in study.space.dimensions]
+    text = StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "state", "value", *(f"seed_{seed}" for seed in seeds), "seconds", *map(shorten_path, paths), "error"])
+    for trial in study.trials:
+        runs = trial.user_attrs.get("evaluations", [])
+        own = [study.objective.best([value for _, value in run]) for run in runs] + [math.nan] * (len(seeds) - len(runs))
+        values = ["" if value is None or math.isnan(value) else repr(value) for value in (trial.value, *own)]
+        parameters = [trial.params[path] for path in paths]
+        end = [trial.user_attrs.get("seconds", ""), *parameters, trial.user_attrs.get("error", "")]
+        writer.writerow([trial.number, trial.state.name.lower(), *values, *end])
+    write_text(file, text.getvalue())
+    return file
+
+
+def write_best(study: Study, config: dict[str, Any]) -> Path:
+    """Write `best.yaml`: the config of the best trial, which `fit --config` takes."""
+    best, file = study.best, study.folder / "best.yaml"
+    assert best is not None
+    value = f"{study.objective.monitor} {as_text(best.value)}"
+    first = f"# trial {best.number} of {len(study.trials)}: {value}; {study.space.describe(best.params)}"
+    write_text(file, f"{first}\n{yaml.safe_dump(config, sort_keys=False)}")
+    return file
+
+
+def draw_study(study: Study) -> tuple[Path, str]:
+    """Draw `study.png`, the values of the trials and the importances of the settings; return it, and what could not be drawn.
+
+    Raises:
+        SettingError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_extra("matplotlib", "plots", "the picture of a study") from error
+    importances, remark = find_importances(study)
+    height = 4 + 0.25 * len(importances)
+    figure = Figure(figsize=(11, height), dpi=120, layout="constrained")
+    history, bars = figure.subplots(1, 2)
+    draw_history(study, history)
+    names = [shorten_path(path) for path in importances][::-1]
+    bars.barh(names, list(importances.values())[::-1], color="#0072B2")
+    bars.set_title("importance of each setting" if importances else remark, loc="left", fontsize=None if importances else 9)
+    bars.set_xlabel("share of the variance of values explained by it alone")
+    bars.spines[["top", "right"]].set_visible(False)
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    write_bytes(study.folder / "study.png", picture.getvalue())
+    return study.folder / "study.png", remark
+
+
+def draw_history(study: Study, axes: Any) -> None:
+    """Draw the value of each trial and the best so far."""
+    marks = {TrialState.COMPLETE: ("complete", "o", "#0072B2"), TrialState.PRUNED: ("pruned", "x", "#999999")}
+    for state, (name, marker, color) in marks.items():
+        found = [(trial.number, trial.value) for trial in study.trials if trial.state == state and trial.value is not None]
+        if found:
+            axes.scatter(*zip(*found, strict=True), marker=marker, color=color, label=name)
+    complete = [(trial.number, trial.value) for trial in study.trials if trial.state == TrialState.COMPLETE]
+    if complete:
+        numbers, values = zip(*complete, strict=True)
+        best = np.maximum.accumulate(values) if study.objective.mode == "max" else np.minimum.accumulate(values)
+        axes.step([*numbers, len(study.trials)], [*best, best[-1]], where="post", color="#D55E00", label="best so far")
+    axes.set(xlabel="trial", ylabel=study.objective.monitor)
+    axes.set_title("value of each trial", loc="left")
+    axes.grid(color="#dddddd", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+
+
+def find_importances(study: Study) -> tuple[dict[str, float], str]:
+    """Return the importance of each setting by PED-ANOVA (Watanabe et al. 2023), and why there is none."""
+    complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
+    if len(complete) < NEEDED_FOR_IMPORTANCES:
+        return {}, f"importances need {NEEDED_FOR_IMPORTANCES} complete trials, and there are {len(complete)}"
+    if len({trial.value for trial in complete}) == 1:
+        return {}, "importances cannot be computed: all complete trials have the same value"
+    try:
+        found = get_param_importances(study.study, evaluator=PedAnovaImportanceEvaluator())
+    except (ValueError, RuntimeError) as error:
+        return {}, f"importances cannot be computed: {error}"
+    return found, ""

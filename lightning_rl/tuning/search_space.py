@@ -1,0 +1,164 @@
+"""Which settings a study varies, and between which values: files in YAML, one packaged for each algorithm."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from lightning_rl.config_files import Plain, parse_file
+from lightning_rl.errors import SettingError, check_flag, check_names, check_range, nearest
+
+FOLDER = Path(__file__).parent / "search_spaces"
+"""The packaged spaces, `<algorithm>.yaml`."""
+RANGE, CHOICES = ("low", "high", "log", "step"), ("choices",)
+FIXED = {
+    "model.class_path": "the algorithm",
+    "model.env.id": "the environment",
+    "model.max_env_steps": "the length of the runs",
+    "model.max_updates": "the length of the runs",
+}
+"""Settings that all trials share, since their values could not be compared otherwise."""
+Value = Any
+"""What YAML holds: a number, a text, true, a list or a mapping."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A setting that a study varies, by its dotted path: a range of numbers, or a list of values.
+
+    Args:
+        path: the setting as an option of `fit`, such as `model.learning_rate`.
+        distribution: Optuna's. Lists and mappings among choices are their text, as studies store plain values only.
+    """
+
+    path: str
+    distribution: BaseDistribution
+
+    def option(self, value: Value) -> str:
+        """Return the option of `fit` that sets the value."""
+        return f"--{self.path}={value if isinstance(value, str) else json.dumps(value)}"
+
+    def samples(self) -> list[Value]:
+        """Return values that tell whether all are permitted: each choice, or the ends of a range and one inside."""
+        distribution: Any = self.distribution
+        if isinstance(distribution, CategoricalDistribution):
+            return list(distribution.choices)
+        low, high, step = distribution.low, distribution.high, distribution.step
+        inside = math.exp(math.log(low * high) / 2) if distribution.log else low + 0.37 * (high - low)
+        if isinstance(distribution, IntDistribution) or step is not None:
+            inside = low + round((inside - low) / step) * step
+        return [low, high, inside]
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The settings that a study varies, in the order of their file."""
+
+    source: str
+    dimensions: tuple[Dimension, ...]
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return Optuna's distributions by the settings' paths."""
+        return {each.path: each.distribution for each in self.dimensions}
+
+    def options(self, values: Mapping[str, Value]) -> list[str]:
+        """Return the options of `fit` for the values of a trial."""
+        return [each.option(values[each.path]) for each in self.dimensions]
+
+    def describe(self, values: Mapping[str, Value]) -> str:
+        """Write the values of a trial on one line."""
+        return ", ".join(f"{shorten_path(path)} {as_text(value)}" for path, value in values.items())
+
+
+def shorten_path(path: str) -> str:
+    """Return a setting's path as tables show it."""
+    return path.removeprefix("model.")
+
+
+def as_text(value: Value) -> str:
+    """Return a value in few characters."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def find_space(name: str | None, algorithm: type) -> Path:
+    """Return the file of that name, or the packaged one of an algorithm or the nearest of its parents.
+
+    Raises:
+        SettingError: there is no such file, or no packaged one.
+    """
+    packaged = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+    if name is None:
+        found = [packaged[each.__name__] for each in algorithm.__mro__ if each.__name__ in packaged]
+        if not found:
+            raise SettingError(f"there is no packaged search space for {algorithm.__name__}: write one and name it, --space FILE")
+        return found[0]
+    path = Path(name)
+    if not path.is_file():
+        raise SettingError(f"--space {name}: there is no such file{nearest(name, [str(each) for each in path.parent.glob('*.yaml')])}")
+    return path
+
+
+def read_space(path: Path) -> SearchSpace:
+    """Read a search space. Raises `SettingError`: not YAML, not a space, or a range that has no values."""
+    parsed = parse_file(path, path.name)
+    if not isinstance(parsed, dict) or not parsed:
+        raise SettingError(f"{path.name} must map settings to ranges such as `model.gamma: {{low: 0.9, high: 0.999}}`, got {parsed!r}")
+    return SearchSpace(path.name, tuple(Dimension(str(key), read_distribution(f"{path.name}: {key}", key, parsed[key])) for key in parsed))
+
+
+def read_distribution(name: str, key: object, setting: object) -> BaseDistribution:
+    """Return the distribution of a setting; `name` begins errors."""
+    if not isinstance(key, str) or not key.startswith("model."):
+        raise SettingError(f"{name} is not a setting of an algorithm: write its path, such as model.learning_rate")
+    if key in FIXED:
+        raise SettingError(f"{name} cannot vary: all trials share {FIXED[key]}")
+    if not isinstance(setting, dict):
+        raise SettingError(f"{name} must be a mapping of low and high, or of choices, got {setting!r}")
+    check_names(
+        f"{name}.", setting, CHOICES if "choices" in setting else (*RANGE, *CHOICES), " of a list of values" * ("choices" in setting)
+    )
+    return read_choices(name, setting["choices"]) if "choices" in setting else read_range(name, setting)
+
+
+def read_choices(name: str, choices: object) -> CategoricalDistribution:
+    """Return the distribution of a list of values."""
+    if not isinstance(choices, list) or not choices:
+        raise SettingError(f"{name}.choices must be a list of values, got {choices!r}")
+    for each in choices:
+        if each is not None and not isinstance(each, bool | int | float | str | list | dict):
+            raise SettingError(f"{name}.choices: {each} is neither a number, a text, true, false, null, a list nor a mapping")
+    texts = [json.dumps(each, default=str) for each in choices]
+    twice = next((text for text in texts if texts.count(text) > 1), None)
+    if twice is not None:
+        raise SettingError(f"{name}.choices: {twice} appears twice")
+    return CategoricalDistribution([json.dumps(each) if isinstance(each, list | dict) else each for each in choices])
+
+
+def read_range(name: str, setting: Plain) -> FloatDistribution | IntDistribution:
+    """Return the distribution of a range; of integers if both ends and the step are."""
+    for end in ("low", "high"):
+        if end not in setting:
+            raise SettingError(f"{name}.{end} is missing: a range needs low and high, a list of values choices")
+        check_range(f"{name}.{end}", setting[end])
+    low, high, log, step = setting["low"], setting["high"], setting.get("log", False), setting.get("step")
+    check_flag(f"{name}.log", log)
+    if not low < high or not math.isfinite(low) or not math.isfinite(high):
+        raise SettingError(f"{name}: low must be less than high, got {low} and {high}")
+    if log and low <= 0:
+        raise SettingError(f"{name}.low must be > 0 on a logarithmic scale, got {low}")
+    if step is not None:
+        if log:
+            raise SettingError(f"{name}.step does not go with log: leave one of them out")
+        check_range(f"{name}.step", step, 0, high - low, open_low=True)
+        if not math.isclose((high - low) / step, round((high - low) / step)):
+            raise SettingError(f"{name}.step {step} does not divide the range from {low} to {high}")
+    if all(isinstance(each, int) for each in (low, high, 1 if step is None else step)):
+        return IntDistribution(low, high, log=log, step=1 if step is None else step)
+    return FloatDistribution(low, high, log=log, step=step)

@@ -1,0 +1,234 @@
+"""Studies: trials are runs, bad ones are pruned or fail alone, and a study that was killed ends like one that was not."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import signal
+import time
+
+import optuna
+import pytest
+import yaml
+
+from lightning_rl.reports.runs import find_runs
+from lightning_rl.tuning.study import StudySettings
+from tests.apart import Apart
+from tests.command_line import run, run_apart
+
+PAYING = """
+import os
+import gymnasium as gym, numpy as np
+
+class Paying(gym.Env):
+    '''Pays the same in each of five steps; may fail in its hundredth.'''
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+    steps = 0
+
+    def __init__(self, reward=0.0, fault=""):
+        self.reward, self.fault = reward, fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t, self.steps = self.t + 1, self.steps + 1
+        if self.steps == 100 and self.fault == "raise":
+            raise RuntimeError("no more coins")
+        if self.steps == 100 and self.fault == "die":
+            os._exit(9)
+        return np.full(2, self.t / 10, np.float32), self.reward, self.t == 5, False, {}
+
+gym.register("Paying-v0", f"{__name__}:Paying")
+"""
+PPO = (
+    "--model PPO --model.env.num_envs 2 --model.n_steps 32 --model.batch_size 64 --model.n_epochs 1 --model.net_arch [8] "
+    "--model.max_env_steps 320 --evaluation.every_n_env_steps 64 --evaluation.episodes 2 --evaluation.num_envs 2 --trainer.accelerator cpu "
+    "--evaluation.max_episode_steps 50"
+)
+"""Five iterations, each with an evaluation."""
+OF_REWARDS = "--import paying --model.env.id Paying-v0"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paying.py").write_text(PAYING)
+    (tmp_path / "rates.yaml").write_text("model.learning_rate: {low: 1e-4, high: 1e-2, log: true}\nmodel.n_epochs: {low: 1, high: 4}\n")
+    return tmp_path
+
+
+def rows(file):
+    """The trials of a study, without their times."""
+    with file.open() as lines:
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(lines)]
+
+
+def trials(folder):
+    storage = f"sqlite:///{folder / 'study.db'}"
+    return optuna.load_study(study_name="study", storage=storage).trials
+
+
+def recorded(folder):
+    """All that a study recorded of its trials but for their times."""
+    return [
+        (each.number, each.state, each.value, each.params, each.intermediate_values, each.user_attrs["evaluations"])
+        for each in trials(folder)
+    ]
+
+
+def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(folder, capfd):
+    options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --seeds 2 --pruner none --out mine"
+    status, out, err = run(f"{options} --trials 1", capfd)
+    assert (status, err) == (0, "") and "importances need 4 complete trials, and there are 1" in out
+    before = rows(folder / "mine" / "trials.csv")
+    status, out, err = run(f"{options} --trials 2", capfd)
+    assert (status, err) == (0, "") and "continuing the study in mine: 1 trials ended, 0 interrupted" in out
+    assert "trial 1: " in out and "trial 0: " not in out
+    table = rows(folder / "mine" / "trials.csv")
+    assert [row["state"] for row in table] == ["complete"] * 2 and table[0] == before[0]
+    for row in table:
+        assert float(row["value"]) == (float(row["seed_1"]) + float(row["seed_2"])) / 2
+    best = max(table, key=lambda row: float(row["value"]))
+    assert f"best: trial {best['trial']}, eval/mean_reward {float(best['value']):.2f}" in out
+    runs, empty = find_runs([folder / "mine"])
+    assert not empty and {each.folder.name for each in runs} == {f"trial_{number}_seed_{seed}" for number in (0, 1) for seed in (1, 2)}
+    first = next(each for each in runs if each.folder.name == "trial_0_seed_2")
+    assert first.seed == 2 and max(first.returns) == pytest.approx(float(table[0]["seed_2"])) and len(first.returns) == 5
+    assert (first.folder / "checkpoints" / "best.ckpt").is_file()
+    assert (folder / "mine" / "study.png").stat().st_size > 10_000
+    config = yaml.safe_load((folder / "mine" / "best.yaml").read_text())
+    assert config["model"]["init_args"]["learning_rate"] == float(best["learning_rate"])
+    assert run("fit --config mine/best.yaml --print_config", capfd)[0] == 0
+
+    status, out, err = run(f"{options} --trials 3 --model.gamma 0.5", capfd)
+    assert status == 2 and err.startswith("error: the study in mine has another config.model.init_args.gamma") and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_worse_than_the_others_is_pruned_and_one_that_fails_does_not_end_the_study(folder, capfd):
+    rewards = "{choices: [{reward: 1.0}, {reward: 0.0}, {reward: 1.0, fault: raise}, {reward: 1.0, fault: die}]}"
+    (folder / "rewards.yaml").write_text(f"model.env.kwargs: {rewards}\n")
+    options = f"tune {OF_REWARDS} {PPO} --space rewards.yaml --sampler random --startup_trials 1 --trials 5 --jobs 2 --seed 374"
+    status, out, err = run(options, capfd)
+    assert (status, err) == (0, "")
+    table = rows(folder / "studies" / "PPO_Paying-v0" / "trials.csv")
+    kinds = {row["env.kwargs"]: row for row in table}
+    assert len(table) == 5 and len(kinds) == 4, "another --seed draws all four"
+    for row in table:
+        if "raise" in row["env.kwargs"]:
+            assert row["state"] == "fail" and "no more coins" in row["error"]
+        elif "die" in row["env.kwargs"]:
+            assert row["state"] == "fail" and "exit code" in row["error"]
+        elif row["env.kwargs"] == '{"reward": 1.0}':
+            assert row["state"] == "complete" and float(row["value"]) == 5.0
+    pruned = [each for each in trials(folder / "studies" / "PPO_Paying-v0") if each.state == optuna.trial.TrialState.PRUNED]
+    assert pruned and all(each.params["model.env.kwargs"] == '{"reward": 0.0}' for each in pruned)
+    assert all(len(each.intermediate_values) < 5 for each in pruned)
+    assert out.count("raised RuntimeError: no more coins)") == 2 and out.count("failed (it died with exit code 9)") == 1
+    assert all(f"trial {each.number}: pruned with 0 at" in out for each in pruned)
+
+
+def test_a_study_of_failures_ends_with_the_error_of_the_last(folder, capfd):
+    (folder / "rewards.yaml").write_text("model.env.kwargs: {choices: [{fault: raise}]}\n")
+    status, _, err = run(f"tune {OF_REWARDS} {PPO} --space rewards.yaml --trials 1", capfd)
+    assert status == 2 and err.startswith("error: none of 1 trials is complete; the last failed: ") and "no more coins" in err
+
+
+@pytest.mark.slow
+def test_the_draws_depend_on_the_seed_and_on_what_was_found_alone(folder, capfd):
+    options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 2 --startup_trials 1 --pruner none"
+    for name in ("one", "same"):
+        assert run(f"{options} --out {name}", capfd)[0] == 0
+    assert recorded(folder / "one") == recorded(folder / "same")
+    sampled = [StudySettings(seed=seed).make_sampler(number) for seed in (0, 1) for number in (0, 1)]
+    drawn = {optuna.create_study(sampler=each).ask().suggest_float("x", 0, 1) for each in sampled}
+    assert len(drawn) == 4
+
+
+BAD = {
+    "--trails 3": "--trails is not an option of tune; did you mean trials?",
+    "--trials 0": "--trials must be >= 1, got 0",
+    "--sampler tp": "--sampler must be one of tpe, random, got 'tp'; did you mean tpe?",
+    "--seed_everything 3": "tune does not take --seed_everything: the runs of a trial have the seeds 1 to --seeds",
+    "--trainer.run_name=x": "tune does not take --trainer.run_name: the runs of a study are named after their trials",
+    "--evaluation null": "tune compares runs by their evaluations: leave out evaluation null",
+    "--checkpoint null": "tune continues trials from their checkpoints: leave out checkpoint null",
+    "--engine rya": "--engine must be one of local, ray, got 'rya'; did you mean ray?",
+    "--address auto": "--address is that of a Ray cluster: add --engine ray",
+    "--trainer.devices 2": "tune trains each run in one process",
+    "--space nowhere.yaml": "--space nowhere.yaml: there is no such file",
+    "--space wrong.yaml": "wrong.yaml: gamma must be >= 0 and <= 1, got 1.5",
+    "--model.gama 0.9": "--model.gama is not a setting; did you mean gamma?",
+}
+
+
+@pytest.mark.parametrize("options", BAD)
+def test_wrong_options_are_one_line_before_anything_runs(options, folder, capfd):
+    (folder / "wrong.yaml").write_text("model.gamma: {low: 0.5, high: 1.5}")
+    status, out, err = run(f"tune {PPO} --model.env.id CartPole-v1 {options}", capfd)
+    assert (status, out) == (2, "") and err.startswith(f"error: {BAD[options]}") and err.count("\n") == 1
+    assert not (folder / "studies").exists()
+
+
+KILLED = (
+    f"{PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 4 --seeds 2 --startup_trials 1 --model.max_env_steps 6400 "
+    "--evaluation.every_n_env_steps 640 --checkpoint.every_n_env_steps 640"
+)
+
+
+def interrupt(folder, number, wait):
+    """Start the study, and send it a signal when `wait(folder)`."""
+    study = Apart(f"-m lightning_rl tune {KILLED} --out killed", folder)
+    until = time.monotonic() + 120
+    while not wait(folder / "killed") and study.poll() is None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    os.kill(study.pid, number)
+    out, err = study.communicate()
+    return study.wait(), out, err
+
+
+@pytest.mark.slow
+def test_a_study_that_was_killed_ends_like_one_that_was_not(folder, capfd):
+    assert run(f"tune {KILLED} --out whole", capfd)[0] == 0
+    for saved in ("trial_0_seed_1", "trial_0_seed_2", "trial_1_seed_2", "trial_2_seed_1"):
+        status, *_ = interrupt(folder, signal.SIGKILL, lambda study, name=saved: any(study.glob(f"*/*/{name}/checkpoints/last.ckpt")))
+        assert status == -signal.SIGKILL
+        assert not (folder / "killed" / "best.yaml").exists() or not saved.startswith("trial_0")
+    status, out, err = run(f"tune {KILLED} --out killed", capfd)
+    assert (status, err) == (0, "") and "1 interrupted" in out
+    assert recorded(folder / "killed") == recorded(folder / "whole")
+    assert rows(folder / "killed" / "trials.csv") == rows(folder / "whole" / "trials.csv")
+    for evaluations in (folder / "whole").glob("*/*/*/evaluations.csv"):
+        assert evaluations.read_bytes() == (folder / "killed" / evaluations.relative_to(folder / "whole")).read_bytes()
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_the_runs_and_prints_the_command_that_continues(folder, capfd):
+    status, out, err = interrupt(folder, signal.SIGINT, lambda study: any(study.glob("*/*/trial_1_seed_1/metrics.csv")))
+    assert (status, err) == (130, "")
+    last = out.splitlines()[-1]
+    assert last.startswith("stopped by SIGINT; continue: lightning-rl tune ") and last.endswith("--out killed")
+    assert list((folder / "killed").glob("*/*/trial_1_seed_1/checkpoints/last.ckpt"))
+    status, out, err = run(last.partition("lightning-rl ")[2], capfd)
+    assert (status, err) == (0, "") and "1 trials ended, 1 interrupted" in out
+    shutil.copytree(folder / "killed", folder / "kept")
+    assert run(f"tune {KILLED} --out whole", capfd)[0] == 0
+    assert recorded(folder / "kept") == recorded(folder / "whole")
+
+
+@pytest.mark.slow
+def test_ray_goes_on_with_a_local_study_and_gives_the_same_trials(folder, capfd):
+    options = f"{PPO} --model.env.id CartPole-v1 --space rates.yaml --seeds 2 --startup_trials 1 --trials"
+    assert run(f"tune {options} 3 --out local", capfd)[0] == 0
+    assert run(f"tune {options} 1 --out both", capfd)[0] == 0
+    status, out, err = run_apart(f"tune {options} 3 --out both --engine ray", folder)  # Ray's threads would stay in this process
+    assert (status, err) == (0, "") and "continuing the study in both: 1 trials ended, 0 interrupted" in out
+    assert recorded(folder / "both") == recorded(folder / "local")
+    assert [row["state"] for row in rows(folder / "both" / "trials.csv")] == [row["state"] for row in rows(folder / "local" / "trials.csv")]
