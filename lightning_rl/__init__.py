@@ -60,6 +60,7 @@ EXPORTS = {
     "load_policy": "lightning_rl.policy",
     "evaluate": "lightning_rl.policy",
     "export_policy": "lightning_rl.exporting.export",
+    "push": "lightning_rl.exporting.push",
     "SettingError": "lightning_rl.errors",
 }
 

@@ -23,6 +23,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
   compare     plot:      lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
   export      convert:   lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
+  push        share:     lightning-rl push RUN --repo USER/NAME       then anybody: evaluate --ckpt_path hf://USER/NAME
   import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
   import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
   list        show the algorithms and the packaged configs
@@ -41,7 +42,20 @@ Print the algorithms and the packaged configs, each with a line about it.
 Subcommand = Callable[[list[str], list[str]], int]
 """Takes the arguments behind its name and the modules to import; returns the exit status."""
 
-SUBCOMMANDS = ("fit", "evaluate", "validate", "test", "collect", "record", "compare", "export", "import-mlagents", "import-zoo", "list")
+SUBCOMMANDS = (
+    "fit",
+    "evaluate",
+    "validate",
+    "test",
+    "collect",
+    "record",
+    "compare",
+    "export",
+    "push",
+    "import-mlagents",
+    "import-zoo",
+    "list",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,6 +140,7 @@ def run(argv: list[str]) -> int:
         "record": commands.record,
         "compare": commands.compare,
         "export": commands.export,
+        "push": commands.push,
         "import-mlagents": commands.print_mlagents_config,
         "import-zoo": commands.print_zoo_config,
     }
