@@ -27,6 +27,7 @@ from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.sharing.agent import agent_of, is_agent, read_agent
 from lightning_rl.sharing.hub import download, is_address
+from lightning_rl.sharing.sb3 import is_zip, read_zip
 from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
 from lightning_rl.types import State
 
@@ -65,7 +66,7 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         SettingError: no such file or agent, not one of our checkpoints, or one that names a module which was not imported.
     """
     path = best_of(path)
-    checkpoint = read_checkpoint(path, map_location)
+    checkpoint = _read_zip(path, overrides.get("env")) if is_zip(path) else read_checkpoint(path, map_location)
     own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
     name = own["algorithm"]
     cls: Any = algorithm_class(name, base)
@@ -77,7 +78,7 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         observation = from_plain(own["spaces"][0])
         if "env" not in overrides:
             check_environment(stored.get("env"), sum(math.prod(leaf.shape) for leaf in observation_leaves(observation)), path)
-        elif isinstance(overrides["env"], EnvConfig | str) and isinstance(spaces, Spaces):
+        elif isinstance(overrides["env"], EnvConfig | str) and isinstance(spaces, Spaces) and not is_zip(path):
             check_spaces(overrides["env"], spaces, path)
         settings = {"spaces": spaces, **_without_new_folders(stored), **overrides}
         sketch = _sketch(cls, settings)
@@ -92,6 +93,16 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
         raise SettingError(f"ckpt_path {shown(path)} does not hold what a {name[:40]} needs ({reason})") from error
     return algorithm
+
+
+def _read_zip(path: Path, env: object) -> Checkpoint:
+    """Read an agent of Stable-Baselines3 for the environment that it is given."""
+    if env is None:
+        raise SettingError(f"ckpt_path {shown(path)} names no environment: give it, --env CartPole-v1 or env= in Python")
+    config: Any = EnvConfig(env) if isinstance(env, str) else env
+    checkpoint = read_zip(path, probe_spaces(config))
+    check_content(checkpoint, path)
+    return checkpoint
 
 
 def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
@@ -127,6 +138,10 @@ def _sketch(cls: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Tens
 def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", say: Callable[[str], None] = print) -> Checkpoint:
     """Read one of our checkpoints as plain data, or the previous generation if it is damaged; code in it never runs."""
     path = Path(path)
+    if is_zip(path):
+        raise SettingError(
+            f"ckpt_path {shown(path)} is an agent of Stable-Baselines3: it can act (--env), and not be trained or shared from here"
+        )
     if is_agent(path):
         checkpoint = read_agent(path, map_location)
         check_content(checkpoint, path)
