@@ -100,11 +100,12 @@ def _modules(algorithm: Any) -> list[str]:
 def _table(numbers: dict[str, float]) -> str:
     rows = [
         ("mean return", f"{numbers['return_mean']:.2f} ± {numbers['return_std']:.2f}"),
-        ("95 % interval of the mean", f"{numbers['ci_low']:.2f} to {numbers['ci_high']:.2f}"),
         ("interquartile mean", f"{numbers['iqm']:.2f}"),
         ("lowest, median, highest", ", ".join(f"{numbers[f'return_{each}']:.2f}" for each in ("min", "median", "max"))),
         ("mean length", f"{numbers['length_mean']:.1f}"),
     ]
+    if numbers["ci_low"] is not None:  # as of one episode
+        rows.insert(1, ("95 % interval of the mean", f"{numbers['ci_low']:.2f} to {numbers['ci_high']:.2f}"))
     if "win_rate" in numbers:
         rows.append(("won, drawn, against random moves", f"{numbers['win_rate']:.1%}, {numbers['draw_rate']:.1%}"))
     behaviors = [key.removesuffix("/return_mean") for key in numbers if key.endswith("/return_mean")]

@@ -24,7 +24,9 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.exporting.formats import FORMATS, PolicyGraph, Run, check_packages
 from lightning_rl.policy import Env, Policy, load_algorithm
+from lightning_rl.sharing.agent import is_agent
 from lightning_rl.sharing.hub import is_address
+from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of, stored_name
@@ -230,7 +232,7 @@ def refusal(how: str) -> SettingError:
 
 def describe_source(ckpt_path: Path) -> Plain:
     """Describe the file that was loaded: the generation before where a checkpoint is missing or damaged."""
-    intact = ckpt_path.is_file() and damage(ckpt_path) is None
+    intact = is_agent(ckpt_path) or is_zip(ckpt_path) or (ckpt_path.is_file() and damage(ckpt_path) is None)
     path = ckpt_path if intact else previous_path(ckpt_path)
     with path.open("rb") as file:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

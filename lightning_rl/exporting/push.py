@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,6 +21,7 @@ from lightning_rl.exporting.card import CARD, CURVE, RESULTS, VIDEO, write_card
 from lightning_rl.policy import load_with_env, play_episodes, record_episodes, statistics
 from lightning_rl.sharing.agent import is_agent, write_agent
 from lightning_rl.sharing.hub import CONFIG, prepare_repo, upload
+from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of, read_checkpoint
 
@@ -64,6 +65,8 @@ def push(
     check_range("seed", seed, 0, whole=True)
     check_flag("private", private)
     path = best_of(run)
+    if is_zip(path):
+        raise SettingError(f"{run} is an agent of Stable-Baselines3: it can act here, and not be shared from here")
     stored = load_with_env(path)
     check_environment(stored.env)
     if video:
@@ -96,8 +99,13 @@ def places(tree: object) -> Any:
     if isinstance(tree, dict | list | tuple):
         for child in tree.values() if isinstance(tree, dict) else tree:
             yield from places(child)
-    elif isinstance(tree, str) and Path(tree).expanduser().is_absolute():
+    elif is_place(tree):
         yield tree
+
+
+def is_place(leaf: object) -> bool:
+    """Return whether a value is an absolute path, here or on another system."""
+    return isinstance(leaf, str) and (leaf.startswith(("/", "~/")) or PureWindowsPath(leaf).is_absolute())
 
 
 def without_places(tree: Any) -> Any:
@@ -106,7 +114,7 @@ def without_places(tree: Any) -> Any:
         return {key: without_places(child) for key, child in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(map(without_places, tree))
-    return Path(tree).name if isinstance(tree, str) and Path(tree).expanduser().is_absolute() else tree
+    return PurePath(tree.replace("\\", "/")).name if is_place(tree) else tree
 
 
 def evaluate(algorithm: Any, episodes: int, seed: int) -> Plain:

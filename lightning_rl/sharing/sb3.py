@@ -59,7 +59,7 @@ def read_zip(path: Path, spaces: Spaces) -> Checkpoint:
         raise SettingError(f"ckpt_path {shown(path)} is not a file")
     try:
         data, weights, others = _open(path)
-    except (NotPlainError, *BROKEN, OSError, EOFError, RecursionError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a file from elsewhere: BadZipFile, UnpicklingError, RuntimeError, …
         reason = str(error) if isinstance(error, NotPlainError) else type(error).__name__
         raise SettingError(f"ckpt_path {shown(path)} cannot be read as an agent of Stable-Baselines3 ({reason})") from error
     try:

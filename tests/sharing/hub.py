@@ -13,9 +13,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote, urlsplit
 
+import huggingface_hub.constants as constants
+import pytest
 import yaml
 
 TOKEN, USER = "hf_a_token_that_only_the_stand_in_knows", "ada"
@@ -152,7 +155,9 @@ class Handler(BaseHTTPRequestHandler):
         if not repo.startswith(f"{USER}/"):
             raise Answer(403, message=f"You don't have the rights to create a model under the namespace {repo.partition('/')[0]}")
         if repo in self.server.repos:
-            raise Answer(409, message="You already created this model repo")
+            known = {"error": "You already created this model repo", "url": f"{self.server.url}/{repo}"}
+            self.send(json.dumps(known).encode(), 409)
+            return
         self.server.repos[repo] = Repo(asked.get("visibility") == "private" or bool(asked.get("private")))
         self.send_json({"name": repo, "id": repo, "url": f"{self.server.url}/{repo}"})
 
@@ -260,3 +265,19 @@ def running_hub() -> Iterator[Hub]:
         hub.shutdown()
         hub.server_close()
         thread.join()
+
+
+def talk_to(hub: Hub, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the client in this process talk to a hub, with a cache in a folder: it reads the environment's variables only once."""
+    settings = {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(folder / "cache"),
+        "HF_TOKEN_PATH": str(folder / "token"),
+        "HF_STORED_TOKENS_PATH": str(folder / "tokens"),
+        "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_OFFLINE": False,
+    }
+    for name, value in settings.items():
+        patch.setattr(constants, name, value)
+    patch.setenv("HF_TOKEN", TOKEN)

@@ -21,13 +21,21 @@ FOLDER = Path(__file__).parent / "sb3"
 NUMBER = 1000
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo-CartPole-v1": ("PPO", "CartPole-v1", {"n_steps": 256, "policy_kwargs": {"net_arch": [8, 8]}}),
-    "ppo-Pendulum-v1": ("PPO", "Pendulum-v1", {"n_steps": 256, "policy_kwargs": {"net_arch": {"pi": [8], "vf": [8]}, "activation_fn": "ReLU"}}),
+    "ppo-Pendulum-v1": (
+        "PPO",
+        "Pendulum-v1",
+        {"n_steps": 256, "policy_kwargs": {"net_arch": {"pi": [8], "vf": [8]}, "activation_fn": "ReLU"}},
+    ),
     "a2c-Acrobot-v1": ("A2C", "Acrobot-v1", {"policy_kwargs": {"net_arch": [6], "ortho_init": False}}),
     "dqn-CartPole-v1": ("DQN", "CartPole-v1", {"learning_starts": 100, "policy_kwargs": {"net_arch": [8, 8]}}),
     "sac-Pendulum-v1": ("SAC", "Pendulum-v1", {"learning_starts": 100, "policy_kwargs": {"net_arch": [8, 8]}}),
     "td3-Pendulum-v1": ("TD3", "Pendulum-v1", {"learning_starts": 100, "policy_kwargs": {"net_arch": [8, 6], "activation_fn": "ELU"}}),
     "ddpg-Pendulum-v1": ("DDPG", "Pendulum-v1", {"learning_starts": 100, "policy_kwargs": {"net_arch": [8]}}),
-    "ppo-Blink-v0": ("PPO", "tests.sharing.theirs:Blink-v0", {"n_steps": 16, "policy_kwargs": {"features_extractor_kwargs": {"features_dim": 8}}}),
+    "ppo-Blink-v0": (
+        "PPO",
+        "tests.sharing.theirs:Blink-v0",
+        {"n_steps": 16, "policy_kwargs": {"features_extractor_kwargs": {"features_dim": 8}}},
+    ),
     "sde": ("PPO", "Pendulum-v1", {"use_sde": True, "n_steps": 64, "policy_kwargs": {"net_arch": [4]}}),
     "unequal": ("PPO", "CartPole-v1", {"n_steps": 64, "policy_kwargs": {"net_arch": {"pi": [4], "vf": [5]}}}),
 }
