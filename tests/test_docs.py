@@ -34,10 +34,10 @@ QUICK = (
     "--trainer.accelerator cpu"
 )
 EPISODES = {
-    "push": "--episodes 2 --no-video",
     "evaluate": "--episodes 2 --max_episode_steps 50",
     "collect": "--episodes 6",
     "record": "--episodes 1 --max_episode_steps 10",
+    "push": "--episodes 2 --no-video",
 }
 SLOW = (
     *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "for seed in", "compare "),
