@@ -61,6 +61,7 @@ EXPORTS = {
     "evaluate": "lightning_rl.policy",
     "compare": "lightning_rl.reports.report",
     "export_policy": "lightning_rl.exporting.export",
+    "push": "lightning_rl.exporting.push",
     "SettingError": "lightning_rl.errors",
 }
 

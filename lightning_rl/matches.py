@@ -8,6 +8,7 @@ from typing import NamedTuple
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.policy import evaluate, load_with_env
 from lightning_rl.ratings import Rating, Score, fit_ratings
+from lightning_rl.sharing.hub import is_address
 
 ANCHOR = 1200.0
 """The rating of the first player, which gives the numbers a meaning."""
@@ -30,7 +31,8 @@ def play_matches(players: Sequence[str | Path], games: int = 100, seed: int = SE
     """Play each pair of policies, which draw their actions; seats change from game to game.
 
     Args:
-        players: checkpoints or folders of runs of one game; all but the first may also be `random` or the path of a scripted player.
+        players: checkpoints, folders of runs or `hf://USER/NAME`, of one game; all but the first may also
+            be `random` or the path of a scripted player.
         games: of each pair.
         seed: of the first game.
 
@@ -41,7 +43,7 @@ def play_matches(players: Sequence[str | Path], games: int = 100, seed: int = SE
     check_range("games", games, 2, whole=True)
     if len(names) < 2 or len({*names}) < len(names):
         raise SettingError(f"matches need at least two different players, got {', '.join(names)}")
-    learned = {k for k, name in enumerate(names) if Path(name).exists()}
+    learned = {k for k, name in enumerate(names) if is_address(name) or Path(name).exists()}
     if not learned:
         raise SettingError(f"matches need a checkpoint or a run's folder, and {' and '.join(names)} are none")
     scores: dict[tuple[int, int], Score] = {}

@@ -1,11 +1,13 @@
 """Use a trained policy: `lrl.load_policy`, `lrl.evaluate`."""
 
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
@@ -13,10 +15,12 @@ from torch import Generator
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.evaluation import make_player
-from lightning_rl.data.episodes import Episode, summarize
+from lightning_rl.checkpoints.atomic import SaveError
+from lightning_rl.data.episodes import Episode, longest_episode, summarize
 from lightning_rl.data.exploitability import find_exploitability
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.masks import Masks
+from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.errors import SettingError, check_flag, check_range
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, allocate, is_batch_of, without_hidden
@@ -25,6 +29,9 @@ from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.loading import load
 from lightning_rl.training.run import Run
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
+
+Env = EnvConfig | str | Callable[[], gym.Env]
+"""What builds an environment."""
 
 
 class Policy:
@@ -94,25 +101,32 @@ class Policy:
         return {key: child for key, child in obs.items() if key not in self.hidden} if self.hidden else obs
 
 
-def load_policy(source: str | Path | Run, map_location: str | torch.device = "cpu", behavior: str | None = None) -> Policy:
-    """Load the policy of a checkpoint, of a run's folder (its `checkpoints/best.ckpt`), or of an algorithm as it is now.
+def load_policy(
+    source: str | Path | Run, map_location: str | torch.device = "cpu", behavior: str | None = None, env: Env | None = None
+) -> Policy:
+    """Load the policy of a checkpoint, a run or a shared agent, or that of an algorithm as it is now; of several behaviors, the one named.
 
     Args:
-        source: a path, or an algorithm, whose policy is copied: learning on does not change what was loaded.
+        source: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent on the hub, `hf://USER/NAME` or
+            `hf://USER/NAME@REVISION`, a `.zip` of Stable-Baselines3, or an algorithm, whose policy is copied: learning on does not change
+            what was loaded.
         map_location: the device that acts.
         behavior: which policy, where there are several.
+        env: the environment, for a file that names none, such as a `.zip` of Stable-Baselines3.
 
     Raises:
-        SettingError: there is no such behavior; and see `Algorithm.load_from_checkpoint`.
+        SettingError: there is no such behavior, agent or file, or one that cannot be read; see `Algorithm.load_from_checkpoint`.
     """
-    algorithm = choose_behavior(source, behavior) if isinstance(source, Run) else load_algorithm(source, behavior, map_location)
+    algorithm = choose_behavior(source, behavior) if isinstance(source, Run) else load_algorithm(source, behavior, map_location, env)
     network = deepcopy(algorithm.network) if isinstance(source, Run) else algorithm.network
     return Policy(network.to(map_location), algorithm.spaces)
 
 
-def load_algorithm(path: str | Path, behavior: str | None = None, map_location: str | torch.device = "cpu") -> Algorithm:
-    """Load the algorithm of a checkpoint or run, of several behaviors that of the one named."""
-    return choose_behavior(load(path, Run, Algorithm, map_location), behavior)
+def load_algorithm(
+    path: str | Path, behavior: str | None = None, map_location: str | torch.device = "cpu", env: Env | None = None
+) -> Algorithm:
+    """Load the algorithm of a checkpoint, run or shared agent, of several behaviors that of the one named."""
+    return choose_behavior(load(path, Run, Algorithm, map_location, **_given(env)), behavior)
 
 
 def evaluate(
@@ -123,6 +137,7 @@ def evaluate(
     deterministic: bool = True,
     max_episode_steps: int | None = None,
     opponent: str | Path = "random",
+    env: Env | None = None,
 ) -> dict[str, float]:
     """Play episodes with a policy in the environment that it was trained in, and return their statistics.
 
@@ -130,14 +145,15 @@ def evaluate(
     random generators their state.
 
     Args:
-        checkpoint_or_algorithm: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), or an algorithm.
+        checkpoint_or_algorithm: a path as in `load_policy`, or an algorithm.
         episodes: how many to play.
         seed: of the first episode; the others count up.
         num_envs: environments that act together; changes the time, and actions that are not deterministic.
         deterministic: the most likely choice or the mean instead of a random action.
         max_episode_steps: environment steps after which an episode is truncated; default: the environment's limit, or 10,000.
-        opponent: who plays the other seats of a game: `random` (legal moves), a checkpoint or a run's folder, or the path of a scripted
+        opponent: who plays the other seats of a game: `random` (legal moves), a path as in `load_policy`, or the path of a scripted
             player such as `my_module.my_player`.
+        env: the environment to play in, for a file that names none, or in place of the stored one.
 
     Returns:
         Of undiscounted returns, in the environment's rewards: `return_mean`, `return_std`, `return_min`, `return_max`, `return_median`,
@@ -150,16 +166,31 @@ def evaluate(
         SettingError: a number out of range, a checkpoint that cannot be loaded, an algorithm trained on a ready vector environment, which
             cannot be built again, an environment that cannot be built, or an opponent that does not exist or fit.
     """
+    check_flag("deterministic", deterministic)
+    given = checkpoint_or_algorithm
+    algorithm = load_with_env(given, env) if isinstance(given, str | Path) else given
+    if not isinstance(algorithm, Run):
+        raise SettingError(f"evaluate takes a checkpoint, a run's folder or an algorithm, got {type(algorithm).__name__}")
+    played = play_episodes(algorithm, episodes, seed, num_envs, deterministic, max_episode_steps, opponent)
+    with isolate_rng(), torch_threads(1):
+        return statistics(algorithm, played, seed, deterministic)
+
+
+def play_episodes(
+    algorithm: Run,
+    episodes: int,
+    seed: int,
+    num_envs: int = 10,
+    deterministic: bool = True,
+    max_episode_steps: int | None = None,
+    opponent: str | Path = "random",
+) -> list[Episode]:
+    """Play episodes in the environment of an algorithm, see `evaluate`."""
     check_range("episodes", episodes, 1, whole=True)
     check_range("num_envs", num_envs, 1, whole=True)
     check_range("seed", seed, 0, whole=True)
-    check_flag("deterministic", deterministic)
     if max_episode_steps is not None:
         check_range("max_episode_steps", max_episode_steps, 1, whole=True)
-    given = checkpoint_or_algorithm
-    algorithm = load_with_env(given) if isinstance(given, str | Path) else given
-    if not isinstance(algorithm, Run):
-        raise SettingError(f"evaluate takes a checkpoint, a run's folder or an algorithm, got {type(algorithm).__name__}")
     if not (isinstance(algorithm.env, EnvConfig) or callable(algorithm.env)):
         raise SettingError("evaluate cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
     together = min(num_envs, episodes)
@@ -168,7 +199,7 @@ def evaluate(
     player = make_player(algorithm.env, together, max_episode_steps, algorithm.spaces, opponent=other)
     player.on_nan = getattr(algorithm, "on_nan", "raise")
     with isolate_rng(), torch_threads(1), closing(player):
-        return statistics(algorithm, player.play(algorithm.network, episodes, seed, deterministic), seed, deterministic)
+        return player.play(algorithm.network, episodes, seed, deterministic)
 
 
 def statistics(algorithm: Run, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:
@@ -178,9 +209,38 @@ def statistics(algorithm: Run, episodes: list[Episode], seed: int, deterministic
     return {**summarize(episodes), **known, "episodes": len(episodes), **counts, "seed": seed}
 
 
-def load_with_env(path: str | Path) -> Any:
-    """Load the algorithm of a checkpoint that names its environment."""
-    algorithm: Any = load(path, Run, Algorithm)
+def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episode_steps: int | None, may_cut: bool) -> list[Episode]:
+    """Play one episode for each file with the most likely actions, and write its video there.
+
+    `may_cut`: whether a video ends after `max_episode_steps`, or the environment's own limit; otherwise a longer episode is an error.
+
+    Raises:
+        SettingError: the environment does not render, or a file cannot be written.
+    """
+    names = iter(files)
+
+    def recording(env: Any) -> RecordVideo:
+        return RecordVideo(env, names, max_episode_steps or longest_episode(env), may_cut)
+
+    try:
+        files[0].parent.mkdir(exist_ok=True)
+        player = make_player(with_render_mode(algorithm.env), 1, max_episode_steps, algorithm.spaces, [recording])
+        player.on_nan = getattr(algorithm, "on_nan", "raise")
+        with closing(player), torch_threads(1):
+            return player.play(algorithm.network, len(files), seed, True)
+    except SaveError as error:
+        raise SettingError(str(error)) from error
+    except OSError as error:
+        raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
+
+
+def load_with_env(path: str | Path, env: Env | None = None) -> Any:
+    """Load the algorithm of a checkpoint that names its environment, or with the one given."""
+    algorithm: Any = load(path, Run, Algorithm, **_given(env))
     if algorithm.env is None:
         raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; play it from Python")
     return algorithm
+
+
+def _given(env: Env | None) -> dict[str, Any]:
+    return {} if env is None else {"env": env}

@@ -25,6 +25,7 @@ from lightning_rl.spaces import Spaces
 from lightning_rl.tuning.search_space import read_space
 from tests.command_line import run, run_apart, run_python
 from tests.experts import balance, played
+from tests.sharing.hub import Repo, running_hub, talk_to
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,7 +34,12 @@ QUICK = (
     "--evaluation.episodes 2 --evaluation.num_envs 2 --evaluation.max_episode_steps 10 --trainer.enable_progress_bar false "
     "--trainer.accelerator cpu"
 )
-EPISODES = {"evaluate": "--episodes 2 --max_episode_steps 50", "collect": "--episodes 6", "record": "--episodes 1 --max_episode_steps 10"}
+EPISODES = {
+    "evaluate": "--episodes 2 --max_episode_steps 50",
+    "collect": "--episodes 6",
+    "record": "--episodes 1 --max_episode_steps 10",
+    "push": "--episodes 2 --no-video",
+}
 SLOW = (
     *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "for seed in", "compare "),
     *("num_actors 4", "--format torch", "devices 2 --trainer.accelerator cpu", "lightning_rl.Video", "Pendulum-v1 --model.stochastic"),
@@ -49,6 +55,7 @@ PARSED = {
 }
 """Parts of lines that need what is not here: their settings are read, by the parser that always reads them, and printed."""
 ELSEWHERE = {
+    "hf auth login": "the stand-in for the hub takes a token from the environment",
     "python -m venv": ".ci/run installs, trains and tests by these two lines",
     **dict.fromkeys(("export RAY_", "ray start", "export GLOO_"), "benchmarks/machines.py makes several machines for them"),
     **dict.fromkeys(("wandb sweep", "wandb agent"), "tests/tuning/test_sweep.py runs what an agent would"),
@@ -98,6 +105,7 @@ def prepared(tmp_path_factory):
     for file, text in FILES.items():
         (folder / file).write_text(text)
     shutil.copy(ROOT / "tests" / "importers" / "files" / "sac_trainer_config.yaml", folder)
+    shutil.copy(ROOT / "tests" / "sharing" / "sb3" / "ppo-CartPole-v1.zip", folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # SDL, which draws CartPole, says on stderr that it misses it
         patch.setenv("OMP_NUM_THREADS", "1")  # torchrun says there that it takes one
@@ -111,7 +119,11 @@ def reader(folder, prepared, monkeypatch, capfd):
     for place in ("configs", "examples"):
         (folder / place).symlink_to(ROOT / place)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
-    return Reader(folder, monkeypatch, capfd)
+    with running_hub() as hub:
+        talk_to(hub, folder, monkeypatch)
+        hub.repos["sb3/ppo-CartPole-v1"] = Repo()
+        hub.repos["sb3/ppo-CartPole-v1"].commit({"ppo-CartPole-v1.zip": (folder / "ppo-CartPole-v1.zip").read_bytes()})
+        yield Reader(folder, monkeypatch, capfd)
 
 
 class Reader:

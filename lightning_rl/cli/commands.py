@@ -1,4 +1,4 @@
-"""The subcommands `evaluate`, `validate`, `test`, `collect`, `record`, `export`, `compare`, `import-mlagents` and `import-zoo`."""
+"""The subcommands `evaluate`, `validate`, `test`, `collect`, `record`, `export`, `push`, `compare`, `import-mlagents` and `import-zoo`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.checkpoints.manifest import manifest_path, read_manifest
 from lightning_rl.cli.fit import redirect_notices
-from lightning_rl.config_files import read_config
-from lightning_rl.data.episodes import longest_episode
+from lightning_rl.config_files import parse, read_config
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrations
-from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, name_episodes, with_render_mode
-from lightning_rl.errors import SettingError, check_range, printable
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.video import check_renders, load_ffmpeg, name_episodes
+from lightning_rl.errors import SettingError, as_settings, check_range, printable
 from lightning_rl.exporting.export import export_policy
+from lightning_rl.exporting.push import push as push_agent
 from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.matches import describe_matches, play_matches
 from lightning_rl.reports.page import check_out
 from lightning_rl.reports.report import compare as compare_runs
+from lightning_rl.sharing.agent import is_agent
+from lightning_rl.sharing.hub import is_address
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of
 from lightning_rl.training.trainer import Trainer
@@ -37,9 +40,14 @@ OTHER_VIDEOS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v
 """Suffixes of videos that are not mp4."""
 
 
+def read_env(text: str | None) -> EnvConfig | None:
+    """Read `--env`, the id of an environment or a mapping of settings of `model.env`. Raises `SettingError`: it is neither."""
+    return None if text is None else as_settings("--env", EnvConfig, parse(text, "--env") if text.startswith("{") else {"id": text})
+
+
 def evaluate(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy and print their statistics."""
-    algorithm = policy.load_with_env(options.ckpt_path)
+    algorithm = policy.load_with_env(options.ckpt_path, read_env(options.env))
     numbers = options.episodes, options.seed, options.num_envs
     result = policy.evaluate(algorithm, *numbers, not options.stochastic, options.max_episode_steps, options.opponent)
     if options.json:
@@ -63,8 +71,8 @@ def play_with_trainer(method: str, options: Namespace) -> int:
     """Call a method of the Trainer with the algorithm of a checkpoint, and print the metrics that it returns."""
     redirect_notices()
     path = best_of(options.ckpt_path)
-    algorithm = policy.load_with_env(path)
-    config = path.parent.parent / "config.yaml"
+    algorithm = policy.load_with_env(path, read_env(options.env))
+    config = (path.parent if is_agent(path) else path.parent.parent) / "config.yaml"
     settings = read_config(str(config)).get("evaluation") if config.is_file() else None
     try:
         evaluation = EvaluationConfig(**settings or {})
@@ -105,7 +113,7 @@ def collect(options: Namespace) -> int:
     check_range("--episodes", options.episodes, 1, whole=True)
     check_range("--seed", options.seed, 0, whole=True)
     new_folder(dataset_id(options.dataset), options.force)
-    algorithm = policy.load_with_env(options.ckpt_path)
+    algorithm = policy.load_with_env(options.ckpt_path, read_env(options.env))
     if algorithm.spaces.agents:
         raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
     # one environment, so that the policy does bit for bit what load_policy does
@@ -130,26 +138,14 @@ def record(options: Namespace) -> int:
     check_range("--episodes", options.episodes, 1, whole=True)
     check_range("--seed", options.seed, 0, whole=True)
     check_range("--max_episode_steps", 1 if limit is None else limit, 1, whole=True)
+    if options.out is None and is_address(options.ckpt_path):
+        raise SettingError(f"{options.ckpt_path} is not of a run on this machine: name a folder or a file by --out")
     ckpt_path = best_of(options.ckpt_path)
     files = video_files(videos_of(ckpt_path) if options.out is None else options.out, options.episodes)
     load_ffmpeg("lightning-rl record")
-    algorithm = policy.load_with_env(ckpt_path)
+    algorithm = policy.load_with_env(ckpt_path, read_env(options.env))
     check_renders(algorithm.env, "lightning-rl record")
-    names = iter(files)
-
-    def recording(env: Any) -> RecordVideo:
-        return RecordVideo(env, names, limit or longest_episode(env), may_cut=limit is not None)
-
-    try:
-        files[0].parent.mkdir(exist_ok=True)
-        player = make_player(with_render_mode(algorithm.env), 1, limit, algorithm.spaces, [recording])
-        player.on_nan = getattr(algorithm, "on_nan", "raise")
-        with closing(player), torch_threads(1):
-            episodes = player.play(algorithm.network, options.episodes, options.seed, True)
-    except SaveError as error:
-        raise SettingError(str(error)) from error
-    except OSError as error:
-        raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
+    episodes = policy.record_episodes(algorithm, files, options.seed, limit, may_cut=limit is not None)
     for file, episode in zip(files, episodes, strict=True):
         print(printable(f"{file}: return {episode.return_:.2f}, length {episode.length}, seed {episode.seed}"))
     print_result(algorithm, policy.statistics(algorithm, episodes, options.seed, deterministic=True))
@@ -184,7 +180,7 @@ def video_files(out: Path, episodes: int) -> list[Path]:
 
 def export(options: Namespace) -> int:
     """Write a checkpoint's policy as a file that needs no part of this package."""
-    path = export_policy(options.ckpt_path, options.out, options.format, options.behavior)
+    path = export_policy(options.ckpt_path, options.out, options.format, options.behavior, read_env(options.env))
     description = read_manifest(path) or {}
     check, found = description["check"], []
     numeric = {output["dtype"].startswith("float") for output in description["outputs"] if output["role"] == "action"}
@@ -194,6 +190,17 @@ def export(options: Namespace) -> int:
         found.append("choices are the same" + (f" but for {check['ties']} ties" if check["ties"] else ""))
     print(printable(f"{path}, described in {manifest_path(path).name}"))
     print(f"compared with the policy at {check['observations']:,} observations: {', '.join(found)}")
+    return 0
+
+
+def push(options: Namespace) -> int:
+    """Share the agent of a run on the hub."""
+    redirect_notices()
+    numbers = {"episodes": options.episodes, "seed": options.seed}
+    address = push_agent(
+        options.run, options.repo, private=options.private, video=options.video, **numbers, say=lambda line: print(printable(line))
+    )
+    print(printable(f"shared as {address}"))
     return 0
 
 
@@ -240,6 +247,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "record": record,
     "compare": compare,
     "export": export,
+    "push": push,
     "import-mlagents": print_mlagents_config,
     "import-zoo": print_zoo_config,
 }

@@ -20,6 +20,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   record      watch:     lightning-rl record --ckpt_path RUN/checkpoints/best.ckpt --episodes 3
   compare     plot:      lightning-rl compare runs/PPO/CartPole-v1 runs/A2C/CartPole-v1 --out report.html
   export      convert:   lightning-rl export --ckpt_path RUN/checkpoints/best.ckpt --format onnx
+  push        share:     lightning-rl push RUN --repo USER/NAME       then anybody: evaluate --ckpt_path hf://USER/NAME
   import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
   import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
   list        show the algorithms and the packaged configs
@@ -72,7 +73,9 @@ class Parser(argparse.ArgumentParser):
 
     def add_checkpoint(self) -> None:
         """Add the option for a checkpoint."""
-        self.add_argument("--ckpt_path", required=True, type=Path, help="a checkpoint, or a run's folder: its checkpoints/best.ckpt")
+        where = "a checkpoint, a run's folder (its checkpoints/best.ckpt), hf://USER/NAME[@REVISION], or a .zip of Stable-Baselines3"
+        self.add_argument("--ckpt_path", required=True, help=where)
+        self.add_argument("--env", help="its environment, where the file names none; an id, or settings of model.env in YAML")
 
     def add_episodes(self, number: int, seed: int) -> None:
         """Add the options for how many episodes to play, and their seeds."""
@@ -160,6 +163,17 @@ def compare_parser() -> Parser:
     return parser
 
 
+def push_parser() -> Parser:
+    parser = Parser("push", "Share the agent of a run on the hub, with settings, results, a learning curve and a video.")
+    parser.add_argument("run", metavar="RUN", help="a run's folder: its checkpoints/best.ckpt; or a checkpoint")
+    parser.add_argument("--repo", metavar="USER/NAME", required=True, help="where: a new repository, or one with an agent of this package")
+    parser.add_argument("--private", action="store_true", help="create a repository that others do not see")
+    where = "record an episode (if the environment renders, and the extra video is installed)"
+    parser.add_argument("--video", action=argparse.BooleanOptionalAction, help=where)
+    parser.add_episodes(100, 20_000)
+    return parser
+
+
 def import_mlagents_parser() -> Parser:
     parser = Parser("import-mlagents", "An ML-Agents trainer file as a config, on stdout.")
     parser.add_argument("file", metavar="FILE", help="trainer settings in YAML, with sections for brains or with behaviors")
@@ -184,6 +198,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "record": record_parser,
     "compare": compare_parser,
     "export": export_parser,
+    "push": push_parser,
     "import-mlagents": import_mlagents_parser,
     "import-zoo": import_zoo_parser,
 }

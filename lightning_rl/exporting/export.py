@@ -23,7 +23,10 @@ from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.exporting.formats import FORMATS, PolicyGraph, Run, check_packages
-from lightning_rl.policy import Policy, load_algorithm
+from lightning_rl.policy import Env, Policy, load_algorithm
+from lightning_rl.sharing.agent import is_agent
+from lightning_rl.sharing.hub import is_address
+from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of, stored_name
@@ -39,22 +42,27 @@ UNBOUNDED = 1e18
 """A bound of this size counts as none: squares of such numbers are nearly infinite in float32."""
 
 
-def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: str | None = None, behavior: str | None = None) -> Path:
+def export_policy(
+    ckpt_path: str | Path, out: str | Path | None = None, format: str | None = None, behavior: str | None = None, env: Env | None = None
+) -> Path:
     """Write a checkpoint's policy as a file of another kind, and its description as `<file>.json`. Returns the file.
 
     The file is written under a temporary name and must do what the policy does at 1,000 observations (see `exporting/export.py`) before
     it gets its own; otherwise nothing is left of it, and a file of that name is not changed.
 
     Args:
-        ckpt_path: a `.ckpt` file, or a run's folder: its `checkpoints/best.ckpt`.
-        out: the file; default: next to the checkpoint.
+        ckpt_path: as in `load_policy`.
+        out: the file; default: next to the checkpoint. Of an agent on the hub it is required.
         format: `onnx`, `torch` (a program of `torch.export`) or `safetensors` (weights alone); default: by the suffix of `out`.
         behavior: which policy, where the run has several.
+        env: as in `load_policy`.
 
     Raises:
         SettingError: no such format, a package is missing, the checkpoint cannot be loaded, the policy cannot be traced, what was written
             differs from the policy, or the file cannot be saved.
     """
+    if out is None and is_address(ckpt_path):
+        raise SettingError(f"{ckpt_path} is not of a run on this machine: name a file to write, out")
     ckpt_path = best_of(ckpt_path)
     suffixes = {each.suffix: name for name, each in FORMATS.items()}
     if format is None:
@@ -74,7 +82,7 @@ def export_policy(ckpt_path: str | Path, out: str | Path | None = None, format: 
     if not path.parent.is_dir():
         raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
-    algorithm = load_algorithm(ckpt_path, behavior)
+    algorithm = load_algorithm(ckpt_path, behavior, env=env)
     with torch_threads(1):
         try:
             write_checked(path, format, algorithm, describe_source(ckpt_path))
@@ -224,7 +232,7 @@ def refusal(how: str) -> SettingError:
 
 def describe_source(ckpt_path: Path) -> Plain:
     """Describe the file that was loaded: the generation before where a checkpoint is missing or damaged."""
-    intact = ckpt_path.is_file() and damage(ckpt_path) is None
+    intact = is_agent(ckpt_path) or is_zip(ckpt_path) or (ckpt_path.is_file() and damage(ckpt_path) is None)
     path = ckpt_path if intact else previous_path(ckpt_path)
     with path.open("rb") as file:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

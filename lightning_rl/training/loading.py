@@ -1,4 +1,4 @@
-"""Load algorithms and weights from checkpoints: plain data only, and no module that only the file names."""
+"""Load algorithms and weights from checkpoints, and from agents that others share: plain data only, no module that only the file names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ from lightning_rl.checkpoints.files import last_generation, previous_path, read_
 from lightning_rl.checkpoints.kinds import is_finite
 from lightning_rl.checkpoints.validation import check_content, check_run
 from lightning_rl.envs.agents.copies import is_packaged, is_path
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.sharing.agent import agent_of, is_agent, read_agent
+from lightning_rl.sharing.hub import download, is_address
+from lightning_rl.sharing.sb3 import is_zip, read_zip
 from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
 from lightning_rl.types import State
 
@@ -51,17 +56,17 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
     """Load an algorithm from a checkpoint alone: no configuration, no environment is built.
 
     Args:
-        path: a `.ckpt` file, or a run's folder: its `checkpoints/best.ckpt`.
+        path: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent, `hf://USER/NAME[@REVISION]` or its folder.
         wanted: the class that the file must hold, or its parent.
         base: the base of all algorithms.
         map_location: the device to load to.
-        overrides: settings that replace the stored ones.
+        overrides: settings that replace the stored ones; an environment must have the stored spaces.
 
     Raises:
-        SettingError: no such file, not one of our checkpoints, or one that names a module which was not imported.
+        SettingError: no such file or agent, not one of our checkpoints, or one that names a module which was not imported.
     """
     path = best_of(path)
-    checkpoint = read_checkpoint(path, map_location)
+    checkpoint = _read_zip(path, overrides.get("env")) if is_zip(path) else read_checkpoint(path, map_location)
     own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
     name = own["algorithm"]
     cls: Any = algorithm_class(name, base)
@@ -73,6 +78,8 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         observation = from_plain(own["spaces"][0])
         if "env" not in overrides:
             check_environment(stored.get("env"), sum(math.prod(leaf.shape) for leaf in observation_leaves(observation)), path)
+        elif isinstance(overrides["env"], EnvConfig | str) and isinstance(spaces, Spaces) and not is_zip(path):
+            check_spaces(overrides["env"], spaces, path)
         settings = {"spaces": spaces, **_without_new_folders(stored), **overrides}
         sketch = _sketch(cls, settings)
         if sketch is not None:
@@ -86,6 +93,16 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
         raise SettingError(f"ckpt_path {shown(path)} does not hold what a {name[:40]} needs ({reason})") from error
     return algorithm
+
+
+def _read_zip(path: Path, env: object) -> Checkpoint:
+    """Read an agent of Stable-Baselines3 for the environment that it is given."""
+    if env is None:
+        raise SettingError(f"ckpt_path {shown(path)} names no environment: give it, --env CartPole-v1 or env= in Python")
+    config: Any = EnvConfig(env) if isinstance(env, str) else env
+    checkpoint = read_zip(path, probe_spaces(config))
+    check_content(checkpoint, path)
+    return checkpoint
 
 
 def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
@@ -121,6 +138,14 @@ def _sketch(cls: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Tens
 def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", say: Callable[[str], None] = print) -> Checkpoint:
     """Read one of our checkpoints as plain data, or the previous generation if it is damaged; code in it never runs."""
     path = Path(path)
+    if is_zip(path):
+        raise SettingError(
+            f"ckpt_path {shown(path)} is an agent of Stable-Baselines3: it can act (--env), and not be trained or shared from here"
+        )
+    if is_agent(path):
+        checkpoint = read_agent(path, map_location)
+        check_content(checkpoint, path)
+        return checkpoint
     if not path.is_file() and not previous_path(path).is_file():
         others = [each.name for each in path.parent.glob("*.ckpt")]
         raise SettingError(f"ckpt_path {shown(path)} is not a file; checkpoints are in RUN/checkpoints{nearest(path.name, others)}")
@@ -130,13 +155,17 @@ def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", 
 
 
 def best_of(path: str | Path) -> Path:
-    """Return the best checkpoint of a run's folder; another path as it is."""
-    path = Path(path)
-    return checkpoint_of(path, "ckpt_path", "best.ckpt") if path.is_dir() else path
+    """Return the best checkpoint of a run's folder, or the file of an agent on the hub, which is downloaded; another path as it is."""
+    return checkpoint_of(path, "ckpt_path", "best.ckpt") if is_address(path) or Path(path).is_dir() else Path(path)
 
 
-def checkpoint_of(source: Path, option: str, name: str) -> Path:
-    """Return the checkpoint of that name in a run's folder, or `source` if it is a file."""
+def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
+    """Return the checkpoint of that name in a run's folder, the weights of a shared agent, or `source` if it is a file."""
+    if is_address(source):
+        return download(source)
+    source = Path(source)
+    if (agent := agent_of(source)) is not None:
+        return agent
     if source.is_file():
         return source
     if not source.is_dir():
@@ -149,6 +178,8 @@ def checkpoint_of(source: Path, option: str, name: str) -> Path:
 
 def check_fits(algorithm: Resumable, path: str | Path) -> int:
     """Return the count of a checkpoint, its environment steps or updates; raises `SettingError` if an algorithm cannot continue from it."""
+    if is_address(path) or is_agent(path) or agent_of(Path(path)) is not None:
+        raise SettingError(f"ckpt_path {shown(path)} is an agent without its run: begin a new run with its weights, --init_from {path}")
     checkpoint = read_checkpoint(path)
     own, name = checkpoint["lightning_rl"], stored_name(type(algorithm))
     stored = own["algorithm"]
@@ -230,7 +261,7 @@ def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
     Raises:
         SettingError: there is no checkpoint, or no layer of it fits.
     """
-    path = checkpoint_of(Path(source), "init_from", "last.ckpt")
+    path = checkpoint_of(source, "init_from", "last.ckpt")
     theirs, ours = read_checkpoint(path)["state_dict"], algorithm.state_dict()
     layers: dict[str, list[str]] = defaultdict(list)
     for name in ours:
@@ -246,6 +277,14 @@ def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
     if len(lines) == len(layers):
         raise SettingError(f"init_from {str(source)!r}: none of its weights fit this model; use the same network settings")
     return lines
+
+
+def check_spaces(env: EnvConfig | str, stored: Spaces, path: str | Path) -> None:
+    """Raise `SettingError` unless an environment has the spaces that a policy was trained with."""
+    config = EnvConfig(env) if isinstance(env, str) else env
+    found = probe_spaces(config, stored.joint)
+    if (found.observation, found.action) != (stored.observation, stored.action):
+        raise SettingError(f"{shown(path)} was trained with other observations or actions than {config.id} has")
 
 
 def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path) -> None:
@@ -293,7 +332,7 @@ def _scripted_players(settings: Mapping[str, Any]) -> list[str]:
     """Return the opponents that settings of self-play name, but for random moves and runs."""
     opponents: list[Any] = [each.get("opponents") for each in mappings(settings)]
     names = [name for each in opponents if isinstance(each, list | tuple) for name in each]
-    return [name for name in names if isinstance(name, str) and name != "random" and not Path(name).exists()]
+    return [name for name in names if isinstance(name, str) and name != "random" and not is_address(name) and not Path(name).exists()]
 
 
 def _own_encoders(settings: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, as_settings, closest
 from lightning_rl.networks.acting import VisiblePolicy
+from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_agents, choose_behavior
 from lightning_rl.training.learning import LearningRun
@@ -27,7 +28,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
     """Return the opponent of a name, for `num_rows` rows of an environment with these spaces. It sees what agents see, not what is `joint`.
 
     Args:
-        name: `random` (legal moves, all equally likely), a checkpoint or a run's folder, or the path of a function, see
+        name: `random` (legal moves, all equally likely), a checkpoint, a run's folder, `hf://USER/NAME`, or the path of a function, see
             `data.opponents.Script`, in a module that the program or `--import` has imported.
         spaces: of an agent.
         num_rows: agents of all copies.
@@ -37,7 +38,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
     """
     if name == "random":
         return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
-    if Path(name).exists():
+    if is_address(name) or Path(name).exists():
         stored = choose_behavior(load(name, Run, LearningRun), None)
         theirs, ours = (without_hidden(each, []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):

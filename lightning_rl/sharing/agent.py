@@ -1,0 +1,149 @@
+"""A shared agent as two files: weights as safetensors, and everything else that acting needs as JSON. Nothing in them is ever run.
+
+`agent.safetensors` holds the `state_dict` of a checkpoint, `agent.json` its settings and spaces, with the size and the hash of the other
+file. What a run needs to continue (optimizers, environments, random generators, memories) is in neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_rl.checkpoints.archive import Checkpoint
+from lightning_rl.checkpoints.files import shown
+from lightning_rl.checkpoints.manifest import written_by
+from lightning_rl.errors import SettingError, missing_extra
+
+FORMAT = "lightning_rl agent"
+FORMAT_VERSION = 1
+WEIGHTS, DESCRIPTION = "agent.safetensors", "agent.json"
+MAX_BYTES = 1 << 24
+"""Bytes of a description; ours have a few thousand, and more where an observation has many bounds."""
+UNSHARED = ("ranks",)
+"""What our part of a checkpoint holds for continuing alone."""
+
+
+def agent_of(folder: Path) -> Path | None:
+    """Return the weights of the agent in a folder; None if there is no agent."""
+    return folder / WEIGHTS if (folder / DESCRIPTION).is_file() else None
+
+
+def is_agent(path: str | Path) -> bool:
+    """Return whether a path is that of an agent's weights."""
+    return Path(path).name == WEIGHTS
+
+
+def write_agent(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write what a checkpoint needs to act into a folder, and check that it reads back the same. Returns the weights.
+
+    Raises:
+        SettingError: safetensors is not installed, or settings are not plain data.
+    """
+    safetensors = _load_safetensors("sharing an agent")
+    own = {key: value for key, value in checkpoint["lightning_rl"].items() if key not in UNSHARED}
+    content = {"lightning_rl": own, "hyper_parameters": checkpoint["hyper_parameters"]}
+    path = folder / WEIGHTS
+    try:
+        described = {name: encode(part, name) for name, part in content.items()}
+        weights = {
+            name: weight.detach().cpu().clone(memory_format=torch.contiguous_format) for name, weight in checkpoint["state_dict"].items()
+        }
+        safetensors.save_file(weights, path, {"format": "pt"})
+    except (TypeError, ValueError, KeyError) as error:  # a type that safetensors does not have is a KeyError
+        raise SettingError(f"this agent cannot be shared: {error}") from error
+    file = {"name": WEIGHTS, "size": path.stat().st_size, "sha256": _hash(path)}
+    description = {"format": FORMAT, "format_version": FORMAT_VERSION, "weights": file, "versions": written_by()["versions"], **described}
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    again = read_agent(path)
+    same = again["state_dict"].keys() == weights.keys() and all(torch.equal(again["state_dict"][name], weights[name]) for name in weights)
+    if not same or any(again[name] != content[name] for name in content):
+        raise SettingError("this agent cannot be shared: its weights or settings read back differently")
+    return path
+
+
+def read_agent(path: Path, map_location: str | torch.device = "cpu") -> Checkpoint:
+    """Read a shared agent as the checkpoint that it came from, without what continuing needs.
+
+    Raises:
+        SettingError: safetensors is not installed, or the files are missing, damaged, of another kind or of a newer format.
+    """
+    safetensors = _load_safetensors("a shared agent")
+    description = read_description(path.with_name(DESCRIPTION))
+    if not path.is_file():
+        raise SettingError(f"ckpt_path {shown(path)} is not a file, although {DESCRIPTION} is there: download the agent again")
+    try:
+        file = description["weights"]
+        if (path.stat().st_size, _hash(path)) != (file["size"], file["sha256"]):
+            raise ValueError(f"its bytes are not those of {DESCRIPTION}")
+        content = {name: decode(description[name]) for name in ("lightning_rl", "hyper_parameters")}
+        return {"state_dict": safetensors.load_file(path, str(map_location)), **content}
+    except Exception as error:  # a file from elsewhere: KeyError, TypeError, SafetensorError, …
+        reason = str(error) if isinstance(error, ValueError) else type(error).__name__
+        raise SettingError(f"ckpt_path {shown(path)} is damaged ({reason}): delete it and download it again") from error
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Read what lies next to weights. Raises `SettingError`: it is damaged, of another kind, or of a newer format."""
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(MAX_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingError(f"{shown(path)} cannot be read as the description of an agent ({type(error).__name__})") from error
+    match content:
+        case {"format": "lightning_rl agent", "format_version": int(version)} if version > FORMAT_VERSION:
+            raise SettingError(f"{shown(path)} has format {version}, not {FORMAT_VERSION}: install a newer lightning_rl")
+        case {"format": "lightning_rl agent", "format_version": int()}:
+            return content
+    raise SettingError(f"{shown(path)} is not the description of an agent of lightning_rl")
+
+
+def encode(value: object, place: str) -> Any:
+    """Write plain data as JSON that `decode` turns into the same. Raises `TypeError`: something is not plain data."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, tuple):
+        return {"$tuple": encode([*value], place)}
+    if isinstance(value, list):
+        return [encode(child, f"{place}.{i}") for i, child in enumerate(value)]
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(child, f"{place}.{key}") for key, child in value.items()}
+        return {"$items": [[encode(key, place), encode(child, f"{place}.{key}")] for key, child in value.items()]}
+    raise TypeError(f"{place} is a {type(value).__name__}, which is not plain data")
+
+
+def decode(value: Any) -> Any:
+    """Invert `encode`."""
+    if isinstance(value, list):
+        return [decode(child) for child in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$float": str(number), **others} if not others:
+            return float(number)
+        case {"$tuple": list(children), **others} if not others:
+            return tuple(map(decode, children))
+        case {"$items": list(pairs), **others} if not others:
+            return {decode(key): decode(child) for key, child in pairs}
+    return {key: decode(child) for key, child in value.items()}
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load_safetensors(needed_by: str) -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise missing_extra("safetensors", "hub", needed_by) from error
+    return safetensors.torch

@@ -1,0 +1,176 @@
+"""The hub: addresses `hf://USER/NAME[@REVISION]`, downloads into its cache, uploads, and its errors in one line each.
+
+Tokens, the cache, the endpoint and proxies are the business of `huggingface_hub` (`hf auth login`, HF_TOKEN, HF_HOME, HF_ENDPOINT).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import shorten
+from types import ModuleType
+from typing import NamedTuple
+
+from lightning_rl.errors import SettingError, missing_extra
+from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, agent_of
+
+PREFIX = "hf://"
+CONFIG = "config.yaml"
+STATISTICS = ("vec_normalize.pkl", "vecnormalize.pkl")
+"""Names that Stable-Baselines3's tools give to the statistics of observations."""
+NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
+
+
+class Address(NamedTuple):
+    """A repository of the hub, and a branch, tag or commit of it; None is its main branch."""
+
+    repo: str
+    revision: str | None
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repo}" + (f"@{self.revision}" if self.revision else "")
+
+
+def is_address(path: object) -> bool:
+    """Return whether a path is an address on the hub."""
+    return str(path).startswith((PREFIX, "hf:/"))  # `Path` keeps one slash
+
+
+def read_address(text: str | Path) -> Address:
+    """Read `hf://USER/NAME[@REVISION]`. Raises `SettingError`: it has another form."""
+    found = NAME.fullmatch(re.sub("^hf:/+", "", str(text)))
+    if found is None:
+        raise SettingError(f"{shorten(str(text), 80)!r} is no address of the hub: write hf://USER/NAME, or hf://USER/NAME@REVISION")
+    return Address(found["repo"], found["revision"])
+
+
+def check_repo(repo: str) -> str:
+    """Return the name of a repository. Raises `SettingError`: it is not `USER/NAME`."""
+    if not NAME.fullmatch(repo) or "@" in repo:
+        raise SettingError(f"repo {repo!r} must be USER/NAME, such as my-name/ppo-CartPole-v1")
+    return repo
+
+
+def download(text: str | Path) -> Path:
+    """Bring an agent into the hub's cache, and return its file: weights of ours, or a zip of Stable-Baselines3 in the repository.
+
+    What is in the cache is used where the hub cannot be reached.
+
+    Raises:
+        SettingError: no such repository or revision, no network, no token, or nothing in the repository that can act.
+    """
+    address = read_address(text)
+    hub = load_hub("an agent of the hub")
+    with hub_errors(address):
+        folder = Path(hub.snapshot_download(address.repo, revision=address.revision, allow_patterns=[DESCRIPTION, WEIGHTS, CONFIG]))
+        agent = agent_of(folder)
+        if agent is not None:
+            return agent
+        name = choose_zip([each.name for each in folder.glob("*.zip")] or _list_files(hub, address, folder.name), address)
+        wanted = [name, *STATISTICS]
+        return Path(hub.snapshot_download(address.repo, revision=address.revision, allow_patterns=wanted)) / name
+
+
+def _list_files(hub: ModuleType, address: Address, commit: str) -> list[str]:
+    return hub.HfApi().list_repo_files(address.repo, revision=commit)
+
+
+def choose_zip(files: Sequence[str], address: Address) -> str:
+    """Return the file that holds an agent of Stable-Baselines3. Raises `SettingError`: there is none, or it is not clear which."""
+    zips = [name for name in files if name.endswith(".zip") and "/" not in name and name != "train_eval_metrics.zip"]
+    own = f"{address.repo.partition('/')[2]}.zip"
+    if own in zips:
+        return own
+    if not zips:
+        raise SettingError(f"{address} holds no agent: neither {DESCRIPTION} of lightning_rl nor a .zip of Stable-Baselines3")
+    if len(zips) > 1:
+        raise SettingError(f"{address} holds several: {', '.join(sorted(zips))}; download one and name the file")
+    return zips[0]
+
+
+def load_hub(needed_by: str) -> ModuleType:
+    """Import the package `huggingface_hub`; raise `SettingError` if it is not installed."""
+    try:
+        import huggingface_hub.errors
+        import huggingface_hub.utils
+    except ImportError as error:
+        raise missing_extra("huggingface_hub", "hub", needed_by) from error
+    return huggingface_hub
+
+
+@contextmanager
+def hub_errors(address: Address) -> Iterator[None]:
+    """Turn what the hub's client raises into one line, and keep it from printing progress and warnings."""
+    hub = load_hub("the hub")
+    errors, utils = hub.errors, hub.utils
+    were_shown, verbosity = not utils.are_progress_bars_disabled(), utils.logging.get_verbosity()
+    try:
+        if were_shown:
+            utils.disable_progress_bars()
+        utils.logging.set_verbosity_error()
+        yield
+    except SettingError:
+        raise
+    except errors.LocalTokenNotFoundError as error:
+        raise SettingError(f"{address} needs a token of the hub, and there is none: run `hf auth login`, or set HF_TOKEN") from error
+    except errors.GatedRepoError as error:
+        raise SettingError(f"{address} is gated: ask for access on its page, and log in by `hf auth login`") from error
+    except errors.RepositoryNotFoundError as error:
+        raise SettingError(
+            f"there is no {address} on the hub, or it is private and your token (`hf auth login`) may not read it"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise SettingError(f"{address}: the repository has no revision {address.revision}; name a branch, a tag or a commit") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        way_out = "; log in by `hf auth login` with a token that may write" if status in (401, 403) else ""
+        reason = shorten(str(error.server_message or error).strip() or "no reason given", 60, placeholder=" …")
+        raise SettingError(f"{address}: the hub answers {status} ({reason}){way_out}") from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        raise SettingError(f"{address} is not in the cache, and the hub cannot be reached: is there a network?") from error
+    except errors.HFValidationError as error:
+        raise SettingError(f"{address}: {error}") from error
+    except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:
+        reason = shorten(f"{type(error).__name__}: {error}", 90, placeholder=" …")
+        raise SettingError(f"{address}: the hub cannot be used ({reason})") from error
+    finally:
+        utils.logging.set_verbosity(verbosity)
+        if were_shown:
+            utils.enable_progress_bars()
+
+
+def prepare_repo(repo: str, private: bool) -> str:
+    """Check that the repository may be written to, and is not one of something else; return the name of the user who is logged in.
+
+    Raises:
+        SettingError: no token, no network, a repository that holds something else, or one that is public and must be private.
+    """
+    hub, address = load_hub("push"), Address(check_repo(repo), None)
+    with hub_errors(address):
+        api = hub.HfApi()
+        user = api.whoami()["name"]
+        if not api.repo_exists(repo):
+            return user
+        if private and not api.repo_info(repo).private:
+            raise SettingError(f"{address} exists and is public: make it private on its page, or name another --repo")
+        others = set(api.list_repo_files(repo)) - {".gitattributes"}
+        if others and DESCRIPTION not in others:
+            raise SettingError(f"{address} holds something else ({shorten(', '.join(sorted(others)), 60)}): name another --repo")
+    return user
+
+
+def upload(repo: str, folder: Path, private: bool, replaced: Sequence[str]) -> str:
+    """Upload a folder in one commit, which removes files of names in `replaced` that the folder does not have. Returns its address.
+
+    Raises `SettingError`: see `hub_errors`.
+    """
+    hub, address = load_hub("push"), Address(repo, None)
+    with hub_errors(address):
+        api = hub.HfApi()
+        api.create_repo(repo, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo, folder_path=folder, commit_message="Share an agent of lightning_rl", delete_patterns=list(replaced)
+        )
+    return str(Address(repo, commit.oid))

@@ -1,0 +1,314 @@
+"""Read agents of Stable-Baselines3 (`.zip`) as checkpoints of ours: PPO, A2C, DQN, SAC, TD3 and DDPG with MlpPolicy or CnnPolicy.
+
+Nothing in a file is run. Weights are read as plain tensors, settings from the readable parts of the JSON next to them; the pickles inside
+that JSON are never opened, so that the environment, which is in them alone, has to be named. Widths come from the weights.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_rl.checkpoints.archive import Checkpoint, NotPlainError, check_archive, read_archive
+from lightning_rl.checkpoints.files import shown
+from lightning_rl.errors import SettingError
+from lightning_rl.networks.normalization import ObservationNormalizer
+from lightning_rl.sharing.hub import STATISTICS
+from lightning_rl.sharing.vec_normalize import read_statistics
+from lightning_rl.spaces import Spaces, observation_leaves, to_plain
+
+SUFFIX = ".zip"
+WANTED = "PPO, A2C, DQN, SAC, TD3 and DDPG"
+POLICIES = {"common": ("PPO", "A2C"), "dqn": ("DQN",), "sac": ("SAC",), "td3": ("TD3",)}
+"""Algorithms by the module `stable_baselines3.<name>.policies` of their policy."""
+SIGNS = {"PPO": "clip_range", "A2C": "normalize_advantage", "DQN": "exploration_rate", "SAC": "target_entropy", "TD3": "policy_delay"}
+"""Settings by which agents of the same policy are told apart."""
+ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "SiLU": "silu", "LeakyReLU": "leaky_relu", "GELU": "gelu"}
+EXTRACTORS = ("FlattenExtractor", "NatureCNN")
+CONVOLUTIONS = {"cnn.0": "body.0", "cnn.2": "body.2", "cnn.4": "body.4", "linear.0": "linear"}
+"""Layers of the image encoder, theirs and ours."""
+BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
+"""What content of other kinds raises."""
+
+
+def is_zip(path: str | Path) -> bool:
+    """Return whether a path is that of an agent of Stable-Baselines3."""
+    return Path(path).suffix == SUFFIX
+
+
+def read_zip(path: Path, spaces: Spaces) -> Checkpoint:
+    """Read an agent as a checkpoint for an environment with these spaces.
+
+    Statistics that `VecNormalize.save` wrote are read from `vec_normalize.pkl` or `vecnormalize.pkl`, next to the file or in the folder of
+    its name, if there is one.
+
+    Raises:
+        SettingError: no such file, not an agent of Stable-Baselines3, or one without a counterpart here.
+    """
+    if not path.is_file():
+        raise SettingError(f"ckpt_path {shown(path)} is not a file")
+    try:
+        data, weights, others = _open(path)
+    except Exception as error:  # a file from elsewhere: BadZipFile, UnpicklingError, RuntimeError, …
+        reason = str(error) if isinstance(error, NotPlainError) else type(error).__name__
+        raise SettingError(f"ckpt_path {shown(path)} cannot be read as an agent of Stable-Baselines3 ({reason})") from error
+    try:
+        algorithm = _algorithm(data)
+        _check_observations(spaces, weights)
+        settings, state, used = _READERS[algorithm](_Weights(weights, data, others))
+        if rest := sorted(name for name in weights.keys() - used):
+            raise UnlikeError(f"its weights {rest[0]} have no counterpart")
+        statistics = _statistics_of(path)
+        if statistics is not None:
+            settings["normalize_obs"] = "running"
+            targets = {"DQN": ("target",), "TD3": ("target_network",)}.get(algorithm, ())
+            state |= _normalizer(statistics, spaces, ("network", *targets))
+    except UnlikeError as error:
+        raise SettingError(f"ckpt_path {shown(path)} is an agent of Stable-Baselines3 that cannot be read here: {error}") from error
+    except BROKEN as error:
+        reason = f"{type(error).__name__}: {error}"[:60]
+        raise SettingError(f"ckpt_path {shown(path)} does not hold what an agent of Stable-Baselines3 does ({reason})") from error
+    counts = {name: max(0, int(data.get(theirs) or 0)) for name, theirs in COUNTS.items()}
+    plain = [to_plain(space) for space in (spaces.observation, spaces.action)]
+    own = {"format_version": 1, "algorithm": algorithm, "spaces": plain, "masked": spaces.masked, **counts, "ranks": []}
+    return {"state_dict": state, "hyper_parameters": {"max_env_steps": max(1, counts["env_steps"]), **settings}, "lightning_rl": own}
+
+
+COUNTS = {"env_steps": "num_timesteps", "updates": "_n_updates", "episodes": "_episode_num"}
+
+
+class UnlikeError(Exception):
+    """An agent without a counterpart; the message says why."""
+
+
+class _Weights:
+    """The weights of an agent by their names there, with those that were read, and its readable settings.
+
+    others: tensors besides the policy's, such as the temperature of SAC.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], data: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+        self.weights, self.data, self.others = weights, data, others
+        self.used: set[str] = set()
+        kwargs = data.get("policy_kwargs") or {}
+        self.kwargs = kwargs if isinstance(kwargs, dict) else {}
+        if (extractor := _class(self.kwargs.get("features_extractor_class"))) and extractor not in EXTRACTORS:
+            raise UnlikeError(f"its features_extractor_class {extractor} is not {' or '.join(EXTRACTORS)}")
+        if self.kwargs.get("normalize_images") is False:
+            raise UnlikeError("its normalize_images is false, and images are scaled to 1 here")
+
+    def activation(self, default: str) -> str:
+        """Return the name of the hidden layers' activation."""
+        name = _class(self.kwargs.get("activation_fn"))
+        if name and name not in ACTIVATIONS:
+            raise UnlikeError(f"its activation_fn {name} is none of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name] if name else default
+
+    def take(self, name: str) -> Tensor:
+        self.used.add(name)
+        return self.weights[name]
+
+    def linear(self, theirs: str, ours: str) -> dict[str, Tensor]:
+        """Return a layer under our name."""
+        return {f"{ours}.{part}": self.take(f"{theirs}.{part}") for part in ("weight", "bias")}
+
+    def layers(self, prefix: str) -> list[str]:
+        """Return the names of the linear layers in a sequence, in order."""
+        found = [re.fullmatch(rf"{re.escape(prefix)}\.(\d+)\.weight", name) for name in self.weights]
+        return [f"{prefix}.{number}" for number in sorted(int(each[1]) for each in found if each)]
+
+    def sequence(self, theirs: Iterable[str], ours: str) -> dict[str, Tensor]:
+        """Return layers under the numbers that they have here, with an activation between any two."""
+        return {key: value for k, name in enumerate(theirs) for key, value in self.linear(name, f"{ours}.{2 * k}").items()}
+
+    def widths(self, layers: Iterable[str]) -> list[int]:
+        return [len(self.weights[f"{name}.weight"]) for name in layers]
+
+    def ensemble(self, theirs: str, ours: str) -> dict[str, Tensor]:
+        """Return the critics `<theirs>.qf0`, … as one ensemble."""
+        members = [self.layers(f"{theirs}.qf{k}") for k in range(self.critics(theirs))]
+        state = {}
+        for k, names in enumerate(zip(*members, strict=True)):
+            state[f"{ours}.layers.{2 * k}.weight"] = torch.stack([self.take(f"{name}.weight").T for name in names]).contiguous()
+            state[f"{ours}.layers.{2 * k}.bias"] = torch.stack([self.take(f"{name}.bias")[None] for name in names])
+        return state
+
+    def critics(self, theirs: str) -> int:
+        return next(k for k in range(len(self.weights)) if f"{theirs}.qf{k}.0.weight" not in self.weights)
+
+    def encoder(self, theirs: str, ours: str) -> dict[str, Tensor]:
+        """Return an image encoder under our names; nothing where there is none."""
+        prefix = f"{theirs}features_extractor"
+        if f"{prefix}.cnn.0.weight" not in self.weights:
+            return {}
+        return {
+            key: value
+            for layer, own in CONVOLUTIONS.items()
+            for key, value in self.linear(f"{prefix}.{layer}", f"{ours}.leaves.0.{own}").items()
+        }
+
+    def settings(self, state: Mapping[str, Tensor], activation: str, widths: list[int]) -> dict[str, Any]:
+        """Return the settings of the networks."""
+        features = next((len(bias) for name, bias in state.items() if name.endswith("leaves.0.linear.bias")), None)
+        images = {} if features is None else {"encoder": "nature_cnn", "encoder_features": features}
+        return {"net_arch": widths, "activation": activation, **images}
+
+
+Read = tuple[dict[str, Any], dict[str, Tensor], set[str]]
+"""Settings, weights under our names, and the names of theirs that were used."""
+
+
+def _read_actor_critic(weights: _Weights) -> Read:
+    policy, value = (weights.layers(f"mlp_extractor.{name}_net") for name in ("policy", "value"))
+    if (widths := weights.widths(policy)) != weights.widths(value):
+        raise UnlikeError(f"its policy has layers of {widths} and its value function of {weights.widths(value)}; here both have the same")
+    state = weights.sequence([*policy, "action_net"], "network.actor") | weights.sequence([*value, "value_net"], "network.critic")
+    if "log_std" in weights.weights:
+        state["network.distribution.log_std"] = weights.take("log_std")
+    shares = weights.kwargs.get("share_features_extractor", True)
+    theirs = ("", "") if shares else ("pi_", "vf_")
+    for prefix, name in zip(theirs, ("actor", "critic"), strict=True):
+        state |= weights.encoder(prefix, f"network.{name}_encoder")
+    copies = ("features_extractor.", "pi_features_extractor.", "vf_features_extractor.")
+    used = weights.used | {name for name in weights.weights if name.startswith(copies)}  # the same weights under other names
+    return weights.settings(state, weights.activation("tanh"), widths) | {"share_encoder": bool(shares)}, state, used
+
+
+def _read_dqn(weights: _Weights) -> Read:
+    layers = weights.layers("q_net.q_net")
+    state: dict[str, Tensor] = {}
+    for theirs, ours in (("q_net", "network"), ("q_net_target", "target")):
+        state |= weights.sequence(weights.layers(f"{theirs}.q_net"), f"{ours}.head") | weights.encoder(f"{theirs}.", f"{ours}.encoder")
+    return weights.settings(state, weights.activation("relu"), weights.widths(layers[:-1])), state, weights.used
+
+
+def _read_sac(weights: _Weights) -> Read:
+    hidden = weights.layers("actor.latent_pi")
+    state = weights.sequence(hidden, "network.layers")
+    for part in ("weight", "bias"):
+        heads = [weights.take(f"actor.{name}.{part}") for name in ("mu", "log_std")]
+        state[f"network.layers.{2 * len(hidden)}.{part}"] = torch.cat(heads)
+    settings = _read_critics(weights, weights.widths(hidden), state)
+    if (learned := weights.others.get("log_ent_coef")) is not None:
+        settings["ent_coef"] = "auto"
+        state["temperature.log_alpha"] = learned.detach().float().reshape(1)
+    else:
+        settings["ent_coef"] = alpha = float(weights.data["ent_coef"])
+        state["temperature.log_alpha"] = torch.tensor([math.log(alpha) if alpha > 0 else -math.inf])
+    return settings, state, weights.used
+
+
+def _read_td3(weights: _Weights) -> Read:
+    layers = weights.layers("actor.mu")
+    state: dict[str, Tensor] = {}
+    for theirs, ours in (("actor", "network"), ("actor_target", "target_network")):
+        state |= weights.sequence(weights.layers(f"{theirs}.mu"), f"{ours}.layers") | weights.encoder(f"{theirs}.", f"{ours}.encoder")
+    return _read_critics(weights, weights.widths(layers[:-1]), state, "target_critic"), state, weights.used
+
+
+def _read_critics(weights: _Weights, widths: list[int], state: dict[str, Tensor], target: str = "target") -> dict[str, Any]:
+    """Add critics, their targets and the actor's encoder to a state, and return the settings of all networks."""
+    state |= weights.encoder("actor.", "network.encoder")
+    for theirs, ours in (("critic", "critic"), ("critic_target", target)):
+        state |= weights.ensemble(theirs, ours) | weights.encoder(f"{theirs}.", f"{ours}.encoder")
+    critic = weights.widths(weights.layers("critic.qf0")[:-1])
+    if critic != widths:
+        raise UnlikeError(f"its policy has layers of {widths} and its critics of {critic}; here both have the same")
+    return weights.settings(state, weights.activation("relu"), widths) | {"n_critics": weights.critics("critic")}
+
+
+_READERS = {"PPO": _read_actor_critic, "A2C": _read_actor_critic, "DQN": _read_dqn, "SAC": _read_sac, "TD3": _read_td3}
+
+
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
+    """Read the JSON, the weights of the policy, and the other tensors of an agent."""
+    check_archive(path)
+    with zipfile.ZipFile(path) as archive, TemporaryDirectory() as folder:
+        members = set(archive.namelist())
+        if not {"data", "policy.pth"} <= members:
+            raise NotPlainError("it has no members data and policy.pth")
+        data = json.loads(archive.read("data"))
+        tensors = []
+        for name in ("policy.pth", "pytorch_variables.pth"):
+            inside = Path(folder) / name
+            content: Any = None
+            if name in members:
+                inside.write_bytes(archive.read(name))
+                content = read_archive(inside, "cpu")
+            tensors.append(content or {})
+    policy, others = tensors
+    if not isinstance(data, dict) or not all(isinstance(each, Tensor) for each in policy.values()):
+        raise NotPlainError("its policy is not a mapping of tensors")
+    return data, dict(policy), others
+
+
+def _algorithm(data: Mapping[str, Any]) -> str:
+    """Return the algorithm of ours that an agent is one of."""
+    policy = data.get("policy_class")
+    module = str(policy.get("__module__") if isinstance(policy, dict) else policy)
+    found = re.fullmatch(r"stable_baselines3\.(\w+)\.policies", module)
+    known = POLICIES.get(found[1], ()) if found else ()
+    algorithm = next((name for name in known if SIGNS[name] in data), None)
+    if algorithm is None or "cg_max_steps" in data:  # TRPO has PPO's policy
+        raise UnlikeError(f"its policy is of {module[:60]}; agents that have a counterpart are {WANTED}")
+    if data.get("use_sde"):
+        raise UnlikeError("it explores by gSDE (use_sde), which has no counterpart")
+    return algorithm
+
+
+def _check_observations(spaces: Spaces, weights: Mapping[str, Tensor]) -> None:
+    """Raise `UnlikeError` unless observations reach the layers here as they do there."""
+    leaves = list(observation_leaves(spaces.observation))
+    if len(leaves) != 1 or any("extractors." in name for name in weights):
+        raise UnlikeError("observations of several parts (MultiInputPolicy) have no counterpart")
+    has_cnn = any("features_extractor.cnn." in name for name in weights)
+    if has_cnn != (leaves[0].kind == "image"):
+        raise UnlikeError(f"it {'reads images' if has_cnn else 'reads no images'}, unlike the environment's observations")
+    if not has_cnn and leaves[0].kind == "vector" and leaves[0].scale != 1:
+        raise UnlikeError("bytes that are no image are scaled to 1 here, and there they are not")
+
+
+def _statistics_of(path: Path) -> dict[str, Any] | None:
+    """Read the statistics of observations that belong to an agent, if there are any."""
+    places = [folder / name for folder in (path.parent, path.with_suffix("")) for name in STATISTICS]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        return None
+    try:
+        statistics = read_statistics(io.BytesIO(found.read_bytes()))
+        if statistics is not None:
+            ours = {"epsilon": ObservationNormalizer.epsilon, "clip_obs": ObservationNormalizer.clip}
+            if other := next((name for name, value in ours.items() if float(statistics[name]) != value), None):
+                raise UnlikeError(f"{found.name} has {other} {statistics[other]}, and here it is {ours[other]:g}")
+    except UnlikeError:
+        raise
+    except Exception as error:  # a pickle from elsewhere
+        raise UnlikeError(
+            f"{found.name} does not hold statistics of one kind of observations ({type(error).__name__}: {error})"[:120]
+        ) from error
+    return statistics
+
+
+def _normalizer(statistics: Mapping[str, Any], spaces: Spaces, networks: Iterable[str]) -> dict[str, Tensor]:
+    """Return the statistics under our names."""
+    shape = next(iter(observation_leaves(spaces.observation))).shape
+    moments = {name: torch.as_tensor(statistics[name], dtype=torch.float64) for name in ("count", "mean", "var")}
+    if moments["mean"].shape != shape or moments["var"].shape != shape:
+        raise UnlikeError(f"its statistics are of observations {list(moments['mean'].shape)}, those of the environment {list(shape)}")
+    return {f"{network}.normalizer.statistics.0.{name}": value.clone() for network in networks for name, value in moments.items()}
+
+
+def _class(value: object) -> str:
+    """Return the name of a class that JSON holds as its text, `<class 'torch.nn.modules.activation.ReLU'>`."""
+    found = re.search(r"(\w+)'?>?$", str(value)) if value is not None else None
+    return found[1] if found else ""

@@ -1,0 +1,58 @@
+"""Read the statistics that `VecNormalize` of Stable-Baselines3 saved: a pickle, of which only arrays and numbers are built."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, BinaryIO
+
+import numpy as np
+
+ARRAYS: dict[str, Any] = {
+    "_reconstruct": np.zeros(0).__reduce__()[0],
+    "scalar": np.float64(0).__reduce__()[0],
+    "ndarray": np.ndarray,
+    "dtype": np.dtype,
+}
+"""What builds arrays and their numbers, by name."""
+MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
+IGNORED = ("stable_baselines3", "gymnasium", "gym", "numpy.random", "collections")
+"""Packages whose objects become empty ones that keep their state: nothing of them is imported or called."""
+
+
+class Inert:
+    """In place of an object of another package: keeps the state, does nothing."""
+
+    state: Any = None
+
+    def __new__(cls, *args: object, **settings: object) -> Inert:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Drop an item, as of an ordered dictionary."""
+
+
+class Reader(pickle.Unpickler):
+    """An unpickler that knows arrays, and puts `Inert` in place of everything that it may ignore."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what builds arrays, or `Inert`; raise `UnpicklingError` for any other name."""
+        if module in MODULES and name in ARRAYS:
+            return ARRAYS[name]
+        if any(module == each or module.startswith(f"{each}.") for each in IGNORED):
+            return Inert
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def read_statistics(file: BinaryIO) -> dict[str, Any] | None:
+    """Return `mean`, `var` and `count` of observations, with `epsilon` and `clip_obs`; None if observations are not normalized.
+
+    Raises `Exception`: whatever a file that is not one of `VecNormalize.save` leads to.
+    """
+    saved = Reader(file).load().state
+    if not saved["norm_obs"]:
+        return None
+    moments = saved["obs_rms"].state
+    return {name: moments[name] for name in ("mean", "var", "count")} | {name: saved[name] for name in ("epsilon", "clip_obs")}
