@@ -73,3 +73,32 @@ def test_help_needs_no_torch(arguments):
 def test_a_wrong_option_is_told_without_torch(arguments, told):
     done = subprocess.run([sys.executable, "-c", PROBE, *arguments.split()], capture_output=True, text=True)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("ev", "evaluate"),
+        ("fit --model.n_st", "--model.n_steps"),
+        ("fit --model.env.num_e", "--model.env.num_envs"),
+        ("fit --evaluation.max_sh", "--evaluation.max_share"),
+        ("fit --model SA", "SAC"),
+        ("tune --config ppo/cartpole_", "ppo/cartpole_curriculum"),
+        ("evaluate --episo", "--episodes"),
+    ],
+)
+def test_a_shell_completes_subcommands_options_and_values(words, completed, script):
+    line = ["lightning-rl", *words.split()]
+    ask = f'COMP_WORDS=({" ".join(line)}); COMP_CWORD={len(line) - 1}; _shtab_lightning_rl; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", f"source {script}; {ask}"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{completed}\n", "")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """What `lightning-rl completion bash` prints, without loading torch."""
+    done = subprocess.run([sys.executable, "-c", PROBE, "completion", "bash"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    file = tmp_path_factory.mktemp("completion") / "lightning-rl.bash"
+    file.write_text(done.stdout)
+    return file

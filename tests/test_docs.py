@@ -56,6 +56,7 @@ PARSED = {
 """Parts of lines that need what is not here: their settings are read, by the parser that always reads them, and printed."""
 ELSEWHERE = {
     "hf auth login": "the stand-in for the hub takes a token from the environment",
+    "lightning-rl completion": "tests/test_cli_names.py asks bash",
     "python -m venv": ".ci/run installs, trains and tests by these two lines",
     **dict.fromkeys(("export RAY_", "ray start", "export GLOO_"), "benchmarks/machines.py makes several machines for them"),
     **dict.fromkeys(("wandb sweep", "wandb agent"), "tests/tuning/test_sweep.py runs what an agent would"),

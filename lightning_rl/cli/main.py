@@ -87,6 +87,10 @@ def run(argv: list[str]) -> int:
     if subcommand == "tune" and find_spec("optuna") is None:
         raise missing_extra("optuna", "tune", "lightning-rl tune")
     options: Any = READERS[subcommand](arguments) if subcommand in READERS else PARSERS[subcommand]().parse_args(arguments)
+    if subcommand == "completion":
+        from lightning_rl.cli.completion import print_completion
+
+        return print_completion(options)
     if not common.debug:
         warnings.simplefilter("ignore")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # in worker processes too

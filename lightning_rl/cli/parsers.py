@@ -24,6 +24,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
   import-mlagents        a config from an ML-Agents trainer file:      lightning-rl import-mlagents FILE.yaml --behavior NAME > mine.yaml
   import-zoo             a config from a file of rl-baselines3-zoo:    lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml
   list        show the algorithms and the packaged configs
+  completion  options by the tab key:      eval "$(lightning-rl completion bash)"
 
   <subcommand> --help    its options
   --version              the version
@@ -190,6 +191,12 @@ def import_zoo_parser() -> Parser:
     return parser
 
 
+def completion_parser() -> Parser:
+    parser = Parser("completion", 'Teach a shell our options: eval "$(lightning-rl completion bash)" in its start-up file.')
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which shell")
+    return parser
+
+
 PARSERS: dict[str, Callable[[], Parser]] = {
     "evaluate": evaluate_parser,
     "validate": validate_parser,
@@ -201,5 +208,6 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "push": push_parser,
     "import-mlagents": import_mlagents_parser,
     "import-zoo": import_zoo_parser,
+    "completion": completion_parser,
 }
 """Makes the parser of each subcommand that has one of argparse."""
