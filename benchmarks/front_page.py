@@ -48,8 +48,8 @@ def draw(folder: Path) -> None:
             for artist in axes.lines[len(axes.lines) // 2 :] + axes.collections[1:]:  # its line, band and edges come second
                 artist.set_color(GREY)
             axes.set_title("PPO on CartPole-v1, settings of rl-baselines3-zoo", loc="left")
-        for legend in panel.legends:
-            legend.legend_handles[1].set_color(GREY)
+    for legend in [legend for panel in figure.subfigs for legend in panel.legends]:
+        legend.legend_handles[-1].set_color(GREY)
     figure.set_size_inches(8, 4)
     figure.savefig(IMAGES / "curves.png", dpi=110)
 

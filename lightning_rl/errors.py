@@ -59,7 +59,7 @@ def closest_of(name: str, names: Iterable[str]) -> str | None:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the suggestion of `closest`, or all names when none is close and they are few."""
     names = sorted(set(names))
-    return closest(name, names) or (f"; choose from {', '.join(names)}" if 0 < len(names) <= 12 else "")
+    return closest(name, names) or (f"; choose from {', '.join(names)}" if 0 < len(names) <= 15 else "")
 
 
 def check_range(

@@ -35,6 +35,14 @@ def loggers_of_lightning():
 
 
 @pytest.fixture(autouse=True)
+def same_arithmetic():
+    """Leave the arithmetic of torch as it was found: another precision, or other threads, would change the last digits of later tests."""
+    before = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    yield
+    assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == before
+
+
+@pytest.fixture(autouse=True)
 def no_process_group():
     """Leave no process group behind, which a process that is forked later would wait for."""
     yield

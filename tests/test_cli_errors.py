@@ -248,13 +248,13 @@ ERRORS = {
         (
             "foo",
             "there is no subcommand 'foo'",
-            "choose from collect, compare, evaluate, export, fit, import-mlagents, import-zoo, list,",
+            "choose from collect, compare, completion, evaluate, export, fit, import-mlagents, import-zoo, list, push, record, test, tune, validate",
         ),
         ("fitt --model PPO", "there is no subcommand 'fitt'", "did you mean fit?"),
         (
             "--config ppo/cartpole",
             "a subcommand is missing",
-            "fit, evaluate, validate, test, collect, record, compare, export, import-mlagents,",
+            "fit, tune, evaluate, validate, test, collect, record, compare, export, push, import-mlagents,",
         ),
         ("list ppo", "list takes no options", "'ppo'"),
         ("fit", "model is missing", "--config ppo/cartpole", "--model PPO"),

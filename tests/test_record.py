@@ -122,7 +122,7 @@ def test_environments_that_cannot_render_or_do_not_end_are_refused(folder, capfd
     assert (status, out) == (2, "") and "Scripted-v0 cannot render rgb_array; its render modes: none\n" in err
     path = checkpoint(max_episode_steps=100_000)
     monkeypatch.setattr(episodes, "MAX_EPISODE_STEPS", 5)
-    monkeypatch.setattr("lightning_rl.cli.commands.longest_episode", lambda env: episodes.MAX_EPISODE_STEPS)
+    monkeypatch.setattr("lightning_rl.policy.longest_episode", lambda env: episodes.MAX_EPISODE_STEPS)
     status, out, err = run(f"record --ckpt_path {path}", capfd)
     assert (status, out) == (2, "")
     assert re.fullmatch("error: an episode of CartPole-v1 does not end within 5 steps; cut it: --max_episode_steps\n", err)

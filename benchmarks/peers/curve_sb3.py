@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.folder.mkdir(parents=True)
-    model = {"class_path": "Stable-Baselines3.PPO (Stable-Baselines3)", "init_args": {"env": "CartPole-v1"}}
+    model = {"class_path": "Stable-Baselines3.PPO (Stable-Baselines3)", "init_args": {"env": {"id": "CartPole-v1"}}}
     (options.folder / "config.yaml").write_text(json.dumps({"seed_everything": options.seed, "model": model}))
     (options.folder / "evaluations.csv").write_text("env_steps,seed,return,length,success\n")
     falling = {"learning_rate": lambda left: 1e-3 * left, "clip_range": lambda left: 0.2 * left}

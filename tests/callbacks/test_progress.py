@@ -68,7 +68,7 @@ def test_a_terminal_shows_a_bar_that_reaches_its_end():
 def test_speed_and_time_left_follow_from_the_clock(monkeypatch):
     bar, model = EnvStepsProgressBar(), run(EnvStepsProgressBar())
     statistics = EpisodeStatistics(1)  # no episode has ended
-    model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics, num_envs=1, name="CartPole-v1"))
+    model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics, num_envs=1, n_steps=8, name="CartPole-v1"))
     clock = iter([100.0, 110.0])
     monkeypatch.setattr("lightning_rl.callbacks.progress.time.monotonic", lambda: next(clock))
     model.env_steps, model.max_env_steps = 1_000, 21_000
