@@ -105,6 +105,12 @@ def test_a_behavior_learns_bit_for_bit_what_it_learns_without_the_others(tmp_pat
     assert different(alone.algorithms["a"], beside.algorithms["a"]) == []
 
 
+def test_a_run_leaves_the_precision_of_products_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.training.learning.best_matmul", lambda modules, device: "medium")
+    fit(made(max_env_steps=24), tmp_path)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_the_order_of_behaviors_changes_nothing(tmp_path):
     one, other = made(a=PPO, b=DQN), made(b=DQN, a=PPO)
     fit(one, tmp_path / "one")
