@@ -248,7 +248,7 @@ ERRORS = {
         (
             "foo",
             "there is no subcommand 'foo'",
-            "choose from collect, compare, completion, evaluate, export, fit, import-mlagents, import-zoo, list, push, record, test, tune, validate",
+            "choose from collect, compare, completion, evaluate, export, fit, import-mlagents, import-zoo, list, push,",
         ),
         ("fitt --model PPO", "there is no subcommand 'fitt'", "did you mean fit?"),
         (

@@ -363,7 +363,7 @@ class MultiAgent(Run):
             learner.load_buffer(continues)
 
     def end_learning(self) -> None:
-        for algorithm in reversed(self.algorithms.values()):  # the first one remembers torch's settings from before the run
+        for algorithm in reversed([*self.algorithms.values()]):  # the first remembers torch's settings from before the run
             algorithm.end_learning()
             algorithm.dataset = None
 
