@@ -1,0 +1,66 @@
+"""The wheel and the source distribution hold all that a run reads, and run where the repository is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PLACES = {"lightning_rl/": "lightning_rl/", "configs/": "lightning_rl/configs/", "examples/": "lightning_rl/examples/"}
+"""Folders of the repository, and where an installed package has them."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Builds the source distribution from a copy of the repository's files, and the wheel from that; returns wheel and source."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for file in files_of_the_repository():
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).write_bytes((ROOT / file).read_bytes())
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", target, source]
+    subprocess.run(command, check=True, capture_output=True)
+    return next(target.glob("*.whl")), next(target.glob("*.tar.gz"))
+
+
+def files_of_the_repository():
+    """Returns the files a distribution is made from; not git's list, as the tests also run where there is no git."""
+    found = [path for folder in PLACES for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    found += [ROOT / name for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")]
+    return [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def test_a_wheel_holds_every_module_config_search_space_and_example(built):
+    expected = {
+        there + file.removeprefix(here)
+        for file in files_of_the_repository()
+        for here, there in PLACES.items()
+        if file.startswith(here) and (file.endswith((".py", ".typed")) or (file.endswith(".yaml") and here != "examples/"))
+    }
+    assert len(expected) > 200
+    assert expected - set(zipfile.ZipFile(built[0]).namelist()) == set()
+
+
+def test_a_source_distribution_holds_what_the_wheel_is_built_from(built):
+    with tarfile.open(built[1]) as archive:
+        held = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert {"setup.cfg", "pyproject.toml", "README.md", "configs/ppo/cartpole.yaml", "lightning_rl/algorithms/ppo.py"} <= held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [0, 1], ids=["wheel", "sdist"])
+def test_a_distribution_installed_elsewhere_runs_a_packaged_config(built, kind, tmp_path):
+    place = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    (beside,) = (place / "lib").glob("python*/site-packages")
+    (beside / "dependencies.pth").write_text(str(Path(pytest.__file__).parent.parent))
+    install = [place / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed", built[kind]]
+    subprocess.run(install, check=True)
+    assert (beside / "lightning_rl/configs/ppo/cartpole.yaml").exists()
+    options = ["--config", "ppo/cartpole", "--model.max_env_steps", "2000", "--trainer.default_root_dir", "."]
+    subprocess.run([place / "bin/lightning-rl", "fit", *options], cwd=tmp_path, check=True, timeout=300)
+    assert any(tmp_path.rglob("last.ckpt"))
