@@ -20,6 +20,8 @@ ALGORITHMS = {
     "IMPALA": "lightning_rl.algorithms.impala",
     "POCA": "lightning_rl.algorithms.poca",
     "SAC": "lightning_rl.algorithms.sac",
+    "TQC": "lightning_rl.algorithms.tqc",
+    "CrossQ": "lightning_rl.algorithms.crossq",
     "DQN": "lightning_rl.algorithms.dqn",
     "TD3": "lightning_rl.algorithms.td3",
     "EvolutionStrategies": "lightning_rl.algorithms.evolution",

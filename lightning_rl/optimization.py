@@ -66,8 +66,8 @@ class FlatOptimizer(torch.optim.Optimizer):
 class FlatAdam(FlatOptimizer, torch.optim.Adam):
     """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) on one `FlatParameters`."""
 
-    def __init__(self, module: nn.Module, eps: float = 1e-8) -> None:
-        super().__init__([FlatParameters(module)], eps=eps, fused=True)
+    def __init__(self, module: nn.Module, eps: float = 1e-8, beta1: float = 0.9) -> None:
+        super().__init__([FlatParameters(module)], betas=(beta1, 0.999), eps=eps, fused=True)
 
 
 class FlatRMSprop(FlatOptimizer, torch.optim.RMSprop):

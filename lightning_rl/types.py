@@ -133,9 +133,9 @@ class Transition(NamedTuple):
     successor: Any = ()
     experience: Any = ()
 
-    def follow(self, x: Any) -> Any:
-        """Select, from what belongs to next_obs (a tensor `[B, ...]` or a tree), what follows each row."""
-        return tree_index(x, self.successor) if len(self.successor) else x
+    def follow(self, x: Any, dim: int = 0) -> Any:
+        """Select, from what belongs to next_obs (a tensor or a tree of them, with their rows along `dim`), what follows each row."""
+        return tree_index(x, (slice(None),) * dim + (self.successor,)) if len(self.successor) else x
 
     def mean(self, x: Tensor) -> Tensor:
         """Return the plain mean of `x [B, ...]` over the rows that are learned from, for a metric."""

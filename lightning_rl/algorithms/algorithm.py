@@ -169,12 +169,6 @@ class Algorithm(LearningRun):
             "memory": self.memory,
         }
 
-    @property
-    def critic_settings(self) -> dict[str, Any]:
-        """Return the settings of a critic, which is given normalized observations."""
-        settings = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
-        return {**settings, "streams": len(self.reward_signals)}
-
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: Any, map_location: Any = "cpu", hparams_file: None = None, strict: bool = True, **overrides: Any

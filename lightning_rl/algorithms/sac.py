@@ -16,16 +16,26 @@ from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SoftActions, SoftSample
-from lightning_rl.errors import as_settings
+from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.off_policy import Actor, Critic, Temperature, entropy_targets
 from lightning_rl.optimization import FlatAdam
-from lightning_rl.training.settings import Range, ReplayFields, hidden_observations, replay_settings, replay_updates
+from lightning_rl.spaces import short
+from lightning_rl.training.settings import (
+    CriticFields,
+    Range,
+    ReplayFields,
+    critic_settings,
+    ensemble_settings,
+    hidden_observations,
+    replay_settings,
+    replay_updates,
+)
 from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SAC(ReplayFields, Algorithm):
+class SAC(CriticFields, ReplayFields, Algorithm):
     """Act, remember, and after every step improve critics Q, the policy π and the temperature α on a batch of memories.
 
     Box, Discrete, MultiDiscrete, MultiBinary, and nested Dict or Tuple of them: continuous dimensions are drawn from a squashed Gaussian,
@@ -46,8 +56,10 @@ class SAC(ReplayFields, Algorithm):
     """Fraction by which the target critics move each time."""
     target_update_interval: int = 1
     """Updates between moves of the target critics."""
-    n_critics: Annotated[int, Range(1)] = 2
-    """How many critics; the least of their values counts."""
+    policy_delay: Annotated[int, Range(1)] = 1
+    """Updates of the critics for one of the policy and the temperature."""
+    adam_beta1: Annotated[float, Range(0, 0.999)] = 0.9
+    """Decay of Adam's mean gradient."""
     ent_coef: float | str = "auto"
     """Temperature α, a number, or `auto` (or `auto_0.1`, with a first value) to learn it."""
     target_entropy: float | str | dict[str, float] = "auto"
@@ -74,17 +86,26 @@ class SAC(ReplayFields, Algorithm):
         self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         hidden = hidden_observations(self.critic_obs)
-        self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **self.network_settings, critic_obs=hidden)
+        settings = {**self.network_settings, "critic_obs": hidden, "layers": self.actor_layers}
+        self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **settings)
         self.actions = SoftActions(self.network.distribution)
+        self.check_quantiles()
         actions, choices = self.actions.num_actions, self.actions.num_choices
-        self.critic = Critic(self.spaces.observation, actions, choices, ensemble=self.n_critics, **self.critic_settings)
-        self.value = Critic(self.spaces.observation, 0, ensemble=1, **self.critic_settings) if self.value_network else None
+        self.critic = Critic(self.spaces.observation, actions, choices, **ensemble_settings(self), **critic_settings(self))
+        self.value = Critic(self.spaces.observation, 0, ensemble=1, **critic_settings(self)) if self.value_network else None
         self.target = make_target(self.value or self.critic)
         self.target_networks = [(self.value or self.critic, self.target)]
         auto = self.actions.target_entropy(self.target_entropy_multiplier, self.target_entropy_scale)
         self.temperature = Temperature(self.actions.kinds, self.ent_coef, entropy_targets(self.target_entropy, auto))
         self.min_optimizers = 2 + self.temperature.learned
         self.kind_names = [f"_{kind}" for kind in self.actions.kinds] if len(self.actions.kinds) > 1 else [""]
+
+    def check_quantiles(self) -> None:
+        """Raise `SettingError`: quantiles of the return are learned beside a value network, or of actions that are choices."""
+        if self.n_quantiles is not None and self.value_network:
+            raise SettingError("n_quantiles does not go with value_network, which learns a mean; leave one out")
+        if self.n_quantiles is not None and "discrete" in self.actions.kinds:
+            raise SettingError(f"n_quantiles needs Box actions alone, got {short(self.spaces.action)}; leave n_quantiles out")
 
     @property
     def planned_updates(self) -> int:
@@ -97,58 +118,65 @@ class SAC(ReplayFields, Algorithm):
         critic_optimizer, actor_optimizer, *temperature_optimizers = self.own_optimizers
         for batch in batches:
             obs = self.network.normalizer(batch.obs)
-            policy = self.policy(obs, batch.action_mask, batch, self.draw(batch))
-            loss, errors, metrics = self.critic_loss(batch, obs, policy.detach(), self.draw(batch))
+            policy_is_due = (self.updates + 1) % self.policy_delay == 0
+            if policy_is_due or self.value_network:
+                policy = self.policy(obs, batch.action_mask, batch, self.actions.noise(len(batch.reward), self.noise))
+            if self.critic_subset is not None:
+                self.critic.estimate.resample(self.noise)
+            noise = self.actions.noise(len(batch.reward), self.noise)
+            loss, errors, metrics = self.critic_loss(batch, obs, noise, policy.detach() if self.value_network else None)
             self.record(**metrics)
             self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
             self.update_priorities(batch, errors)
-            loss, metrics = self.actor_loss(batch, obs, policy)
-            self.record(**metrics)
-            self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
-            for optimizer in temperature_optimizers:
-                loss = self.temperature_loss(batch, policy)
-                self.record(ent_coef_loss=loss)
-                self.step(loss, optimizer, "ent_coef_loss")
+            if policy_is_due:
+                loss, metrics = self.actor_loss(batch, obs, policy)
+                self.record(**metrics)
+                self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
+                for optimizer in temperature_optimizers:
+                    loss = self.temperature_loss(batch, policy)
+                    self.record(ent_coef_loss=loss)
+                    self.step(loss, optimizer, "ent_coef_loss")
             self.end_update(batch)
-
-    def draw(self, batch: Transition) -> Tensor:
-        """Draw noise for the continuous dimensions of an action in each row, `[B, A]`."""
-        return self.actions.noise(len(batch.reward), self.noise)
 
     def policy(self, obs: Tree, action_mask: Tree, batch: Transition, noise: Tensor) -> SoftSample:
         """Return π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
         return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), noise, action_mask)
 
-    def critic_loss(self, batch: Transition, obs: Tree, policy: SoftSample, noise: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) if V has a network of its own.
+    def critic_loss(
+        self, batch: Transition, obs: Tree, noise: Tensor, policy: SoftSample | None = None
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) of a policy if V has a network of its own.
 
         Also return the error of each row `[B]`, and metrics.
         """
         with torch.no_grad():
-            target = batch.reward + batch.discount * batch.follow(self.next_value(batch, noise))
+            target = batch.reward + batch.discount * batch.follow(self.next_value(batch, noise), 1)  # [Y, B, S]
         q = self.critic(obs, self.actions.continuous(batch.action), batch.episode_start)
-        q = losses.chosen(q, self.actions.choices(batch.action))
-        loss, taken = (batch.weight * losses.critic_loss(q, target)).sum(), q.detach()
-        metrics = {"critic_loss": loss, "q_value": batch.mean(taken.mean(0))}
-        if self.value is not None:
+        q = losses.chosen(q, self.actions.choices(batch.action))  # [E · Z, B, S]
+        row_losses, errors = self.critic.estimate.loss(q, target)
+        loss = (batch.weight * row_losses).sum()
+        metrics = {"critic_loss": loss, "q_value": batch.mean(q.detach().mean(0))}
+        if policy is not None:
             metrics["value_loss"] = self.value_loss(batch, obs, policy)
             loss = loss + metrics["value_loss"]
-        return loss, (taken - target).abs().mean((0, 2)), metrics
+        return loss, errors, metrics
 
     def next_value(self, batch: Transition, noise: Tensor) -> Tensor:
-        """Return V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[B, S]`."""
+        """Return V(s') = E[min Q̄(s', a) − α log π(a|s')] (1801.01290, eq. 3), or V̄(s'), `[Y, B, S]`."""
         next_obs = self.network.normalizer(batch.next_obs)
         if self.value is not None:
-            return self.target(next_obs, None, batch.episode_start)[0, :, 0]
+            return self.target(next_obs, None, batch.episode_start)[:, :, 0]
         policy = self.policy(next_obs, batch.next_action_mask, batch, noise)
-        q = self.target(next_obs, policy.action, batch.episode_start).amin(0)
-        return losses.soft_value(self.expected(q, policy), policy.entropy, self.temperature())
+        q = self.critic.estimate.target(self.target(next_obs, policy.action, batch.episode_start))
+        expected = losses.expected(q, policy.probs, self.actions.num_branches)
+        return losses.soft_value(expected, policy.entropy, self.temperature())
 
     def value_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
         """Return J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5)."""
         assert self.value is not None
         with torch.no_grad():
-            q = self.expected(self.critic(obs, policy.action, batch.episode_start), policy).amin(0)
+            q = losses.expected(self.critic(obs, policy.action, batch.episode_start), policy.probs, self.actions.num_branches)
+            q = self.critic.estimate.target(q)
             target = losses.soft_value(q, policy.entropy, self.temperature())
         return (batch.weight * losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target)).sum()
 
@@ -158,8 +186,9 @@ class SAC(ReplayFields, Algorithm):
         With a value network Q is the first critic's.
         """
         q = self.critic(obs, policy.action, batch.episode_start)
-        q = q.amin(0) if self.value is None else q[0]
-        loss = (batch.weight * losses.actor_loss(self.expected(q, policy), policy.entropy, self.temperature())).sum()
+        q = self.critic.estimate.policy(q) if self.value is None else q[0]
+        expected = losses.expected(q, policy.probs, self.actions.num_branches)
+        loss = (batch.weight * losses.actor_loss(expected, policy.entropy, self.temperature())).sum()
         metrics = {"actor_loss": loss}
         for k, kind in enumerate(self.kind_names):
             metrics |= {f"entropy{kind}": batch.mean(policy.entropy[:, k].detach()), f"ent_coef{kind}": self.temperature()[k]}
@@ -173,11 +202,7 @@ class SAC(ReplayFields, Algorithm):
         target = self.actions.attainable(self.temperature.target, batch.action_mask)
         return (batch.weight * losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target)).sum()
 
-    def expected(self, q: Tensor, policy: SoftSample) -> Tensor:
-        """Return E_π[Q], exact over the choices."""
-        return losses.expected(q, policy.probs, self.actions.num_branches)
-
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
         networks = [critics, self.network, *([self.temperature] if self.temperature.learned else [])]
-        return self.with_side_learners(*map(FlatAdam, networks))
+        return self.with_side_learners(*(FlatAdam(network, beta1=self.adam_beta1) for network in networks))

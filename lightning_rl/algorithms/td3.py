@@ -17,16 +17,23 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import check_box_actions
 from lightning_rl.errors import as_settings
 from lightning_rl.losses.policy_gradient import mean
-from lightning_rl.losses.soft_actor_critic import critic_loss
 from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
+from lightning_rl.training.settings import (
+    CriticFields,
+    Range,
+    ReplayFields,
+    critic_settings,
+    ensemble_settings,
+    replay_settings,
+    replay_updates,
+)
 from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TD3(ReplayFields, Algorithm):
+class TD3(CriticFields, ReplayFields, Algorithm):
     """A deterministic policy that follows the gradient of the first of two critics, every other update, and explores with noise.
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/q_value`, `train/critic_grad_norm` and `train/actor_grad_norm` (before
@@ -44,8 +51,6 @@ class TD3(ReplayFields, Algorithm):
     """Fraction by which the target networks move each time."""
     policy_delay: Annotated[int, Range(1)] = 2
     """Updates of the critics for one of the policy and of the targets."""
-    n_critics: Annotated[int, Range(1)] = 2
-    """How many critics; the least of their values is the target."""
     action_noise: Annotated[float, Range(0)] = 0.1
     """Standard deviation of the noise that explores, for actions in [-1, 1]."""
     target_policy_noise: Annotated[float, Range(0)] = 0.2
@@ -62,10 +67,10 @@ class TD3(ReplayFields, Algorithm):
         check_box_actions("TD3", self.spaces.action)
         self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.policy_delay)
-        self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings)
+        self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings, layers=self.actor_layers)
         self.network.distribution.sigma = self.action_noise
         actions = self.network.distribution.num_parts
-        self.critic = Critic(self.spaces.observation, actions, ensemble=self.n_critics, **self.critic_settings)
+        self.critic = Critic(self.spaces.observation, actions, **ensemble_settings(self), **critic_settings(self))
         self.target_network, self.target_critic = make_target(self.network), make_target(self.critic)
         self.target_networks = [(self.network, self.target_network), (self.critic, self.target_critic)]
 
@@ -80,6 +85,8 @@ class TD3(ReplayFields, Algorithm):
         critic_optimizer, actor_optimizer = self.own_optimizers
         for batch in batches:
             obs = self.network.normalizer(batch.obs)
+            if self.critic_subset is not None:
+                self.critic.estimate.resample(self.noise)
             loss, errors, metrics = self.critic_loss(batch, obs, self.smoothing_noise(batch))
             self.record(critic_loss=loss, **metrics)
             self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
@@ -103,17 +110,17 @@ class TD3(ReplayFields, Algorithm):
         with torch.no_grad():
             next_obs = self.network.normalizer(batch.next_obs)
             next_action = (self.target_network(next_obs, batch.memory, batch.episode_start) + noise).clamp(-1, 1)
-            next_q = self.target_critic(next_obs, next_action, batch.episode_start)[:, :, 0].amin(0)
-            target = batch.reward + batch.discount * batch.follow(next_q)
-        q = self.critic(obs, batch.action, batch.episode_start)[:, :, 0]
-        loss = mean(critic_loss(q, target), batch.weight)
-        taken = q.detach()
-        return loss, (taken - target).abs().mean((0, 2)), {"q_value": batch.mean(taken.mean(0))}
+            next_q = self.critic.estimate.target(self.target_critic(next_obs, next_action, batch.episode_start)[:, :, 0])
+            target = batch.reward + batch.discount * batch.follow(next_q, 1)  # [Y, B, S]
+        q = self.critic(obs, batch.action, batch.episode_start)[:, :, 0]  # [E · Z, B, S]
+        row_losses, errors = self.critic.estimate.loss(q, target)
+        return mean(row_losses, batch.weight), errors, {"q_value": batch.mean(q.detach().mean(0))}
 
     def actor_loss(self, batch: Transition, obs: Tree) -> Tensor:
         """Return −Q₁(s, π(s)), summed over the reward streams (alg. 1, deterministic policy gradient)."""
         action = self.network(obs, batch.memory, batch.episode_start)
-        return -mean(self.critic(obs, action, batch.episode_start)[0, :, 0].sum(-1), batch.weight)
+        first = self.critic(obs, action, batch.episode_start)[: self.critic.estimate.atoms, :, 0].mean(0)
+        return -mean(first.sum(-1), batch.weight)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(FlatAdam(self.critic), FlatAdam(self.network))

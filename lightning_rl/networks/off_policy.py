@@ -1,8 +1,8 @@
-"""Networks of off-policy algorithms with an actor: policy, action values, temperature."""
+"""Networks of off-policy algorithms with an actor: policy, critics and how their values are read, temperature."""
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 from gymnasium.spaces import Space
@@ -10,9 +10,12 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.losses.q_learning import quantile_huber
+from lightning_rl.losses.soft_actor_critic import critic_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
+from lightning_rl.networks.layers import hidden_layers
 from lightning_rl.networks.memory import Memory, make_memory
-from lightning_rl.networks.mlp import EnsembleLinear, goal_mlp
+from lightning_rl.networks.mlp import EnsembleLinear
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.own_encoder import make_encoder
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -27,6 +30,7 @@ class Actor(PolicyNetwork):
         action_dist: for Box actions, see `distributions.make_distribution`.
         head: a module after the last layer, for instance `nn.Tanh()`.
         critic_obs: names of observations that it does not read.
+        layers: kind of the hidden layers, see `hidden_layers`.
         net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `ActorCritic`.
     """
 
@@ -45,6 +49,7 @@ class Actor(PolicyNetwork):
         normalize_obs: str = "off",
         memory: Memory | None = None,
         critic_obs: Sequence[str] = (),
+        layers: str = "plain",
     ) -> None:
         super().__init__()
         check_observation_space(spaces.observation, entities, goals, critic_obs)
@@ -56,7 +61,7 @@ class Actor(PolicyNetwork):
         """Whether observations, if they are floats, are the features."""
         self.distribution = make_distribution(spaces.action, action_dist)
         features = self.memory.num_features
-        self.layers = goal_mlp(features, net_arch, activation, nn.Linear, self.memory.goal)
+        self.layers = hidden_layers(layers, features, net_arch, activation, goal=self.memory.goal)
         self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
 
     def perceptron(self) -> Perceptron | None:
@@ -74,6 +79,88 @@ class Actor(PolicyNetwork):
         return self.layers(features).float(), memory
 
 
+class LeastValue(nn.Module):
+    """Each critic says one number, Z = 1, and the least counts (Fujimoto et al. 2018, TD3)."""
+
+    atoms = 1
+
+    def target(self, q: Tensor) -> Tensor:
+        """Return what the target critics are believed to say, `[E · Z, B, ...]` to `[Y, B, ...]`."""
+        return q.amin(0, keepdim=True)
+
+    def policy(self, q: Tensor) -> Tensor:
+        """Return what the policy climbs, `[E · Z, B, ...]` to `[B, ...]`."""
+        return q.amin(0)
+
+    def loss(self, q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of values `[E · Z, B, S]` against a target `[Y, B, S]`, and the error for priorities, `[B]` each."""
+        return critic_loss(q, target), (q.detach() - target).abs().mean((0, 2))
+
+
+class SubsetValue(LeastValue):
+    """The least of a random subset of M of E critics is the target, their mean what the policy climbs (Chen et al. 2021, REDQ, alg. 1)."""
+
+    subset: Tensor
+
+    def __init__(self, ensemble: int, subset: int) -> None:
+        super().__init__()
+        check_range("critic_subset", subset, 1, ensemble, whole=True)
+        self.ensemble = ensemble
+        self.register_buffer("subset", torch.arange(subset), persistent=False)
+
+    def target(self, q: Tensor) -> Tensor:
+        return q[self.subset].amin(0, keepdim=True)
+
+    def policy(self, q: Tensor) -> Tensor:
+        return q.mean(0)
+
+    def resample(self, generator: Generator) -> None:
+        """Draw the subset of the next update."""
+        order = torch.rand(self.ensemble, generator=generator, device=generator.device).argsort()
+        self.subset.copy_(order[: len(self.subset)])
+
+
+class QuantileValue(LeastValue):
+    """Each critic says Z quantiles of the return; those of all E together, but for the greatest, are the target (Kuznetsov et al. 2020).
+
+    Args:
+        ensemble: E.
+        atoms: Z, at the fractions (i + ½) / Z.
+        dropped: how many of the greatest quantiles are left out for each critic.
+    """
+
+    fraction: Tensor
+
+    def __init__(self, ensemble: int, atoms: int, dropped: int) -> None:
+        super().__init__()
+        check_range("n_quantiles", atoms, 1, whole=True)
+        check_range("drop_quantiles", dropped, 0, atoms - 1, whole=True)
+        self.atoms, self.kept = atoms, ensemble * (atoms - dropped)
+        self.register_buffer("fraction", (torch.arange(atoms) + 0.5) / atoms, persistent=False)
+
+    def target(self, q: Tensor) -> Tensor:
+        return q.sort(0).values[: self.kept]
+
+    def policy(self, q: Tensor) -> Tensor:
+        return q.mean(0)
+
+    def loss(self, q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        z = q.unflatten(0, (-1, self.atoms)).movedim(1, -1)  # [E, B, S, Z]
+        loss = quantile_huber(z, self.fraction, target.movedim(0, -1)).mean((0, 2)) / self.atoms
+        return loss, (z.detach().mean(-1) - target.mean(0)).abs().mean((0, 2))
+
+
+def make_estimate(ensemble: int, subset: int | None = None, quantiles: int | None = None, dropped: int = 0) -> LeastValue:
+    """Return how the values of an ensemble are read. Raises `SettingError`: settings out of range, or that exclude each other."""
+    if quantiles is None:
+        if dropped:
+            raise SettingError(f"drop_quantiles {dropped} needs n_quantiles, such as 25")
+        return LeastValue() if subset is None else SubsetValue(ensemble, subset)
+    if subset is not None:
+        raise SettingError("critic_subset does not go with n_quantiles, whose drop_quantiles keep the target low; leave one out")
+    return QuantileValue(ensemble, quantiles, dropped)
+
+
 class Critic(nn.Module):
     """Q(s, a) of an ensemble: encoder → memory → with the continuous action → hidden layers, E of them in one batched product → heads.
 
@@ -86,6 +173,8 @@ class Critic(nn.Module):
         num_choices: M, values for each observation.
         ensemble: E, how many critics; an image encoder and a memory are shared by all.
         streams: S, the number of reward streams.
+        layers, dropout: of the hidden layers, see `hidden_layers`.
+        subset, quantiles, dropped: how the ensemble is read, see `make_estimate`.
         net_arch, activation, encoder, encoder_features, entities, goals, memory: as in `ActorCritic`.
     """
 
@@ -97,6 +186,11 @@ class Critic(nn.Module):
         *,
         ensemble: int = 2,
         streams: int = 1,
+        layers: str = "plain",
+        dropout: float = 0.0,
+        subset: int | None = None,
+        quantiles: int | None = None,
+        dropped: int = 0,
         net_arch: Sequence[int] = (256, 256),
         activation: str = "relu",
         encoder: str | type[nn.Module] = "auto",
@@ -109,17 +203,19 @@ class Critic(nn.Module):
         self.encoder = make_encoder(space, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
-        self.heads = (num_choices, streams)
-        layer = partial(EnsembleLinear, ensemble)
+        self.estimate: Any = make_estimate(ensemble, subset, quantiles, dropped)
+        self.heads = (self.estimate.atoms, num_choices, streams)
         num_inputs = self.memory.num_features + num_actions
-        self.layers = goal_mlp(num_inputs, net_arch, activation, layer, self.memory.goal)
-        self.layers.append(layer(net_arch[-1] if net_arch else num_inputs, num_choices * streams))
+        goal = self.memory.goal
+        self.layers = hidden_layers(layers, num_inputs, net_arch, activation, ensemble=ensemble, dropout=dropout, goal=goal)
+        self.layers.append(EnsembleLinear(ensemble, net_arch[-1] if net_arch else num_inputs, math.prod(self.heads)))
 
     def forward(self, obs: Tree, action: Tensor | None = None, episode_start: Tensor | None = None) -> Tensor:
-        """Return Q `[E, B, M, S]` of observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
+        """Return Q `[E · Z, B, M, S]`, see `estimate`, of observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
         passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
         x = obs if passes else self.memory(self.encoder(obs), (), episode_start)[0]
-        return self.layers(x if action is None else torch.cat([x, action], -1)).float().unflatten(-1, self.heads)
+        q = self.layers(x if action is None else torch.cat([x, action], -1)).float().unflatten(-1, self.heads)
+        return q.movedim(2, 1).flatten(0, 1)
 
 
 class Temperature(nn.Module):

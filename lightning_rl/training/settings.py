@@ -15,6 +15,7 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range, nearest
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.layers import Layers
 from lightning_rl.networks.memory import Memory
 from lightning_rl.rewards.settings import SignalSettings
 from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, as_points, make_schedule
@@ -205,6 +206,42 @@ class ReplayFields:
     """Actions before learning starts: `random` or from the `policy`."""
     replay: ReplayConfig = ReplayConfig()
     """How transitions are stored and sampled, see `ReplayConfig`."""
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class CriticFields:
+    """The critics of an off-policy algorithm with an actor, and the hidden layers of both."""
+
+    n_critics: Annotated[int, Range(1)] = 2
+    """How many critics; the least of their values counts."""
+    critic_subset: Annotated[int, Range(1)] | None = None
+    """The least of so many critics, drawn for each update, is the target, and the policy climbs the mean of all (REDQ)."""
+    n_quantiles: Annotated[int, Range(1)] | None = None
+    """Critics learn so many quantiles of the return instead of its mean (TQC)."""
+    drop_quantiles: Annotated[int, Range(0)] = 0
+    """How many of the greatest quantiles, for each critic, the target leaves out."""
+    critic_net_arch: list[int] | None = None
+    """Widths of the critics' hidden layers; null: net_arch."""
+    critic_layers: Layers = "plain"
+    """Of the critics: `plain`, `layer_norm`, or the residual blocks of `simba`."""
+    critic_dropout: Annotated[float, Range(0, 0.99)] = 0.0
+    """Share of the outputs of the critics' hidden layers set to 0 (DroQ: 0.01, beside layer_norm)."""
+    actor_layers: Layers = "plain"
+    """Of the policy."""
+
+
+def critic_settings(algorithm: Any) -> dict[str, Any]:
+    """Return the settings of a critic, which is given normalized observations, of an algorithm with `CriticFields`."""
+    settings = {name: value for name, value in algorithm.network_settings.items() if name != "normalize_obs"}
+    own = {"layers": algorithm.critic_layers, "dropout": algorithm.critic_dropout, "streams": len(algorithm.reward_signals)}
+    arch = algorithm.net_arch if algorithm.critic_net_arch is None else algorithm.critic_net_arch
+    return {**settings, **own, "net_arch": arch}
+
+
+def ensemble_settings(algorithm: Any) -> dict[str, Any]:
+    """Return how many critics an algorithm with `CriticFields` has, and how they are read."""
+    names = {"ensemble": "n_critics", "subset": "critic_subset", "quantiles": "n_quantiles", "dropped": "drop_quantiles"}
+    return {name: getattr(algorithm, setting) for name, setting in names.items()}
 
 
 def replay_settings(algorithm: Any) -> ReplaySettings:

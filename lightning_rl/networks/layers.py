@@ -1,0 +1,154 @@
+"""Hidden layers with more than weights: layer normalization, dropout, batch renormalization, residual blocks; alone or in an ensemble."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.distributed import mean_over_ranks, num_ranks
+from lightning_rl.errors import SettingError
+from lightning_rl.networks.mlp import EnsembleLinear, goal_mlp, mlp
+
+Layers = Literal["plain", "layer_norm", "simba"]
+"""Kinds of hidden layers; those with batch renormalization need the joint forward pass of `CrossQ`."""
+
+
+def hidden_layers(
+    kind: str,
+    num_inputs: int,
+    widths: Sequence[int],
+    activation: str,
+    *,
+    ensemble: int | None = None,
+    dropout: float = 0.0,
+    goal: slice = slice(0),
+) -> nn.Sequential:
+    """Build the hidden layers before a last linear one, `[..., in]` to `[..., widths[-1]]`.
+
+    * `plain`: linear → dropout → activation.
+    * `layer_norm`: linear → dropout → normalization of each row → activation (Hiraoka et al. 2022, DroQ).
+    * `simba`: linear → for each width a block x + dropout(linear(activation(linear(norm(x))))), four times as wide inside → norm (Lee et
+      al. 2025, SimBa).
+    * `batch_renorm`: for each width renormalization → linear → dropout → activation; and renormalization (Bhatt et al. 2024, CrossQ).
+
+    Args:
+        ensemble: E members in one product, `[B, in]` to `[E, B, out]`; None builds one network.
+        dropout: share of outputs that are set to 0 in training mode.
+        goal: the part of the input that generates the weights of the last hidden layer, see `goal_mlp`.
+
+    Raises:
+        SettingError: goals beside other layers than plain ones, blocks of different widths, and those of `mlp`.
+    """
+    linear: Callable[[int, int], nn.Module] = nn.Linear if ensemble is None else partial(EnsembleLinear, ensemble)
+    if kind == "plain" and not dropout:
+        return goal_mlp(num_inputs, widths, activation, linear, goal)
+    if kind == "simba" and not widths:
+        raise SettingError("net_arch is empty, but simba layers need a width for each block, such as [256, 256]")
+    if len(range(num_inputs)[goal]):
+        raise SettingError(f"goals generate the weights of plain layers without dropout, got {kind} layers and dropout {dropout:g}")
+    norm: Callable[[int], nn.Module] = nn.LayerNorm if ensemble is None else partial(EnsembleLayerNorm, ensemble)
+    drop = [nn.Dropout(dropout)] if dropout else []
+
+    def layer(inputs: int, outputs: int) -> nn.Module:
+        before = [BatchRenorm(inputs, ensemble)] if kind == "batch_renorm" else []
+        return nn.Sequential(*before, linear(inputs, outputs), *drop, *([norm(outputs)] if kind == "layer_norm" else []))
+
+    if kind != "simba":
+        layers = mlp(num_inputs, widths, activation, layer)
+        return layers.append(BatchRenorm(widths[-1] if widths else num_inputs, ensemble)) if kind == "batch_renorm" else layers
+    first, act = mlp(num_inputs, widths[:1], activation, linear)
+    width = widths[0]
+    if {*widths} != {width}:
+        raise SettingError(f"simba layers need one width for all blocks, such as [256, 256], got {[*widths]}")
+    blocks = [Residual(norm(width), linear(width, 4 * width), act, linear(4 * width, width), *drop) for _ in widths]
+    return nn.Sequential(first, *blocks, norm(width))
+
+
+class EnsembleLayerNorm(nn.LayerNorm):
+    """Normalize each row (Ba et al. 2016), with a scale and a shift for each of E members: `[E, B, F]` to the same."""
+
+    def __init__(self, ensemble: int, num_features: int) -> None:
+        super().__init__(num_features, elementwise_affine=False)
+        self.scale = nn.Parameter(torch.ones(ensemble, 1, num_features))
+        self.shift = nn.Parameter(torch.zeros(ensemble, 1, num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, super().forward(x), self.scale)
+
+
+class Residual(nn.Sequential):
+    """x + layers(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class BatchRenorm(nn.Module):
+    """Normalize each feature (Ioffe 2017), inside `batch_statistics` by the batch, elsewhere by the running mean and variance.
+
+    During `warmup` batches as batch normalization; later the batch's deviation is brought near the running one:
+    x̂ = (x − μ_B) / σ_B · r + d,  r = clip(σ_B / σ, 1/3, 3),  d = clip((μ_B − μ) / σ, −5, 5). Constants as in CrossQ's code.
+
+    Args:
+        num_features: F, of `[B, F]`, or of `[E, B, F]` with an ensemble.
+        ensemble: E; None for a single network.
+    """
+
+    mean: Tensor
+    var: Tensor
+    batches: Tensor
+    momentum, eps, warmup, max_scale, max_shift = 0.01, 1e-3, 100_000, 3.0, 5.0
+
+    def __init__(self, num_features: int, ensemble: int | None = None) -> None:
+        super().__init__()
+        shape = (1, num_features) if ensemble is None else (ensemble, 1, num_features)
+        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("batches", torch.tensor(0))
+        self.by_batch = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.learn(x) if self.by_batch else (self.mean, self.var)
+        return torch.addcmul(self.shift, (x - mean) * (var + self.eps).rsqrt(), self.scale)
+
+    def learn(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the running statistics towards those of a batch. Return the mean and variance to normalize it by."""
+        var, mean = torch.var_mean(x.float(), -2, keepdim=True)
+        with torch.no_grad():
+            deviation = (self.var + self.eps).sqrt()
+            late = self.batches > self.warmup
+            r = ((var + self.eps).sqrt() / deviation).clamp(1 / self.max_scale, self.max_scale).where(late, 1.0)
+            d = ((mean - self.mean) / deviation).clamp(-self.max_shift, self.max_shift).where(late, 0.0)
+            self.mean.lerp_(mean.expand_as(self.mean), self.momentum)
+            self.var.lerp_(var.expand_as(self.var), self.momentum)
+            self.batches.add_(1)
+        return mean - d * var.sqrt() / r, var / r.square()
+
+
+@contextmanager
+def batch_statistics(network: nn.Module) -> Iterator[None]:
+    """Let a network normalize by the statistics of the batch, and move the running ones."""
+    layers = [module for module in network.modules() if isinstance(module, BatchRenorm)]
+    for layer in layers:
+        layer.by_batch = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.by_batch = False
+
+
+@torch.no_grad()
+def share_statistics(network: nn.Module) -> None:
+    """Replace running statistics by their mean over all ranks."""
+    if num_ranks() == 1:
+        return
+    moments = [moment for module in network.modules() if isinstance(module, BatchRenorm) for moment in (module.mean, module.var)]
+    if moments:
+        means = mean_over_ranks(torch.cat([moment.flatten() for moment in moments]))
+        for moment, mean in zip(moments, means.split([moment.numel() for moment in moments]), strict=True):
+            moment.copy_(mean.view_as(moment))
