@@ -53,6 +53,8 @@ REFERENCES: dict[str, Reference | None] = {
     "ppo/pendulum": zoo(-172.225, 104.159, 750, "100,000"),
     "a2c/pendulum": zoo(-162.965, 103.210, 750, "1,000,000"),
     "sac/pendulum": zoo(-156.995, 88.714, 750, "20,000"),
+    "tqc/pendulum": None,
+    "crossq/pendulum": None,
     "td3/pendulum": zoo(-151.855, 90.227, 750, "20,000"),
     "ppo/lunarlander": zoo(242.119, 31.823, 369, "1,000,000", OLD_LANDER),
     "a2c/lunarlander": zoo(155.751, 80.419, 297, "200,000", OLD_LANDER),
