@@ -90,7 +90,7 @@ class BatchRenorm(nn.Module):
     """Normalize each feature (Ioffe 2017), inside `batch_statistics` by the batch, elsewhere by the running mean and variance.
 
     During `warmup` batches as batch normalization; later the batch's deviation is brought near the running one:
-    x̂ = (x − μ_B) / σ_B · r + d,  r = clip(σ_B / σ, 1/3, 3),  d = clip((μ_B − μ) / σ, −5, 5). Constants as in CrossQ's code.
+    x̂ = (x − μ_B) / σ_B · r + d,  r = clip(σ_B / σ, 1/3, 3),  d = clip((μ_B − μ) / σ, −5, 5). Constants as in the code of CrossQ's paper.
 
     Args:
         num_features: F, of `[B, F]`, or of `[E, B, F]` with an ensemble.
@@ -112,21 +112,22 @@ class BatchRenorm(nn.Module):
         self.by_batch = False
 
     def forward(self, x: Tensor) -> Tensor:
-        mean, var = self.learn(x) if self.by_batch else (self.mean, self.var)
-        return torch.addcmul(self.shift, (x - mean) * (var + self.eps).rsqrt(), self.scale)
+        if self.by_batch:
+            return torch.addcmul(self.shift, self.learn(x), self.scale)
+        return torch.addcmul(self.shift, (x - self.mean) * (self.var + self.eps).rsqrt(), self.scale)
 
-    def learn(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Move the running statistics towards those of a batch. Return the mean and variance to normalize it by."""
-        var, mean = torch.var_mean(x.float(), -2, keepdim=True)
+    def learn(self, x: Tensor) -> Tensor:
+        """Return x̂, and move the running statistics towards those of the batch."""
+        var, mean = torch.var_mean(x, -2, keepdim=True)
+        deviation = (var + self.eps).sqrt()
         with torch.no_grad():
-            deviation = (self.var + self.eps).sqrt()
-            late = self.batches > self.warmup
-            r = ((var + self.eps).sqrt() / deviation).clamp(1 / self.max_scale, self.max_scale).where(late, 1.0)
-            d = ((mean - self.mean) / deviation).clamp(-self.max_shift, self.max_shift).where(late, 0.0)
-            self.mean.lerp_(mean.expand_as(self.mean), self.momentum)
-            self.var.lerp_(var.expand_as(self.var), self.momentum)
+            running, late = (self.var + self.eps).sqrt(), self.batches > self.warmup
+            r = (deviation / running).clamp(1 / self.max_scale, self.max_scale).where(late, 1.0)
+            d = ((mean - self.mean) / running).clamp(-self.max_shift, self.max_shift).where(late, 0.0)
+            self.mean.lerp_(mean.float().expand_as(self.mean), self.momentum)
+            self.var.lerp_(var.float().expand_as(self.var), self.momentum)
             self.batches.add_(1)
-        return mean - d * var.sqrt() / r, var / r.square()
+        return (x - mean) / deviation * r + d
 
 
 @contextmanager

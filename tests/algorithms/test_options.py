@@ -130,6 +130,16 @@ OFF = {
     "replay": replaying("Scripted-v0"),
     "tau": [Option(0.5)],
 }
+CRITICS = {
+    "n_critics": [Option(1), Option(3)],
+    "critic_subset": [Option(1), Option(1, given={"n_critics": 3, "critic_subset": 2})],
+    "n_quantiles": [Option(5, "ScriptedBox-v0"), Option(6, "ScriptedBox-v0", given={"n_quantiles": 5})],
+    "drop_quantiles": [Option(2, "ScriptedBox-v0", given={"n_quantiles": 5})],
+    "critic_net_arch": [Option([6]), Option([])],
+    "critic_layers": [Option("layer_norm"), Option("simba"), Option("simba", given={"critic_layers": "layer_norm"})],
+    "critic_dropout": [Option(0.5), Option(0.5, given={"critic_layers": "simba"}), Option(0.5, given={"critic_layers": "layer_norm"})],
+    "actor_layers": [Option("layer_norm"), Option("simba")],
+}
 OWN = {
     PPO: ON
     | {
@@ -180,10 +190,12 @@ OWN = {
         ],
     },
     SAC: OFF
+    | CRITICS
     | {
         "target_update_interval": [Option(4)],
         "critic_obs": CRITIC_OBS,
-        "n_critics": [Option(1), Option(3)],
+        "policy_delay": [Option(2)],
+        "adam_beta1": [Option(0.5)],
         "ent_coef": [Option(0.1), Option(0, given={"ent_coef": 0.1}), Option("auto_0.1"), Option("auto_0.1", given={"ent_coef": 0.1})],
         "target_entropy": [Option(0.1), Option({"continuous": 5.0}, "ScriptedBox-v0")],
         "target_entropy_multiplier": [Option(2.0, "ScriptedBox-v0", given={"learning_rate": 0.05})],
@@ -209,10 +221,10 @@ OWN = {
         "adam_eps": [Option(0.1)],
     },
     TD3: OFF
+    | CRITICS
     | {
         "replay": replaying("ScriptedBox-v0")[:1],
         "policy_delay": [Option(1)],
-        "n_critics": [Option(1), Option(3)],
         "action_noise": [Option(0.5)],
         "target_policy_noise": [Option(0.0)],
         "target_noise_clip": [Option(0.1)],
@@ -318,7 +330,7 @@ def meaningless(algorithm: type) -> set[str]:
 def options(algorithm: type) -> dict[str, list[Option]]:
     """Return the options of an algorithm; it may have some of the common ones in its own way, and others not at all."""
     found = {name: rows for name, rows in COMMON.items() if name not in meaningless(algorithm)} | OWN[algorithm]
-    shared = [] if algorithm in EXAMPLES else [*COMMON.values(), *ON.values(), *OFF.values()]
+    shared = [] if algorithm in EXAMPLES else [*COMMON.values(), *ON.values(), *OFF.values(), *CRITICS.values()]
     return {name: rows[:1] if any(rows is each for each in shared) else rows for name, rows in found.items()}
 
 

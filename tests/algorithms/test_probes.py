@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3
+from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, TQC, CrossQ
 from lightning_rl.types import tree_leaves, tree_to_numpy
 from tests.environments import ConstantReward, DelayedReward, Endless, ObservedAction, ObservedReward
 from tests.fitting import fit, tiny
@@ -43,6 +43,8 @@ REPLAY = {
     "steps_per_iteration": 100,
 }
 SOFT = REPLAY | {"tau": 0.1, "ent_coef": 1e-4}
+DROPPED = {"gradient_steps": 2, "n_critics": 4, "critic_subset": 2, "critic_layers": "layer_norm", "net_arch": [32]}
+CROSS = REPLAY | {"ent_coef": 1e-4, "gradient_steps": 2, "net_arch": [32], "critic_net_arch": [32], "policy_delay": 1}
 DEEP = REPLAY | {"target_update_interval": 10, "exploration_final_eps": 0.2}
 NOISY = DEEP | {"noisy": True, "exploration_initial_eps": 0.0, "exploration_final_eps": 0.0, "gradient_steps": 2}
 LEARNERS = {
@@ -52,6 +54,9 @@ LEARNERS = {
     "SAC": Learner(SAC, SOFT, ("discrete",)),
     "SAC of continuous actions": Learner(SAC, SOFT | {"gradient_steps": 2}, ("box", "hybrid")),
     "SAC with a value network": Learner(SAC, SOFT | {"value_network": True}, ("discrete", "box"), variant=True),
+    "TQC": Learner(TQC, SOFT | {"gradient_steps": 2, "n_quantiles": 8}, ("box",), variant=True),
+    "CrossQ": Learner(CrossQ, CROSS, ("discrete", "box"), variant=True),
+    "a subset of normalized critics": Learner(SAC, SOFT | DROPPED, ("box",), variant=True),
     "TD3": Learner(TD3, REPLAY | {"tau": 0.2}, ("box",)),
     "DQN": Learner(DQN, DEEP, ("discrete",)),
     "double": Learner(DQN, DEEP | {"double": True}, ("discrete",), variant=True),
