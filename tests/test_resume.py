@@ -21,8 +21,10 @@ from lightning_rl import (
     PPO,
     SAC,
     TD3,
+    TQC,
     BehavioralCloning,
     CheckpointConfig,
+    CrossQ,
     EvaluationConfig,
     EvolutionStrategies,
     Trainer,
@@ -49,6 +51,7 @@ POLE = {
     ],
     "replay_old_lessons": 0.3,
 }
+DROPPED = {"n_critics": 3, "critic_subset": 2, "critic_layers": "layer_norm", "critic_dropout": 0.1, "policy_delay": 3}
 CURRICULUM = {"id": "CartPole-v1", "parameters": {"length": POLE, "gravity": LESSONS | {"replay_old_lessons": 0.1}}}
 """Interrupted in lesson 2 of both parameters."""
 # slow are cases that take long, and those whose parts others have: another memory, a mode of resetting or workers
@@ -74,6 +77,9 @@ CASES = [
     ),
     pytest.param(A2C, {"id": "CartPole-v1", "vectorization": "native"}, {}, id="A2C CartPole native"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"normalize_obs": "running"}, id="SAC Pendulum"),
+    pytest.param(TQC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"policy_delay": 2}, id="TQC Pendulum"),
+    pytest.param(CrossQ, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"critic_net_arch": [8]}, id="CrossQ Pendulum"),
+    pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, DROPPED, id="SAC of dropped critics"),
     pytest.param(SAC, {"id": "Ant-v5", "vectorization": "async"}, {"n_steps": 3}, id="SAC Ant async", marks=pytest.mark.slow),
     pytest.param(SAC, {"id": "CartPole-v1"}, {"value_network": True, "replay": {"optimize_memory_usage": True}}, id="SAC CartPole"),
     pytest.param(DQN, {"id": "CartPole-v1"}, {"double": True, "dueling": True}, id="DQN CartPole", marks=pytest.mark.slow),

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Generator
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, EvaluationConfig, RolloutEvaluator, Trainer, load_policy
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, CrossQ, EvaluationConfig, RolloutEvaluator, Trainer, load_policy
 from lightning_rl.data.rollout import make_batch
 from lightning_rl.distributions import SoftActions
 from lightning_rl.errors import SettingError
@@ -44,6 +44,7 @@ CASES = {
     "SAC": (SAC, "discrete", {"n_steps": 2}),
     "SAC hybrid": (SAC, "hybrid", {}),
     "SAC value network": (SAC, "multi-discrete", {"value_network": True}),
+    "CrossQ": (CrossQ, "hybrid", {"critic_net_arch": [8]}),
     "SAC LSTM": (SAC, "discrete", {"memory": LSTM(4, 4)}),
 }
 MODES = ["SAME_STEP", "NEXT_STEP", "DISABLED"]

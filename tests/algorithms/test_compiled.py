@@ -36,6 +36,9 @@ CASES = {
     "DQN": (lrl.DQN, "CartPole-v1", REPLAY | {"target_update_interval": 20, "learning_rate": 1e-3}),
     "DQN with everything": (lrl.DQN, "CartPole-v1", REPLAY | RAINBOW),
     "SAC": (lrl.SAC, "Pendulum-v1", REPLAY),
+    "TQC": (lrl.TQC, "Pendulum-v1", REPLAY),
+    # a bias before a normalization has no gradient but rounding errors, which Adam makes steps of
+    "CrossQ": (lrl.CrossQ, "Pendulum-v1", REPLAY | {"critic_net_arch": [32], "learning_rate": 1e-5}),
     "SAC with a value network": (lrl.SAC, "CartPole-v1", REPLAY | {"value_network": True}),
     "TD3": (lrl.TD3, "Pendulum-v1", REPLAY),
     "BehavioralCloning": (

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import lightning_rl
-from lightning_rl import DQN, GRU, LSTM, PPO, SAC, TD3, SettingError, export_policy, load_policy
+from lightning_rl import DQN, GRU, LSTM, PPO, SAC, TD3, CrossQ, SettingError, export_policy, load_policy
 from lightning_rl.exporting.export import check
 from lightning_rl.exporting.formats import FORMATS, PolicyGraph, quiet, unique
 from lightning_rl.networks.actor_critic import ActorCritic
@@ -31,6 +31,7 @@ RICH = {"env": {"kwargs": {"way": "key", "action": "nested"}}, "memory": LSTM(8,
 CASES = {
     "masks, memory and a nested action": (PPO, "Choosy-v0", RICH),
     "squashed, with memory": (SAC, "ScriptedBox-v0", {"memory": GRU(8, 4), "normalize_obs": "running"}),
+    "batch renormalization": (CrossQ, "ScriptedBox-v0", {"critic_net_arch": [8]}),
     "noisy, dueling, histograms": (DQN, "Scripted-v0", {"noisy": True, "dueling": True, "distribution": "c51"}),
     "images": (TD3, "ImageBox-v0", {"encoder_features": 8}),
     "entities and goals": (PPO, "Crowd-v0", {"entities": ["agents"], "goals": ["goal"], "encoder_features": 8}),

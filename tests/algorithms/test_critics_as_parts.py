@@ -1,0 +1,86 @@
+"""TQC, CrossQ, REDQ and DroQ: what their names and options do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_rl import SAC, TD3, TQC, CrossQ, SettingError, load_policy
+from lightning_rl.networks.layers import BatchRenorm
+from tests.fitting import fit, tiny, weights
+
+BOX = "tests.environments:ScriptedBox-v0"
+
+
+def learned(algorithm, **settings):
+    model = tiny(algorithm, BOX, **settings)
+    fit(model)
+    return weights(model)
+
+
+def test_tqc_is_sac_with_quantiles_of_which_the_greatest_are_dropped():
+    assert torch.equal(learned(TQC), learned(SAC, n_quantiles=25, drop_quantiles=2))
+    assert torch.equal(learned(TQC, n_quantiles=None, drop_quantiles=0), learned(SAC))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"critic_layers": "plain"},
+        {"actor_layers": "plain"},
+        {"critic_net_arch": [6]},
+        {"policy_delay": 1},
+        {"adam_beta1": 0.9},
+        {"n_quantiles": 5},
+        {"ent_coef": 0.1},
+    ],
+    ids=str,
+)
+def test_every_option_of_crossq_changes_what_is_learned(option):
+    assert not torch.equal(learned(CrossQ, critic_net_arch=[8]), learned(CrossQ, **{"critic_net_arch": [8], **option}))
+
+
+def test_crossq_has_wide_critics_and_no_targets():
+    model = tiny(CrossQ, BOX)
+    assert next(layer.weight.shape[1:] for layer in model.critic.layers.modules() if hasattr(layer, "weight")) == (4, 1024)
+    assert model.target_networks == [] and not any(name.startswith("target.") for name in model.state_dict())
+
+
+def test_the_policy_of_crossq_acts_with_running_statistics_and_moves_them_only_in_its_own_updates():
+    model = tiny(CrossQ, BOX, critic_net_arch=[8])
+    fit(model)
+    (first, *_), critic = ([each for each in net.modules() if isinstance(each, BatchRenorm)] for net in (model.network, model.critic))
+    assert first.batches == model.updates // 3 > 0
+    assert {each.batches.item() for each in critic} == {model.updates}
+    obs = model.spaces.observation.sample()
+    alone = load_policy(model).act(obs, deterministic=True)[0]
+    both = model(torch.stack([torch.as_tensor(obs), torch.full_like(torch.as_tensor(obs), 5.0)]))[0]
+    assert both == pytest.approx(alone, abs=1e-6)
+
+
+def test_between_updates_of_the_policy_only_critics_learn():
+    model = tiny(SAC, BOX, policy_delay=100)
+    before = weights(model)
+    critic = torch.nn.utils.parameters_to_vector(model.critic.parameters()).detach().clone()
+    fit(model)
+    assert torch.equal(weights(model), before)
+    assert not torch.equal(torch.nn.utils.parameters_to_vector(model.critic.parameters()), critic)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings", "message"),
+    [
+        (TQC, "tests.environments:Scripted-v0", {}, "n_quantiles needs Box actions alone, got Discrete(3); leave n_quantiles out"),
+        (SAC, BOX, {"n_quantiles": 5, "value_network": True}, "n_quantiles does not go with value_network"),
+        (SAC, BOX, {"critic_subset": 3}, "critic_subset must be >= 1 and <= 2, got 3"),
+        (TD3, BOX, {"critic_layers": "batch_renorm"}, "critic_layers must be one of plain, layer_norm, simba, got"),
+        (SAC, BOX, {"critic_layers": "simba", "critic_net_arch": [8, 4]}, "simba layers need one width for all blocks"),
+        (CrossQ, BOX, {"memory": {"class_path": "LSTM"}}, "memory is not a setting of CrossQ"),
+        (CrossQ, BOX, {"tau": 0.1}, "tau is not a setting of CrossQ"),
+    ],
+)
+def test_what_does_not_go_together_is_told_in_a_line(algorithm, env, settings, message):
+    with pytest.raises(SettingError) as raised:
+        tiny(algorithm, env, **settings)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
