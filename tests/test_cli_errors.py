@@ -129,7 +129,7 @@ ERRORS = {
         ),
         (
             "--model DQN --model.behavioral_cloning.steps 3",
-            "--model.behavioral_cloning is not a setting of DQN, only of PPO, A2C, IMPALA, POCA, SAC, TD3",
+            "--model.behavioral_cloning is not a setting of DQN, only of PPO, A2C, IMPALA, POCA, SAC, TQC, CrossQ, TD3",
         ),
         ("--model PPO --model.behavioral_cloning.stepps 3", "--model.behavioral_cloning.stepps is not a setting; did you mean steps?"),
         ("--model PPO --model.behavioral_cloning.steps 3", "behavioral_cloning.demo_path is missing: name a Minari dataset"),

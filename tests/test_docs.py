@@ -257,7 +257,7 @@ MARKS = {
     "Dict and Tuple": Spaces(Box(-1, 1, (3,)), Dict({"arm": Box(-1, 1, (2,)), "hand": Discrete(2)})),
     "masks": Spaces(Box(-1, 1, (3,)), Discrete(3), masked=True),
 }
-"""What an algorithm takes where the README's table has a mark, and refuses where it has none. Memory goes with all; what learns on
+"""What an algorithm takes where the README's table has a mark, and refuses where it has none; what learns on
 several GPUs is told by `test_ranks.py`."""
 
 
@@ -269,7 +269,7 @@ def test_marks_of_the_readme_are_what_algorithms_take(name):
     given = {"dataset": "cartpole/expert-v0"} if name == "BehavioralCloning" else {}
     assert [made(name, spaces, **given) for spaces in MARKS.values()] == marks[:4]
     taken = next(spaces for spaces, mark in zip(MARKS.values(), marks, strict=False) if mark)
-    assert made(name, taken, memory=lightning_rl.GRU(8, sequence_length=16), **given) and marks[4:] == [True, True]
+    assert [made(name, taken, memory=lightning_rl.GRU(8, sequence_length=16), **given), True] == marks[4:]
 
 
 def made(name, spaces, **settings):

@@ -139,7 +139,9 @@ class Algorithm(LearningRun):
         if self.self_play is not None:
             self.self_play, self.spaces = prepare_self_play(self.self_play, self.spaces, isinstance(self.env, SharedEnv))
         self.memory = as_memory(self.memory)
-        self.save_hyperparameters(plain({**settings, "env": self.env, "memory": self.memory}))
+        self.save_hyperparameters(
+            plain({name: value if name not in ("env", "memory") else getattr(self, name) for name, value in settings.items()})
+        )
         self.target_update: TargetNetworkUpdate | None = None
         """How target networks follow, if there are any."""
         self._make_signals()
@@ -168,6 +170,12 @@ class Algorithm(LearningRun):
             "normalize_obs": self.normalize_obs,
             "memory": self.memory,
         }
+
+    @property
+    def critic_settings(self) -> dict[str, Any]:
+        """Return the settings of a critic, which is given normalized observations."""
+        settings = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
+        return {**settings, "streams": len(self.reward_signals)}
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

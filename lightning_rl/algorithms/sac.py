@@ -25,7 +25,7 @@ from lightning_rl.training.settings import (
     CriticFields,
     Range,
     ReplayFields,
-    critic_settings,
+    critic_layers,
     ensemble_settings,
     hidden_observations,
     replay_settings,
@@ -91,8 +91,8 @@ class SAC(CriticFields, ReplayFields, Algorithm):
         self.actions = SoftActions(self.network.distribution)
         self.check_quantiles()
         actions, choices = self.actions.num_actions, self.actions.num_choices
-        self.critic = Critic(self.spaces.observation, actions, choices, **ensemble_settings(self), **critic_settings(self))
-        self.value = Critic(self.spaces.observation, 0, ensemble=1, **critic_settings(self)) if self.value_network else None
+        self.critic = Critic(self.spaces.observation, actions, choices, **ensemble_settings(self))
+        self.value = Critic(self.spaces.observation, 0, ensemble=1, **critic_layers(self)) if self.value_network else None
         self.target = make_target(self.value or self.critic)
         self.target_networks = [(self.value or self.critic, self.target)]
         auto = self.actions.target_entropy(self.target_entropy_multiplier, self.target_entropy_scale)

@@ -24,7 +24,6 @@ from lightning_rl.training.settings import (
     CriticFields,
     Range,
     ReplayFields,
-    critic_settings,
     ensemble_settings,
     replay_settings,
     replay_updates,
@@ -70,7 +69,7 @@ class TD3(CriticFields, ReplayFields, Algorithm):
         self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings, layers=self.actor_layers)
         self.network.distribution.sigma = self.action_noise
         actions = self.network.distribution.num_parts
-        self.critic = Critic(self.spaces.observation, actions, **ensemble_settings(self), **critic_settings(self))
+        self.critic = Critic(self.spaces.observation, actions, **ensemble_settings(self))
         self.target_network, self.target_critic = make_target(self.network), make_target(self.critic)
         self.target_networks = [(self.network, self.target_network), (self.critic, self.target_critic)]
 

@@ -49,10 +49,18 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     config.set("model.max_env_steps", settings.integer("n_timesteps", 1_000_000))
     if algorithm == "ppo":
         set_minibatches(config, settings, num_envs)
-    if algorithm in ("dqn", "sac", "td3", "ddpg"):
+    if algorithm in theirs.OFF_POLICY:
         set_update_ratio(config, settings, num_envs)
     if config.algorithm == "TD3":
         set_noise(config, settings)
+    if algorithm == "qrdqn":
+        config.set("model.distribution", "quantiles")
+        batch_size = settings.integer("batch_size", 32)
+        config.set("model.batch_size", batch_size)
+        config.set("model.adam_eps", 0.01 / batch_size)
+        config.set("model.max_grad_norm", settings.take("max_grad_norm"))
+    if "top_quantiles_to_drop_per_net" in settings:
+        config.set("model.drop_quantiles", settings.integer("top_quantiles_to_drop_per_net", 2, low=0))
     if algorithm == "ddpg":
         for name, value in {"n_critics": 1, "policy_delay": 1, "target_policy_noise": 0.0}.items():
             config.set(f"model.{name}", value)

@@ -4,15 +4,23 @@ from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, check_choice, check_names
 from lightning_rl.importers.config import Config, Settings, read_expression
 
-ALGORITHMS = {"ppo": "PPO", "a2c": "A2C", "dqn": "DQN", "sac": "SAC", "td3": "TD3", "ddpg": "TD3"}
+ALGORITHMS = {
+    "ppo": "PPO",
+    "a2c": "A2C",
+    "dqn": "DQN",
+    "qrdqn": "DQN",
+    "sac": "SAC",
+    "tqc": "TQC",
+    "crossq": "CrossQ",
+    "td3": "TD3",
+    "ddpg": "TD3",
+}
 ON_POLICY = ("ppo", "a2c")
+OFF_POLICY = ("dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg")
 MISSING = {
     "ars": "PPO and SAC learn the same tasks",
-    "crossq": "SAC is nearest",
     "her": "SAC is nearest, without hindsight",
     "ppo_lstm": "it is PPO with model.memory LSTM: take ppo.yml",
-    "qrdqn": "it is DQN with model.distribution quantiles: take dqn.yml",
-    "tqc": "SAC is nearest",
     "trpo": "PPO is nearest",
 }
 """The zoo's other algorithms, and what to use instead."""
@@ -24,7 +32,10 @@ SAME = {
     "ppo": (*_ON_POLICY, "n_epochs", "target_kl"),
     "a2c": (*_ON_POLICY, "use_rms_prop", "rms_prop_eps"),
     "dqn": (*_OFF_POLICY, *_EXPLORATION, "max_grad_norm"),
+    "qrdqn": (*_OFF_POLICY, *_EXPLORATION, "max_grad_norm"),
     "sac": (*_OFF_POLICY, "ent_coef", "target_entropy", "target_update_interval"),
+    "tqc": (*_OFF_POLICY, "ent_coef", "target_entropy", "target_update_interval"),
+    "crossq": (*[name for name in _OFF_POLICY if name != "tau"], "ent_coef", "target_entropy", "policy_delay"),
     "td3": (*_OFF_POLICY, "policy_delay", "target_policy_noise", "target_noise_clip"),
     "ddpg": _OFF_POLICY,
 }
@@ -36,8 +47,9 @@ DIFFERENT = {"clip_range_vf": "the larger of the clipped and the unclipped loss;
 OTHERS = {
     "ppo": {"batch_size"},
     "a2c": set(),
-    "dqn": {"train_freq", "gradient_steps", "target_update_interval"},
-    **{name: {"train_freq", "gradient_steps", "noise_type", "noise_std"} for name in ("sac", "td3", "ddpg")},
+    **{name: {"train_freq", "gradient_steps", "target_update_interval"} for name in ("dqn", "qrdqn")},
+    **{name: {"train_freq", "gradient_steps", "noise_type", "noise_std"} for name in ("sac", "crossq", "td3", "ddpg")},
+    "tqc": {"train_freq", "gradient_steps", "noise_type", "noise_std", "top_quantiles_to_drop_per_net"},
 }
 """Settings that need more than a copy."""
 ZOO = {"n_timesteps", "n_envs", "normalize", "policy", "policy_kwargs", "env_kwargs", "env_wrapper", "frame_stack", "seed"}
@@ -45,8 +57,17 @@ ZOO = {"n_timesteps", "n_envs", "normalize", "policy", "policy_kwargs", "env_kwa
 DEFAULTS: dict[str, Plain] = {
     "ppo": {"n_steps": 2048, "batch_size": 64, "n_epochs": 10},
     "dqn": {"target_update_interval": 10_000, "train_freq": 4},
+    "qrdqn": {
+        "learning_rate": 5e-5,
+        "learning_starts": 100,
+        "target_update_interval": 10_000,
+        "train_freq": 4,
+        "exploration_fraction": 0.005,
+        "exploration_final_eps": 0.01,
+    },
 }
 """Stable-Baselines3's defaults, where they are not ours."""
+QUANTILES = {"qrdqn": 200, "tqc": 25}
 NET_ARCH = {"td3": [400, 300], "ddpg": [400, 300]}
 IMAGE_NET_ARCH: dict[str, list[int]] = {"ppo": [], "a2c": [], "dqn": []}
 """Default hidden layers, where they are not ours; IMAGE_NET_ARCH behind the encoder of CnnPolicy."""
@@ -101,11 +122,11 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     values = read_expression(settings.take("policy_kwargs", {}), place)
     if not isinstance(values, dict):
         raise SettingError(f"{place} must be a mapping such as dict(net_arch=[64, 64]), got {values!r}")
-    check_names(f"{place}.", values, POLICY, " of a policy")
+    check_names(f"{place}.", values, POLICY | ({"n_quantiles"} if algorithm in QUANTILES else set()), " of a policy")
     inner = Settings(values, {name: f"{place}.{name}" for name in values})
     default = (IMAGE_NET_ARCH if kind == "CnnPolicy" else NET_ARCH).get(algorithm)
     if "net_arch" in inner or default is not None:
-        config.set("model.net_arch", *net_arch(inner.take("net_arch", default), inner.place("net_arch")))
+        set_widths(config, inner.take("net_arch", default), inner.place("net_arch"), algorithm)
     if kind == "CnnPolicy":
         config.set("model.encoder", "nature_cnn")
     if "activation_fn" in inner:
@@ -130,6 +151,8 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     else:
         if "n_critics" in inner:
             config.set("model.n_critics", inner.integer("n_critics", 2))
+        if algorithm in QUANTILES:
+            config.set("model.n_quantiles", inner.integer("n_quantiles", QUANTILES[algorithm]))
         if "log_std_init" in inner:
             config.note(f"policy_kwargs.log_std_init {inner.take('log_std_init')} dropped: σ is an output of the network here")
         inner.take("share_features_extractor")
@@ -137,8 +160,8 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     settings.values |= inner.values
 
 
-def net_arch(setting: object, where: str) -> tuple[list[int], str]:
-    """Read the widths of all networks, and a remark where they differ: `[64, 64]`, `dict(pi=…, vf=…)`, `[64, dict(pi=…, vf=…)]`."""
+def set_widths(config: Config, setting: object, where: str, algorithm: str) -> None:
+    """Convert `[64, 64]`, `dict(pi=…, vf=…)` or `[64, dict(pi=…, vf=…)]`; raises `SettingError` for anything else."""
     parts = setting if isinstance(setting, list) else [setting]
     shared, last = (parts[:-1], parts[-1]) if parts and isinstance(parts[-1], dict) else (parts, {})
     policy_widths = last.get("pi", [])
@@ -146,6 +169,11 @@ def net_arch(setting: object, where: str) -> tuple[list[int], str]:
     widths = [*shared, *policy_widths] if isinstance(policy_widths, list) else []
     if last.keys() - {"pi", "vf", "qf"} or not all(isinstance(width, int) for width in widths) or (last and not isinstance(others, list)):
         raise SettingError(f"{where} must be a list of widths such as [64, 64], or of pi and vf, got {setting!r}")
-    if others != policy_widths:
-        return widths, f"of the value too, which has {others} there"
-    return widths, "shared by policy and value there, two networks here" if shared and last else ""
+    if algorithm in OFF_POLICY:
+        config.set("model.net_arch", widths)
+        if others != policy_widths or algorithm == "crossq":  # whose critics are wide unless given
+            config.set("model.critic_net_arch", [*shared, *others])
+    elif others != policy_widths:
+        config.set("model.net_arch", widths, f"of the value too, which has {others} there")
+    else:
+        config.set("model.net_arch", widths, "shared by policy and value there, two networks here" if shared and last else "")

@@ -230,18 +230,16 @@ class CriticFields:
     """Of the policy."""
 
 
-def critic_settings(algorithm: Any) -> dict[str, Any]:
-    """Return the settings of a critic, which is given normalized observations, of an algorithm with `CriticFields`."""
-    settings = {name: value for name, value in algorithm.network_settings.items() if name != "normalize_obs"}
-    own = {"layers": algorithm.critic_layers, "dropout": algorithm.critic_dropout, "streams": len(algorithm.reward_signals)}
+def critic_layers(algorithm: Any) -> dict[str, Any]:
+    """Return the settings of a critic of an algorithm with `CriticFields`."""
     arch = algorithm.net_arch if algorithm.critic_net_arch is None else algorithm.critic_net_arch
-    return {**settings, **own, "net_arch": arch}
+    return {**algorithm.critic_settings, "net_arch": arch, "layers": algorithm.critic_layers, "dropout": algorithm.critic_dropout}
 
 
 def ensemble_settings(algorithm: Any) -> dict[str, Any]:
-    """Return how many critics an algorithm with `CriticFields` has, and how they are read."""
+    """Return the settings of all its critics together: how many there are, and how they are read."""
     names = {"ensemble": "n_critics", "subset": "critic_subset", "quantiles": "n_quantiles", "dropped": "drop_quantiles"}
-    return {name: getattr(algorithm, setting) for name, setting in names.items()}
+    return critic_layers(algorithm) | {name: getattr(algorithm, setting) for name, setting in names.items()}
 
 
 def replay_settings(algorithm: Any) -> ReplaySettings:

@@ -21,6 +21,8 @@ SMALLER: dict[str, dict[str, Any]] = {
     "POCA": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
     "DQN": {"steps_per_iteration": 64},
     "SAC": {"steps_per_iteration": 64},
+    "TQC": {"steps_per_iteration": 64},
+    "CrossQ": {"steps_per_iteration": 64},
     "TD3": {"steps_per_iteration": 64},
 }
 
@@ -52,7 +54,7 @@ def trains(text: str, folder: Path, **smaller: Any) -> None:
     for part in (given.get("reward_signals", {}).get("gail"), given.get("behavioral_cloning")):
         if part:
             part["demo_path"] = at_random(given["env"]["id"], "{}")
-    if name in ("DQN", "SAC", "TD3"):
+    if name in ("DQN", "SAC", "TQC", "CrossQ", "TD3"):
         given = {"batch_size": 64} | given
         smaller = {"buffer_size": 512, "learning_starts": 30} | smaller
         given["batch_size"], given["train_freq"] = min(given["batch_size"], 64), min(given["train_freq"], 32)

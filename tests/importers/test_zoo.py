@@ -8,6 +8,7 @@ import yaml
 from lightning_rl.config_files import Loader
 from lightning_rl.errors import SettingError
 from lightning_rl.importers.zoo import import_zoo
+from lightning_rl.importers.zoo_settings import ALGORITHMS
 from tests.command_line import run
 from tests.importers.converting import FILES, comments, remark, settings, trains
 
@@ -41,7 +42,7 @@ def test_every_entry_trains(path, name, tmp_path):
 
 
 def test_there_are_entries_of_every_algorithm():
-    assert len(ENTRIES) >= 10 and {each.values[0].stem for each in ENTRIES} == {"ppo", "a2c", "dqn", "sac", "td3", "ddpg"}
+    assert len(ENTRIES) >= 10 and {each.values[0].stem for each in ENTRIES} == set(ALGORITHMS)
 
 
 def test_the_command_prints_a_config_that_fit_reads(folder, capfd):
@@ -130,6 +131,31 @@ def test_ddpg_is_td3_with_one_critic_and_neither_delay_nor_target_noise():
     given = settings(text)
     assert yaml.load(text, Loader)["model"]["class_path"] == "TD3"
     assert (given["n_critics"], given["policy_delay"], given["target_policy_noise"], given["action_noise"]) == (1, 1, 0, 0.1)
+
+
+def test_the_quantiles_of_tqc_and_those_dropped_are_kept():
+    given = settings(imported("tqc", "LunarLanderContinuous-v2"))
+    assert (given["n_quantiles"], given["learning_rate"]["start"], given["net_arch"]) == (25, 7.3e-4, [400, 300])
+    text = imported("tqc", "Hopper-v3")
+    given = settings(text)
+    assert (given["drop_quantiles"], given["n_critics"], given["n_quantiles"]) == (5, 3, 30)
+    assert yaml.load(text, Loader)["model"]["class_path"] == "TQC"
+
+
+def test_the_wide_critics_of_crossq_are_kept():
+    given = settings(imported("crossq", "BipedalWalker-v3"))
+    assert (given["net_arch"], given["critic_net_arch"]) == ([256, 256], [1024, 1024])
+    given = settings(imported("crossq", "Pendulum-v1"))
+    assert (given["net_arch"], given["critic_net_arch"], given["policy_delay"]) == ([256, 256], [256, 256], 2)
+
+
+def test_qrdqn_is_dqn_with_quantiles():
+    text = imported("qrdqn", "CartPole-v1")
+    given = settings(text)
+    assert yaml.load(text, Loader)["model"]["class_path"] == "DQN"
+    assert (given["distribution"], given["n_quantiles"], given["adam_eps"]) == ("quantiles", 10, 0.01 / 64)
+    assert given["max_grad_norm"] is None and given["exploration_fraction"] == 0.16
+    assert settings(imported("qrdqn", "MountainCar-v0"))["n_quantiles"] == 200
 
 
 def test_policies_are_expressions_that_are_read_and_not_run():
@@ -284,10 +310,15 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
         ("ppo.yml atari", "atari is the section of all games: name one of them, such as ALE/Pong-v5"),
         ("ppo.yml CratPole-v1", "ppo.yml has no section for CratPole-v1; did you mean CartPole-v1?"),
         ("ppo.yml default", "default is the section of no environment: name one of the file's"),
-        ("ppo.yml CartPole-v1 --algo pp", "--algo must be one of ppo, a2c, dqn, sac, td3, ddpg, got 'pp'; did you mean ppo?"),
+        (
+            "ppo.yml CartPole-v1 --algo pp",
+            f"--algo must be one of {', '.join(ALGORITHMS)}, got 'pp'; did you mean ppo?",
+        ),
         ("ppo.yml CartPole-v1 --algo trpo", "--algo: there is no trpo here; PPO is nearest"),
-        ("qrdqn.yml CartPole-v1", "qrdqn.yml: there is no qrdqn here; it is DQN with model.distribution quantiles: take dqn.yml"),
-        ("mine.yml CartPole-v1", "mine.yml: a zoo file is named for its algorithm, ppo, a2c, dqn, sac, td3, ddpg; say which by --algo"),
+        (
+            "mine.yml CartPole-v1",
+            f"mine.yml: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo",
+        ),
         ("files CartPole-v1", "files: Is a directory"),
         ("tqc.yml CartPole-v1", "tqc.yml: No such file or directory"),
         ("td3.yml CartPole-v1", "td3.yml: No such file or directory"),
