@@ -41,7 +41,7 @@ class Case:
         agents: of each environment; they share one policy.
     """
 
-    algorithm: Literal["PPO", "A2C", "DQN", "SAC"]
+    algorithm: Literal["PPO", "A2C", "DQN", "SAC", "TQC", "CrossQ"]
     env: str
     num_envs: int
     steps: int

@@ -139,9 +139,8 @@ class Algorithm(LearningRun):
         if self.self_play is not None:
             self.self_play, self.spaces = prepare_self_play(self.self_play, self.spaces, isinstance(self.env, SharedEnv))
         self.memory = as_memory(self.memory)
-        self.save_hyperparameters(
-            plain({name: value if name not in ("env", "memory") else getattr(self, name) for name, value in settings.items()})
-        )
+        built = {"env": self.env, "memory": self.memory}
+        self.save_hyperparameters(plain({name: built.get(name, value) for name, value in settings.items()}))
         self.target_update: TargetNetworkUpdate | None = None
         """How target networks follow, if there are any."""
         self._make_signals()
