@@ -72,7 +72,7 @@ class Case:
     def updates(self) -> int:
         """Gradient steps of a run."""
         if "learning_starts" in self.settings:
-            return self.steps - self.before_learning
+            return (self.steps - self.before_learning) * int(self.settings.get("gradient_steps", 1))
         return self.steps // self.rows * self.settings.get("n_epochs", 1) * self.rows // self.settings.get("batch_size", self.rows)
 
     def shortened(self, share: float) -> Case:
@@ -168,6 +168,22 @@ CASES = {
         env="HalfCheetah-v5",
         settings={"learning_rate": 3e-4, "learning_starts": 100, "batch_size": 256},
         ours={"log_interval": 1_000},
+    ),
+    "tqc_pendulum": Case(
+        **{**SAC, "algorithm": "TQC", "peers": ("sb3", "sbx"), "goals": (Goal("sb3", 1.5), Goal("sbx", 1.0), MEMORY)},
+        env="Pendulum-v1",
+        settings={"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 256},
+    ),
+    "crossq_pendulum": Case(
+        **{**SAC, "algorithm": "CrossQ", "steps": 1_500, "peers": ("sb3", "sbx"), "goals": (Goal("sb3", 1.0), MEMORY)},
+        env="Pendulum-v1",
+        settings={"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 256},
+    ),
+    "droq_pendulum": Case(
+        **{**SAC, "steps": 400, "peers": ("sbx",), "goals": (Goal("sbx", 1.0),)},
+        env="Pendulum-v1",
+        settings={"learning_rate": 1e-3, "learning_starts": 100, "batch_size": 256, "gradient_steps": 20, "policy_delay": 20},
+        ours={"critic_layers": "layer_norm", "critic_dropout": 0.01},
     ),
     "ppo_pong": Case(
         algorithm="PPO",

@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("LRL_BENCHMARK_VENVS", HERE / ".venvs"))
 """Where environments lie, one folder a peer."""
 LIBRARIES = {"sb3": "stable-baselines3", "sbx": "sbx-rl", "skrl": "skrl", "tianshou": "tianshou", "torchrl": "torchrl"}
+COMPANIONS = {"sb3": ("sb3-contrib",)}
+"""What is installed beside a library."""
 OURS = "ours"
 """The environment of this checkout, in which hand-written loops run too."""
 SIMULATORS = {"torchrl": ("vmas",)}
@@ -53,7 +55,8 @@ def install(peer: str, folder: Path) -> None:
     if peer == OURS:
         subprocess.run([*pip, "-c", HERE.parent / "constraints.txt", "-e", f"{HERE.parent}[mujoco,atari,envpool,vmas]"], check=True)
         return
-    subprocess.run([*pip, torch, *shared, RENDERING, line_of(LIBRARIES[peer], HERE / "requirements.txt")], check=True)
+    libraries = [line_of(name, HERE / "requirements.txt") for name in (LIBRARIES[peer], *COMPANIONS.get(peer, ()))]
+    subprocess.run([*pip, torch, *shared, RENDERING, *libraries], check=True)
 
 
 def main() -> None:

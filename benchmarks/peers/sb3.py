@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with its defaults, which log and save nothing and print nothing."""
+"""Stable-Baselines3, or its contrib, with its defaults, which log and save nothing and print nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 from functools import partial
 from typing import Any
 
+import sb3_contrib
 import stable_baselines3
 from cases import Case
 from clock import Clock, measure
@@ -17,7 +18,8 @@ def train(case: Case, clock: Clock, device: str) -> tuple[int, int]:
     """See `clock.Train`."""
     policy = "CnnPolicy" if case.atari else "MlpPolicy"
     envs = make_envs(case)
-    model = getattr(stable_baselines3, case.algorithm)(policy, envs, seed=1, device=device, **case.settings)
+    library = stable_baselines3 if hasattr(stable_baselines3, case.algorithm) else sb3_contrib
+    model = getattr(library, case.algorithm)(policy, envs, seed=1, device=device, **case.settings)
     clock.follow_torch()
     clock.start()
     model.learn(case.steps)

@@ -37,8 +37,9 @@ def project(values: Tensor, probs: Tensor, support: Tensor) -> Tensor:
 def quantile_huber(quantiles: Tensor, fraction: Tensor, target: Tensor, threshold: float = 1.0) -> Tensor:
     """Return Σ_i mean_j |τ_i − 1(δ_ij < 0)| huber(δ_ij) / κ with δ_ij = target_j − quantile_i (Dabney et al. 2018, eq. 10).
 
-    quantiles `[..., Z]` at the fractions τ `[Z]`, target samples `[..., Y]`, to `[...]`.
+    quantiles `[Z, ...]` at the fractions τ `[Z]`, target samples `[Y, ...]`, to `[...]`.
     """
-    quantiles, target = torch.broadcast_tensors(quantiles.unsqueeze(-1), target.unsqueeze(-2))
-    weight = (fraction.unsqueeze(-1) - (target < quantiles.detach()).to(target.dtype)).abs()
-    return (weight * huber(quantiles, target, threshold) / threshold).mean(-1).sum(-1)
+    quantiles, target = torch.broadcast_tensors(quantiles.unsqueeze(1), target)  # [Z, Y, ...]
+    fraction = fraction.view(-1, *[1] * (target.dim() - 1))
+    weight = torch.where(target < quantiles.detach(), 1 - fraction, fraction)
+    return (weight * huber(quantiles, target, threshold)).mean(1).sum(0) / threshold

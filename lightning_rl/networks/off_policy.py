@@ -145,9 +145,9 @@ class QuantileValue(LeastValue):
         return q.mean(0)
 
     def loss(self, q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        z = q.unflatten(0, (-1, self.atoms)).movedim(1, -1)  # [E, B, S, Z]
-        loss = quantile_huber(z, self.fraction, target.movedim(0, -1)).mean((0, 2)) / self.atoms
-        return loss, (z.detach().mean(-1) - target.mean(0)).abs().mean((0, 2))
+        z = q.unflatten(0, (-1, self.atoms)).transpose(0, 1)  # [Z, E, B, S]
+        loss = quantile_huber(z, self.fraction, target.unsqueeze(1)).mean((0, 2)) / self.atoms
+        return loss, (z.detach().mean(0) - target.mean(0)).abs().mean((0, 2))
 
 
 def make_estimate(ensemble: int, subset: int | None = None, quantiles: int | None = None, dropped: int = 0) -> LeastValue:

@@ -99,7 +99,7 @@ class QuantileReturn(ReturnHead):
         return z, torch.full_like(z, 1 / self.atoms)
 
     def loss(self, z: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        loss = losses.quantile_huber(z, self.fraction, target)
+        loss = losses.quantile_huber(z.movedim(-1, 0), self.fraction, target.movedim(-1, 0))
         return loss, loss.detach()
 
 

@@ -119,7 +119,7 @@ def naive_quantile_huber(quantiles, fraction, target, threshold):
 def test_quantile_huber_equals_naive_loops(threshold):
     quantiles, target = torch.randn(2, 3, 4, generator=seeded()), 2 * torch.randn(2, 3, 6, generator=seeded(1))
     fraction = (torch.arange(4) + 0.5) / 4
-    loss = quantile_huber(quantiles, fraction, target, threshold)
+    loss = quantile_huber(quantiles.movedim(-1, 0), fraction, target.movedim(-1, 0), threshold)
     naive = [[naive_quantile_huber(quantiles[i, j], fraction, target[i, j], threshold) for j in range(3)] for i in range(2)]
     torch.testing.assert_close(loss, torch.tensor(naive))
 

@@ -190,7 +190,7 @@ def test_sac_puts_the_discrete_golden_numbers_together():
     model = Known([0.2, 0.5, 0.3], [[1.0, 2.0, 0.0], [1.5, 1.0, 0.5]], ent_coef=0.1, target_entropy_scale=0.98)
     batch = transition(reward=1.0, discount=0.99)
     policy = model.policy(batch.obs, (), batch, NO_NOISE)
-    loss, errors, _ = model.critic_loss(batch, batch.obs, NO_NOISE, policy)
+    loss, errors, _ = model.critic_loss(batch, batch.obs, NO_NOISE)
     assert errors.tolist() == pytest.approx([1, 1.79493565])  # the critics answer 0; at the end of an episode y is the reward
     assert loss.item() == pytest.approx((1 + 1.79493565**2) / 2)  # ½ of both critics, the mean of both rows
     model.critic.load_state_dict(model.target.state_dict())
