@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 ALGORITHMS = {
     "PPO": "lightning_rl.algorithms.ppo",
     "A2C": "lightning_rl.algorithms.a2c",
+    "TRPO": "lightning_rl.algorithms.trpo",
     "IMPALA": "lightning_rl.algorithms.impala",
     "POCA": "lightning_rl.algorithms.poca",
     "SAC": "lightning_rl.algorithms.sac",

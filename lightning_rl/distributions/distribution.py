@@ -69,6 +69,10 @@ class Distribution(nn.Module):
         """Return the log-probability of an action and the entropy, `[..., D]` each."""
         raise NotImplementedError
 
+    def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
+        """Return torch's own distribution of each leaf, `[..., D]` independent parts, before it is squashed: for divergences."""
+        raise NotImplementedError
+
     def to_env(self, action: Tree) -> Tree:
         """Return sampled actions in the environment's form and dtype; numpy in, numpy out, and tensors in, tensors out."""
         raise NotImplementedError
@@ -153,6 +157,9 @@ class Categorical(DiscreteDistribution):
         log_p = masked(x, mask).log_softmax(-1)
         return log_p.gather(-1, action.unsqueeze(-1)), -(log_p.exp() * log_p).sum(-1, keepdim=True)
 
+    def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
+        return [torch.distributions.Categorical(logits=masked(x, mask).unsqueeze(-2), validate_args=False)]
+
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return masked(x, mask).log_softmax(-1)
 
@@ -220,6 +227,9 @@ class MultiCategorical(DiscreteDistribution):
         log_p = self._logits(x, mask).log_softmax(-1)
         return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
+    def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
+        return [torch.distributions.Categorical(logits=self._logits(x, mask), validate_args=False)]
+
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return self._logits(x, mask).log_softmax(-1).flatten(-2)[..., self.places]
 
@@ -267,6 +277,9 @@ class Bernoulli(DiscreteDistribution):
         x = self._logits(x, mask)
         log_on, log_off = functional.logsigmoid(x), functional.logsigmoid(-x)
         return torch.where(action > 0.5, log_on, log_off), -(x.sigmoid() * log_on + (-x).sigmoid() * log_off)
+
+    def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
+        return [torch.distributions.Bernoulli(logits=self._logits(x, mask), validate_args=False)]
 
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
         x = self._logits(x, mask)

@@ -74,6 +74,9 @@ class Gaussian(Continuous):
         log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
         return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
 
+    def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
+        return [torch.distributions.Normal(x, self.log_std.to(x.dtype).exp().expand_as(x), validate_args=False)]
+
 
 class DiagonalGaussian(Gaussian):
     """A Gaussian whose samples are clipped to the bounds for the environment."""

@@ -59,6 +59,9 @@ class Joint(Distribution):
         log_prob, entropy = zip(*(part.evaluate(each, child, legal) for (part, each, legal), (_, child) in rows), strict=True)
         return torch.cat(log_prob, -1), torch.cat(entropy, -1)
 
+    def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
+        return [density for part, each, legal in self._inputs(x, mask) for density in part.densities(each, legal)]
+
     def to_env(self, action: Tree) -> Tree:
         return self._join(part.to_env(child) for part, child in self._children(action))
 

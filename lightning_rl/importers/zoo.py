@@ -47,7 +47,7 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     config.set("model.env.num_envs", num_envs)
     set_environment(config, settings)
     config.set("model.max_env_steps", settings.integer("n_timesteps", 1_000_000))
-    if algorithm == "ppo":
+    if algorithm in ("ppo", "trpo"):
         set_minibatches(config, settings, num_envs)
     if algorithm in theirs.OFF_POLICY:
         set_update_ratio(config, settings, num_envs)
@@ -188,7 +188,7 @@ def set_atari(config: Config, settings: Plain) -> None:
 
 
 def set_minibatches(config: Config, settings: Settings, num_envs: int) -> None:
-    """Convert PPO's batch_size, which must divide the rollout here."""
+    """Convert batch_size, which must divide the rollout here."""
     n_steps, wanted = settings.integer("n_steps", 2048), settings.integer("batch_size", 64)
     rows = n_steps * num_envs
     batch = next(size for size in range(min(wanted, rows), 0, -1) if rows % size == 0)

@@ -14,23 +14,25 @@ ALGORITHMS = {
     "crossq": "CrossQ",
     "td3": "TD3",
     "ddpg": "TD3",
+    "trpo": "TRPO",
 }
-ON_POLICY = ("ppo", "a2c")
+ON_POLICY = ("ppo", "a2c", "trpo")
 OFF_POLICY = ("dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg")
 MISSING = {
     "ars": "PPO and SAC learn the same tasks",
     "her": "SAC is nearest, without hindsight",
     "ppo_lstm": "it is PPO with model.memory LSTM: take ppo.yml",
-    "trpo": "PPO is nearest",
 }
 """The zoo's other algorithms, and what to use instead."""
 
 _ON_POLICY = ("gamma", "n_steps", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
 _OFF_POLICY = ("gamma", "buffer_size", "batch_size", "learning_starts", "tau", "n_steps", "optimize_memory_usage")
+_TRUST_REGION = ("cg_max_steps", "cg_damping", "line_search_shrinking_factor", "line_search_max_iter")
 _EXPLORATION = ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
 SAME = {
     "ppo": (*_ON_POLICY, "n_epochs", "target_kl"),
     "a2c": (*_ON_POLICY, "use_rms_prop", "rms_prop_eps"),
+    "trpo": ("gamma", "n_steps", "gae_lambda", "normalize_advantage", "target_kl", "n_critic_updates", *_TRUST_REGION),
     "dqn": (*_OFF_POLICY, *_EXPLORATION, "max_grad_norm"),
     "qrdqn": (*_OFF_POLICY, *_EXPLORATION, "max_grad_norm"),
     "sac": (*_OFF_POLICY, "ent_coef", "target_entropy", "target_update_interval"),
@@ -47,6 +49,7 @@ DIFFERENT = {"clip_range_vf": "the larger of the clipped and the unclipped loss;
 OTHERS = {
     "ppo": {"batch_size"},
     "a2c": set(),
+    "trpo": {"batch_size", "sub_sampling_factor"},
     **{name: {"train_freq", "gradient_steps", "target_update_interval"} for name in ("dqn", "qrdqn")},
     **{name: {"train_freq", "gradient_steps", "noise_type", "noise_std"} for name in ("sac", "crossq", "td3", "ddpg")},
     "tqc": {"train_freq", "gradient_steps", "noise_type", "noise_std", "top_quantiles_to_drop_per_net"},
@@ -56,6 +59,7 @@ ZOO = {"n_timesteps", "n_envs", "normalize", "policy", "policy_kwargs", "env_kwa
 
 DEFAULTS: dict[str, Plain] = {
     "ppo": {"n_steps": 2048, "batch_size": 64, "n_epochs": 10},
+    "trpo": {"n_steps": 2048, "batch_size": 128},
     "dqn": {"target_update_interval": 10_000, "train_freq": 4},
     "qrdqn": {
         "learning_rate": 5e-5,
@@ -78,6 +82,7 @@ DROPPED = {
         (*_SDE, "log_std_init of use_sde"),
         "exploration that depends on the state is not here; noise is drawn again at each step",
     ),
+    "sub_sampling_factor": "the Fisher matrix is that of all rows here",
     "callback": "see trainer.callbacks",
     "vec_env_wrapper": "see env.wrappers",
     "vec_env_kwargs": "see env.vectorization",
@@ -141,7 +146,7 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     if algorithm in ON_POLICY:
         if "log_std_init" in inner:
             config.set("model.log_std_init", inner.take("log_std_init"))
-        if inner.take("share_features_extractor", True) is False:
+        if inner.take("share_features_extractor", True) is False and algorithm != "trpo":  # which shares nothing here
             config.set("model.share_encoder", False)
         if algorithm == "a2c" and "RMSprop" in str(inner.values.get("optimizer_class")):
             remark = "outside the square root; inside it there" if "TF" in inner.take("optimizer_class") else ""

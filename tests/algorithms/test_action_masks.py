@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Generator
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, CrossQ, EvaluationConfig, RolloutEvaluator, Trainer, load_policy
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, TRPO, CrossQ, EvaluationConfig, RolloutEvaluator, Trainer, load_policy
 from lightning_rl.data.rollout import make_batch
 from lightning_rl.distributions import SoftActions
 from lightning_rl.errors import SettingError
@@ -37,6 +37,9 @@ CASES = {
     "PPO LSTM": (PPO, "discrete", {"memory": LSTM(4, 4)}),
     "A2C": (A2C, "discrete", {}),
     "IMPALA": (IMPALA, "multi-discrete", {}),
+    "TRPO": (TRPO, "nested", {}),
+    "TRPO bits": (TRPO, "multi-binary", {}),
+    "TRPO LSTM": (TRPO, "discrete", {"memory": LSTM(4, 4)}),
     "DQN": (DQN, "discrete", {"exploration_fraction": 1.0}),
     "DQN rainbow": (DQN, "discrete", RAINBOW),
     "DQN quantiles": (DQN, "discrete", {"distribution": "quantiles", "replay": {"optimize_memory_usage": True}}),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, TRPO, BehavioralCloning, EvolutionStrategies
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext
 from lightning_rl.errors import SettingError
@@ -171,6 +171,18 @@ OWN = {
         "use_rms_prop": [Option(False)],
         "rms_prop_eps": [Option(0.1)],
     },
+    TRPO: {name: rows for name, rows in ON.items() if name not in ("ent_coef", "vf_coef", "critic_burn_in_steps", "share_encoder")}
+    | {
+        "max_grad_norm": [Option(0.01)],
+        "batch_size": [Option(16)],
+        "normalize_advantage": [Option(False)],
+        "target_kl": [Option(0.001)],
+        "cg_max_steps": [Option(1)],
+        "cg_damping": [Option(1.0)],
+        "line_search_shrinking_factor": [Option(0.3, given={"cg_damping": 0.0, "target_kl": 1.0})],
+        "line_search_max_iter": [Option(1, given={"cg_damping": 0.0, "target_kl": 1.0})],
+        "n_critic_updates": [Option(1)],
+    },
     POCA: ON
     | {
         "batch_size": [Option(8)],
@@ -267,7 +279,7 @@ OTHERS = {"env", "spaces", "log_interval", "on_nan", "compile"}
 WITHOUT_EFFECT = {EvolutionStrategies: {"actors"}}
 REPLAY_WITHOUT_EFFECT = {"optimize_memory_usage", "directory"}
 
-EVERYONE = [*ALL, POCA, BehavioralCloning, EvolutionStrategies]
+EVERYONE = [*ALL, TRPO, POCA, BehavioralCloning, EvolutionStrategies]
 EXAMPLES = {PPO, SAC}
 """Algorithms that are tested with all values of options that several algorithms share; the others with the first one."""
 OF_NETWORKS = {
@@ -338,7 +350,7 @@ def options(algorithm: type) -> dict[str, list[Option]]:
 def test_every_option_is_tested(algorithm):
     others = OTHERS - ({"compile"} & meaningless(algorithm)) | WITHOUT_EFFECT.get(algorithm, set()) | {f"max_{algorithm.counter}"}
     assert settings_of(algorithm).keys() == options(algorithm).keys() | others
-    assert meaningless(algorithm) <= COMMON.keys() | {"max_env_steps", "compile"}
+    assert meaningless(algorithm) <= COMMON.keys() | ON.keys() | {"max_env_steps", "compile"}
 
 
 def test_every_option_of_the_replay_buffer_is_tested():

@@ -149,6 +149,13 @@ def test_the_wide_critics_of_crossq_are_kept():
     assert (given["net_arch"], given["critic_net_arch"], given["policy_delay"]) == ([256, 256], [256, 256], 2)
 
 
+def test_the_trust_region_of_trpo_is_kept():
+    text = imported("trpo", "HalfCheetah-v4")
+    given = settings(text)
+    assert (given["cg_max_steps"], given["target_kl"], given["n_critic_updates"], given["n_steps"]) == (25, 0.04, 20, 1024)
+    assert "sub_sampling_factor dropped: the Fisher matrix is that of all rows here" in comments(text)
+
+
 def test_qrdqn_is_dqn_with_quantiles():
     text = imported("qrdqn", "CartPole-v1")
     given = settings(text)
@@ -314,7 +321,7 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
             "ppo.yml CartPole-v1 --algo pp",
             f"--algo must be one of {', '.join(ALGORITHMS)}, got 'pp'; did you mean ppo?",
         ),
-        ("ppo.yml CartPole-v1 --algo trpo", "--algo: there is no trpo here; PPO is nearest"),
+        ("ppo.yml CartPole-v1 --algo ars", "--algo: there is no ars here; PPO and SAC learn the same tasks"),
         (
             "mine.yml CartPole-v1",
             f"mine.yml: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo",

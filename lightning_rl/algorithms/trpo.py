@@ -1,0 +1,162 @@
+"""Trust Region Policy Optimization (Schulman et al. 2015, https://arxiv.org/abs/1502.05477)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import kl_divergence
+from torch.nn.utils import parameters_to_vector
+
+from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.algorithms.ppo import check_batch_size
+from lightning_rl.data.rollout import Batch, RolloutDataset, check_n_steps, make_batch, minibatches, normalize
+from lightning_rl.distributed import mean_over_ranks
+from lightning_rl.losses import policy_gradient as losses
+from lightning_rl.optimization import FlatAdam
+from lightning_rl.returns import explained_variance
+from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.training.settings import ActorCriticFields, Range, make_actor_critic
+from lightning_rl.types import Rollout
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class TRPO(ActorCriticFields, Algorithm):
+    """Collect a rollout, move the policy along the natural gradient as far as the trust region allows, then fit the value function.
+
+    Policy and value function have networks of their own. A NaN or infinity in the policy's step fails its line search, which makes no step.
+
+    Metrics: `train/policy_objective` and `train/kl_divergence` (of the new policy from the old one, after the step),
+    `train/line_search_success` (0: no step was made), `train/value_loss`, `train/explained_variance` (of the returns by the values).
+    """
+
+    learning_rate: ScheduleSetting = 1e-3
+    """Step size of the value function's Adam."""
+    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
+    """Cut the value function's gradients to this Euclidean norm; null leaves them."""
+    n_steps: Annotated[int, Range(1)] = 256
+    """Steps of each environment in a rollout."""
+    batch_size: Annotated[int, Range(1)] = 128
+    """Rows of a minibatch of the value function: a divisor of `n_steps * num_envs`, with a memory a multiple of its sequence_length."""
+    gae_lambda: Annotated[float, Range(0, 1)] = 0.95
+    """λ of the generalised advantage estimate; 1 gives n-step returns."""
+    normalize_advantage: bool = True
+    """Zero mean and unit variance over a rollout."""
+    target_kl: Annotated[float, Range(0, open_low=True)] = 0.01
+    """δ, the largest mean KL divergence of a step."""
+    cg_max_steps: Annotated[int, Range(1)] = 15
+    """Steps of the conjugate gradient."""
+    cg_damping: Annotated[float, Range(0)] = 0.1
+    """Added to the diagonal of the Fisher matrix."""
+    line_search_shrinking_factor: Annotated[float, Range(0, 1, open_low=True)] = 0.8
+    """A step that is too long is multiplied by this."""
+    line_search_max_iter: Annotated[int, Range(1)] = 10
+    """How many lengths are tried; after that no step is made."""
+    n_critic_updates: Annotated[int, Range(1)] = 10
+    """Passes of the value function over a rollout."""
+    ent_coef: float = field(init=False, default=0.0)
+    vf_coef: float = field(init=False, default=1.0)
+    critic_burn_in_steps: int = field(init=False, default=0)
+    share_encoder: bool | None = field(init=False, default=False)
+    behavioral_cloning: None = field(init=False, default=None)
+
+    losses = ("value_loss",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_n_steps(self.n_steps, self.num_envs)
+        check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
+        self.network = make_actor_critic(self)
+        policy = nn.ModuleList([self.network.actor_encoder, self.network.memory, self.network.actor, self.network.distribution])
+        self.policy_parameters = list(policy.parameters())
+
+    @property
+    def planned_updates(self) -> int:
+        return self.max_env_steps * self.n_critic_updates // self.batch_size
+
+    def experience(self) -> RolloutDataset:
+        return self.collect(self.n_steps)
+
+    def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
+        self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
+        advantage = normalize(batch.advantage, batch.weight) if self.normalize_advantage else batch.advantage
+        self.record(**self.improve_policy(batch._replace(advantage=advantage)))
+        for _ in range(self.n_critic_updates):
+            for minibatch in minibatches(batch, self.batch_size, False, self.generator):
+                loss = self.value_loss(minibatch)
+                self.record(value_loss=loss, grad_norm=self.step(loss, self.own_optimizers[0]))
+        self.end_update(batch)
+
+    def improve_policy(self, batch: Batch) -> dict[str, Tensor]:
+        """Maximize L(θ) within KL ≤ δ: s = F⁻¹ g, a step of √(2δ / sᵀFs) s, shortened until it does both (app. C). Return metrics."""
+        with torch.no_grad():
+            old = self.densities(batch)
+        objective, kl = self.surrogate(batch, old)
+        gradient = mean_over_ranks(self.flat_gradient(objective, retain_graph=True))
+        kl_gradient = self.flat_gradient(kl, create_graph=True)
+
+        def fisher(vector: Tensor) -> Tensor:
+            product = self.flat_gradient(kl_gradient @ vector, retain_graph=True)
+            return mean_over_ranks(product) + self.cg_damping * vector
+
+        direction = conjugate_gradient(fisher, gradient, self.cg_max_steps)
+        step = (2 * self.target_kl / (direction @ fisher(direction))).sqrt() * direction
+        before, start = mean_over_ranks(objective.detach()), parameters_to_vector(self.policy_parameters).detach()
+        for k in range(self.line_search_max_iter):
+            self.set_policy(start + self.line_search_shrinking_factor**k * step)
+            with torch.no_grad():
+                after, divergence = map(mean_over_ranks, self.surrogate(batch, old))
+            if after > before and divergence < self.target_kl:
+                return {"policy_objective": after, "kl_divergence": divergence, "line_search_success": torch.ones(())}
+        self.set_policy(start)
+        return {"policy_objective": before, "kl_divergence": torch.zeros(()), "line_search_success": torch.zeros(())}
+
+    def densities(self, batch: Batch) -> list[torch.distributions.Distribution]:
+        """Return π(·|s) of each row, leaf by leaf of the action."""
+        x, _ = self.network.policy(batch.obs, batch.memory, batch.episode_start)
+        return self.network.distribution.densities(x, batch.action_mask)
+
+    def surrogate(self, batch: Batch, old: Sequence[torch.distributions.Distribution]) -> tuple[Tensor, Tensor]:
+        """Return L(θ) = E[π(a|s) / π_old(a|s) Â] (eq. 14), and the mean of KL(π_old ‖ π), whose Hessian at π_old is the Fisher matrix."""
+        x, _ = self.network.policy(batch.obs, batch.memory, batch.episode_start)
+        log_prob = self.network.distribution.evaluate(x, batch.action, batch.action_mask)[0]
+        ratio = (log_prob - batch.log_prob).sum(-1).exp()
+        new = self.network.distribution.densities(x, batch.action_mask)
+        kl = torch.stack([kl_divergence(before, after).sum(-1) for before, after in zip(old, new, strict=True)]).sum(0)
+        return losses.mean(ratio * batch.advantage, batch.weight), losses.mean(kl, batch.weight)
+
+    def value_loss(self, minibatch: Batch) -> Tensor:
+        """Return E[(R − V)²]."""
+        _, _, z = self.network.evaluate(minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask)
+        return losses.mean(self.network.value_head.loss(z, minibatch.returns), minibatch.weight)
+
+    def flat_gradient(self, scalar: Tensor, **options: Any) -> Tensor:
+        """Differentiate with respect to the policy's parameters; return one vector `[P]`."""
+        return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(scalar, self.policy_parameters, **options)])
+
+    @torch.no_grad()
+    def set_policy(self, vector: Tensor) -> None:
+        """Set the policy's parameters to the parts of a vector `[P]`."""
+        for parameter, part in zip(self.policy_parameters, vector.split([each.numel() for each in self.policy_parameters]), strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        critic = nn.ModuleList([self.network.critic_encoder, self.network.critic_memory, self.network.critic])
+        return self.with_side_learners(FlatAdam(critic, eps=1e-5))
+
+
+def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, steps: int) -> Tensor:
+    """Solve A x = b for a symmetric positive A, known by its product with a vector (Hestenes and Stiefel 1952)."""
+    x, residual, direction = torch.zeros_like(b), b.clone(), b.clone()
+    square = residual @ residual
+    for _ in range(steps):
+        if square < 1e-10:
+            break
+        image = product(direction)
+        length = square / (direction @ image)
+        x, residual = x + length * direction, residual - length * image
+        square, before = residual @ residual, square
+        direction = residual + square / before * direction
+    return x
