@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed.nn.functional import all_reduce
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from lightning_rl.errors import LostRankError, SettingError
@@ -48,6 +49,11 @@ def sum_over_ranks(number: Tensor) -> Tensor:
     total = number.detach().clone()
     torch.distributed.all_reduce(total)
     return total
+
+
+def sum_with_gradient(number: Tensor) -> Tensor:
+    """Add up a tensor over all ranks, whose losses all have a gradient for each rank's own part."""
+    return number if num_ranks() == 1 else all_reduce(number)
 
 
 def mean_over_ranks(number: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """CrossQ (Bhatt et al. 2024, https://arxiv.org/abs/1902.05605): SAC without target networks, whose critics see both states in one batch."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_rl.algorithms.sac import SAC
 from lightning_rl.distributions import SoftSample
 from lightning_rl.losses import soft_actor_critic as losses
-from lightning_rl.networks.layers import Layers, batch_statistics, share_statistics
+from lightning_rl.networks.layers import Layers, batch_statistics
 from lightning_rl.networks.memory import Memory
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.settings import Range
@@ -20,7 +20,7 @@ from lightning_rl.types import Transition, Tree, tree_map
 class CrossQ(SAC):
     """Value (s, a) and (s', a') in one forward pass: batch renormalization knows both, and the critics need no targets.
 
-    A policy acts with the running statistics of its batches; ranks share their mean. Metrics as of `SAC`.
+    The policy acts with the running statistics of its batches. Metrics as of `SAC`.
     """
 
     learning_rate: ScheduleSetting = 1e-3
@@ -71,8 +71,3 @@ class CrossQ(SAC):
         row_losses, errors = self.critic.estimate.loss(q, target)
         loss = (batch.weight * row_losses).sum()
         return loss, errors, {"critic_loss": loss, "q_value": batch.mean(q.detach().mean(0))}
-
-    def end_update(self, batch: Any) -> None:
-        share_statistics(self.critic)
-        share_statistics(self.network)
-        super().end_update(batch)

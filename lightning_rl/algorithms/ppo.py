@@ -1,6 +1,5 @@
 """Proximal Policy Optimization (Schulman et al. 2017, https://arxiv.org/abs/1707.06347)."""
 
-import math
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Literal
@@ -10,8 +9,8 @@ from torch import Tensor
 
 from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.data.rollout import Batch, RolloutDataset, check_n_steps, make_batch, minibatches
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.data.rollout import Batch, RolloutDataset, check_batch_size, check_n_steps, make_batch, minibatches
+from lightning_rl.errors import SettingError
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.returns import explained_variance
@@ -119,20 +118,3 @@ class PPO(ActorCriticFields, Algorithm):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(FlatAdam(self.network, eps=1e-5))
-
-
-def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_length: int = 1) -> None:
-    """Raise `SettingError` unless minibatches of whole sequences fill a rollout evenly, naming the two nearest sizes that do."""
-    check_range("batch_size", batch_size, 1, whole=True)
-    if sequence_length > batch_size:
-        raise SettingError(f"memory.sequence_length {sequence_length} is longer than batch_size {batch_size}; lower it")
-    sequence_length = min(sequence_length, n_steps)
-    sequences = -(-n_steps // sequence_length) * num_envs
-    if batch_size % sequence_length or sequences % (batch_size // sequence_length):
-        small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
-        sizes = [number * sequence_length for divisor in small for number in {divisor, sequences // divisor}]
-        nearest = sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])
-        rows = f"n_steps * num_envs = {n_steps} * {num_envs} = {n_steps * num_envs}"
-        if sequence_length > 1:
-            rows += f" in sequences of {sequence_length}"
-        raise SettingError(f"batch_size {batch_size} does not divide {rows}; use {' or '.join(map(str, nearest))}")

@@ -10,8 +10,7 @@ from torch.distributions import kl_divergence
 from torch.nn.utils import parameters_to_vector
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.algorithms.ppo import check_batch_size
-from lightning_rl.data.rollout import Batch, RolloutDataset, check_n_steps, make_batch, minibatches, normalize
+from lightning_rl.data.rollout import Batch, RolloutDataset, check_batch_size, check_n_steps, make_batch, minibatches, normalize
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam

@@ -1,5 +1,6 @@
 """On-policy experience: the dataset whose items are rollouts, advantages for them, and minibatches."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -110,6 +111,23 @@ def check_n_steps(n_steps: int, num_envs: int) -> None:
         raise SettingError(
             f"n_steps * num_envs = {n_steps} * {num_envs} rows are more than a rollout can hold, {MAX_ROWS:,}; lower n_steps"
         )
+
+
+def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_length: int = 1) -> None:
+    """Raise `SettingError` unless minibatches of whole sequences fill a rollout evenly, naming the two nearest sizes that do."""
+    check_range("batch_size", batch_size, 1, whole=True)
+    if sequence_length > batch_size:
+        raise SettingError(f"memory.sequence_length {sequence_length} is longer than batch_size {batch_size}; lower it")
+    sequence_length = min(sequence_length, n_steps)
+    sequences = -(-n_steps // sequence_length) * num_envs
+    if batch_size % sequence_length or sequences % (batch_size // sequence_length):
+        small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
+        sizes = [number * sequence_length for divisor in small for number in {divisor, sequences // divisor}]
+        nearest = sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])
+        rows = f"n_steps * num_envs = {n_steps} * {num_envs} = {n_steps * num_envs}"
+        if sequence_length > 1:
+            rows += f" in sequences of {sequence_length}"
+        raise SettingError(f"batch_size {batch_size} does not divide {rows}; use {' or '.join(map(str, nearest))}")
 
 
 class Batch(NamedTuple):

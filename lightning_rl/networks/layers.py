@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.distributed import mean_over_ranks, num_ranks
+from lightning_rl.distributed import num_ranks, sum_with_gradient
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.mlp import EnsembleLinear, goal_mlp, mlp
 
@@ -87,7 +87,7 @@ class Residual(nn.Sequential):
 
 
 class BatchRenorm(nn.Module):
-    """Normalize each feature (Ioffe 2017), inside `batch_statistics` by the batch, elsewhere by the running mean and variance.
+    """Normalize each feature (Ioffe 2017), inside `batch_statistics` by the batch of all ranks, elsewhere by the running mean and variance.
 
     During `warmup` batches as batch normalization; later the batch's deviation is brought near the running one:
     x̂ = (x − μ_B) / σ_B · r + d,  r = clip(σ_B / σ, 1/3, 3),  d = clip((μ_B − μ) / σ, −5, 5). Constants as in the code of CrossQ's paper.
@@ -118,7 +118,9 @@ class BatchRenorm(nn.Module):
 
     def learn(self, x: Tensor) -> Tensor:
         """Return x̂, and move the running statistics towards those of the batch."""
-        var, mean = torch.var_mean(x, -2, keepdim=True)
+        rows = x.shape[-2] * num_ranks()
+        mean = sum_with_gradient(x.sum(-2, keepdim=True)) / rows
+        var = sum_with_gradient((x - mean).square().sum(-2, keepdim=True)) / (rows - 1)
         deviation = (var + self.eps).sqrt()
         with torch.no_grad():
             running, late = (self.var + self.eps).sqrt(), self.batches > self.warmup
@@ -141,15 +143,3 @@ def batch_statistics(network: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.by_batch = False
-
-
-@torch.no_grad()
-def share_statistics(network: nn.Module) -> None:
-    """Replace running statistics by their mean over all ranks."""
-    if num_ranks() == 1:
-        return
-    moments = [moment for module in network.modules() if isinstance(module, BatchRenorm) for moment in (module.mean, module.var)]
-    if moments:
-        means = mean_over_ranks(torch.cat([moment.flatten() for moment in moments]))
-        for moment, mean in zip(moments, means.split([moment.numel() for moment in moments]), strict=True):
-            moment.copy_(mean.view_as(moment))
