@@ -30,6 +30,7 @@ FORMULAS = {
     "DQN": tuple(f"losses.q_learning.{name}" for name in ("huber", "cross_entropy", "project", "quantile_huber")),
     "TD3": ("losses.soft_actor_critic.critic_loss",),
     "EvolutionStrategies": tuple(f"losses.evolution.{name}" for name in ("centred_ranks", "z_scores", "antithetic_gradient")),
+    "ARS": tuple(f"losses.evolution.{name}" for name in ("z_scores", "antithetic_gradient")),
     "BehavioralCloning": tuple(f"losses.imitation.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
 }
 """The pure functions that the loss of each algorithm, or what it is compared with, is made of."""
@@ -45,6 +46,7 @@ EXAMPLES = {
     "DQN": ("dqn/cartpole", "CartPole-v1", " --model.max_env_steps 50000"),
     "TD3": ("td3/pendulum", "Pendulum-v1", " --model.max_env_steps 20000"),
     "EvolutionStrategies": ("es/cartpole", "CartPole-v1", ""),
+    "ARS": ("ars/cartpole", "CartPole-v1", ""),
     "BehavioralCloning": ("bc/cartpole", "CartPole-v1", " --model.dataset cartpole/expert-v0"),
 }
 """A packaged config of each algorithm, an environment to begin with, and what else that needs."""

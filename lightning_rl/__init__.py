@@ -26,6 +26,7 @@ ALGORITHMS = {
     "DQN": "lightning_rl.algorithms.dqn",
     "TD3": "lightning_rl.algorithms.td3",
     "EvolutionStrategies": "lightning_rl.algorithms.evolution",
+    "ARS": "lightning_rl.algorithms.ars",
     "BehavioralCloning": "lightning_rl.algorithms.bc",
 }
 

@@ -11,7 +11,7 @@ from lightning_rl.actors.generations import GenerationDataset, Results
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.optimization import FlatAdam, FlatSGD
@@ -47,6 +47,12 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
     shaping: Literal["centred_ranks", "centred_sign_ranks", "z_scores", "signs", "raw"] = "centred_ranks"
     """What an episode is worth: `centred_ranks` of returns, `z_scores`, `raw` returns, `signs` (the sum of the rewards' signs), or
     `centred_sign_ranks` of these."""
+    top_directions: Annotated[int, Range(1)] | None = None
+    """Only so many pairs count, those with the best episode (b of Mania et al. 2018); null: all."""
+    alive_bonus_offset: Annotated[float, Range(-1e9, 1e9)] = 0.0
+    """Added to the return for each step, to take a bonus for staying alive away."""
+    zero_policy: bool = False
+    """Begin with weights of 0 in the last layer."""
     l2: Annotated[float, Range(0)] = 0.005
     """Pull of the weights towards 0."""
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -76,6 +82,8 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         super().__post_init__()
         if self.episodes_per_generation % 2:
             raise SettingError(f"episodes_per_generation {self.episodes_per_generation} must be even: each job has two")
+        if self.top_directions is not None:
+            check_range("top_directions", self.top_directions, 1, self.episodes_per_generation // 2, whole=True)
         if isinstance(self.env, EnvConfig) and self.env.vectorization not in ("auto", "sync"):
             raise SettingError(
                 f"env.vectorization {self.env.vectorization}: each environment begins its episodes when its weights change; use sync, "
@@ -97,6 +105,8 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
             "log_std_init": torch.tensor(self.action_noise).log().item(),
         }
         self.network = ActorCritic(self.spaces, **self.network_settings, **own)
+        if self.zero_policy:
+            torch.nn.init.zeros_(self.network.actor[-1].weight)
         self.network.critic.requires_grad_(False)
         self.network.distribution.requires_grad_(False)
 
@@ -120,8 +130,10 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
     def loss(self, results: Results, weights: Tensor) -> Tensor:
         """Return L(θ) = l2/2 ‖θ‖² − g · θ, with g = (1/n) Σ (u⁺ − u⁻) ε and the worth u of each episode."""
         of_what, shape = SHAPINGS[self.shaping]
-        worth, generation = shape(getattr(results, of_what)), results.generation
-        noise = (torch.from_numpy(generation.noise(job, len(weights))) for job in range(len(worth)))
+        returns, generation = getattr(results, of_what) + self.alive_bonus_offset * results.lengths, results.generation
+        jobs = returns.amax(1).argsort(descending=True, stable=True)[: self.top_directions].sort().values
+        worth = shape(returns[jobs])
+        noise = (torch.from_numpy(generation.noise(job, len(weights))) for job in jobs.tolist())
         gradient = antithetic_gradient(worth, noise).to(weights)
         return 0.5 * self.l2 * weights.square().sum() - (gradient * weights).sum()
 
