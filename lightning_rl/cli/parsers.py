@@ -62,7 +62,7 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
 
 FORMATS = ("onnx", "torch", "safetensors")
 """Of `export`."""
-ZOO_ALGORITHMS = ("ppo", "a2c", "dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg", "trpo")
+ZOO_ALGORITHMS = ("ppo", "a2c", "dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg", "trpo", "ars")
 """Of `import-zoo`."""
 
 

@@ -53,6 +53,12 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
         set_update_ratio(config, settings, num_envs)
     if config.algorithm == "TD3":
         set_noise(config, settings)
+    if algorithm == "ars":
+        directions = settings.integer("n_delta", 8)
+        config.set("model.episodes_per_generation", 2 * directions)
+        config.set("model.top_directions", settings.integer("n_top", directions, high=directions))
+        config.set("model.sigma", read_schedule(settings.take("delta_std", 0.05), "delta_std"))
+        config.set("model.normalize_obs", "off")
     if algorithm == "qrdqn":
         config.set("model.distribution", "quantiles")
         batch_size = settings.integer("batch_size", 32)
@@ -251,7 +257,7 @@ def set_normalization(config: Config, settings: Settings) -> None:
         raise SettingError(f"{settings.place('normalize')} must be true or a mapping such as {{norm_reward: false}}, got {setting!r}")
     if chosen.pop("norm_obs", True):
         config.set("model.normalize_obs", "running")
-    if chosen.pop("norm_reward", True):
+    if chosen.pop("norm_reward", True) and config.algorithm != "ARS":  # which compares whole episodes
         config.set("model.normalize_reward", True)
     for name, value in chosen.items():
         if name not in ("gamma", "training"):

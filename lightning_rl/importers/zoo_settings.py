@@ -15,11 +15,11 @@ ALGORITHMS = {
     "td3": "TD3",
     "ddpg": "TD3",
     "trpo": "TRPO",
+    "ars": "ARS",
 }
 ON_POLICY = ("ppo", "a2c", "trpo")
 OFF_POLICY = ("dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg")
 MISSING = {
-    "ars": "PPO and SAC learn the same tasks",
     "her": "SAC is nearest, without hindsight",
     "ppo_lstm": "it is PPO with model.memory LSTM: take ppo.yml",
 }
@@ -38,6 +38,7 @@ SAME = {
     "sac": (*_OFF_POLICY, "ent_coef", "target_entropy", "target_update_interval"),
     "tqc": (*_OFF_POLICY, "ent_coef", "target_entropy", "target_update_interval"),
     "crossq": (*[name for name in _OFF_POLICY if name != "tau"], "ent_coef", "target_entropy", "policy_delay"),
+    "ars": ("alive_bonus_offset", "zero_policy"),
     "td3": (*_OFF_POLICY, "policy_delay", "target_policy_noise", "target_noise_clip"),
     "ddpg": _OFF_POLICY,
 }
@@ -50,6 +51,7 @@ OTHERS = {
     "ppo": {"batch_size"},
     "a2c": set(),
     "trpo": {"batch_size", "sub_sampling_factor"},
+    "ars": {"n_delta", "n_top", "delta_std"},
     **{name: {"train_freq", "gradient_steps", "target_update_interval"} for name in ("dqn", "qrdqn")},
     **{name: {"train_freq", "gradient_steps", "noise_type", "noise_std"} for name in ("sac", "crossq", "td3", "ddpg")},
     "tqc": {"train_freq", "gradient_steps", "noise_type", "noise_std", "top_quantiles_to_drop_per_net"},
@@ -91,7 +93,6 @@ DROPPED = {
     "replay_buffer_kwargs": "time limits are not terminations here; see replay",
     **dict.fromkeys(("rollout_buffer_class", "rollout_buffer_kwargs"), "rollouts have no settings here"),
     "stats_window_size": "it is 100 episodes here",
-    "delta_std": "of another algorithm",
     "noise_std_final": "the noise stays the same",
     "verbose": "see trainer.enable_progress_bar",
     "device": "see trainer.accelerator",
@@ -123,12 +124,14 @@ WRAPPER_DEFAULTS: dict[str, Plain] = {"TimeAwareObservation": {"normalize_time":
 def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     """Convert `policy` and `policy_kwargs`; settings that do not exist here stay in `settings`."""
     kind, place = settings.take("policy", "MlpPolicy"), settings.place("policy_kwargs")
-    check_choice(settings.place("policy"), kind, ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"))
+    check_choice(settings.place("policy"), kind, ("LinearPolicy",) * (algorithm == "ars") + ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"))
     values = read_expression(settings.take("policy_kwargs", {}), place)
     if not isinstance(values, dict):
         raise SettingError(f"{place} must be a mapping such as dict(net_arch=[64, 64]), got {values!r}")
     check_names(f"{place}.", values, POLICY | ({"n_quantiles"} if algorithm in QUANTILES else set()), " of a policy")
     inner = Settings(values, {name: f"{place}.{name}" for name in values})
+    if algorithm == "ars":
+        config.set("model.net_arch", [] if kind == "LinearPolicy" else [64, 64])
     default = (IMAGE_NET_ARCH if kind == "CnnPolicy" else NET_ARCH).get(algorithm)
     if "net_arch" in inner or default is not None:
         set_widths(config, inner.take("net_arch", default), inner.place("net_arch"), algorithm)

@@ -21,6 +21,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "POCA": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
     "DQN": {"steps_per_iteration": 64},
     "SAC": {"steps_per_iteration": 64},
+    "ARS": {"episodes_per_generation": 2, "top_directions": 1},
     "TRPO": {"n_steps": 16, "batch_size": 16},
     "TQC": {"steps_per_iteration": 64},
     "CrossQ": {"steps_per_iteration": 64},

@@ -156,6 +156,14 @@ def test_the_trust_region_of_trpo_is_kept():
     assert "sub_sampling_factor dropped: the Fisher matrix is that of all rows here" in comments(text)
 
 
+def test_the_directions_of_ars_are_pairs_of_episodes():
+    given = settings(imported("ars", "Pendulum-v1"))
+    assert (given["episodes_per_generation"], given["top_directions"], given["sigma"], given["net_arch"]) == (8, 1, 0.1, [])
+    assert given["learning_rate"] == {"schedule": "linear", "start": 0.018, "end": 0} and given["normalize_obs"] == "off"
+    given = settings(imported("ars", "HalfCheetah-v3"))
+    assert given["normalize_obs"] == "running" and given["net_arch"] == [64, 64] and "normalize_reward" not in given
+
+
 def test_qrdqn_is_dqn_with_quantiles():
     text = imported("qrdqn", "CartPole-v1")
     given = settings(text)
@@ -321,7 +329,7 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
             "ppo.yml CartPole-v1 --algo pp",
             f"--algo must be one of {', '.join(ALGORITHMS)}, got 'pp'; did you mean ppo?",
         ),
-        ("ppo.yml CartPole-v1 --algo ars", "--algo: there is no ars here; PPO and SAC learn the same tasks"),
+        ("ppo.yml CartPole-v1 --algo her", "--algo: there is no her here; SAC is nearest, without hindsight"),
         (
             "mine.yml CartPole-v1",
             f"mine.yml: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo",
