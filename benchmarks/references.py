@@ -46,6 +46,7 @@ REFERENCES: dict[str, Reference | None] = {
     "sac/cartpole": Reference(406.1, None, "200,000", SLM),
     "impala/cartpole": None,
     "es/cartpole": None,
+    "pqn/cartpole": None,
     "ars/cartpole": zoo(500, 0, 300, "50,000"),
     "ppo/acrobot": zoo(-73.506, 18.201, 2013, "1,000,000"),
     "a2c/acrobot": zoo(-83.353, 17.213, 1778, "500,000"),

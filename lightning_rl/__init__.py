@@ -24,6 +24,7 @@ ALGORITHMS = {
     "TQC": "lightning_rl.algorithms.tqc",
     "CrossQ": "lightning_rl.algorithms.crossq",
     "DQN": "lightning_rl.algorithms.dqn",
+    "PQN": "lightning_rl.algorithms.pqn",
     "TD3": "lightning_rl.algorithms.td3",
     "EvolutionStrategies": "lightning_rl.algorithms.evolution",
     "ARS": "lightning_rl.algorithms.ars",

@@ -70,6 +70,13 @@ class FlatAdam(FlatOptimizer, torch.optim.Adam):
         super().__init__([FlatParameters(module)], betas=(beta1, 0.999), eps=eps, fused=True)
 
 
+class FlatRAdam(FlatOptimizer, torch.optim.RAdam):
+    """`torch.optim.RAdam` (Liu et al. 2020) on one `FlatParameters`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__([FlatParameters(module)])
+
+
 class FlatRMSprop(FlatOptimizer, torch.optim.RMSprop):
     """`torch.optim.RMSprop` (Tieleman and Hinton 2012) on one `FlatParameters`."""
 

@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.loggers.logger import Logger
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, IMPALA, POCA, PPO, SAC, TD3, TRPO, BehavioralCloning, EvolutionStrategies
+from lightning_rl import A2C, DQN, IMPALA, POCA, PPO, PQN, SAC, TD3, TRPO, BehavioralCloning, EvolutionStrategies
 from lightning_rl.algorithms.algorithm import Algorithm
 from tests.experts import at_random
 
@@ -25,6 +25,7 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
     PPO: {"n_steps": 8, "batch_size": 8, "n_epochs": 2},
     A2C: {"n_steps": 8},
     IMPALA: {"n_steps": 8},
+    PQN: {"n_steps": 8, "batch_size": 8, "n_epochs": 2},
     TRPO: {"n_steps": 8, "batch_size": 8, "n_critic_updates": 2},
     POCA: {"n_steps": 8, "batch_size": 4, "n_epochs": 2},
     SAC: REPLAY,

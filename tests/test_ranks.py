@@ -111,7 +111,7 @@ def first_gradients_are_those_of_one_rank(case, ours, theirs):
     batches = [found["first"]["batches"][0] for found in (ours, theirs)]
     rollout = hasattr(batches[0], "valid")
     noise = [torch.cat(pair) for pair in zip(ours["first"]["noise"], theirs["first"]["noise"], strict=True)]
-    double = {"batch_size": 32} if case in ("PPO", "TRPO") else {}
+    double = {"batch_size": 32} if case in ("PPO", "PQN", "TRPO") else {}
     model = build(case, env={"num_envs": 4}, **double)
     model.load_state_dict(ours["first"]["state"])
     with first_update(model, joined(batches, rollout), noise) as seen:

@@ -9,6 +9,7 @@ from lightning_rl.distributions import make_epsilon_greedy
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses import q_learning as losses
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
+from lightning_rl.networks.layers import hidden_layers
 from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import NoisyLinear, goal_mlp
 from lightning_rl.networks.normalization import make_normalizer
@@ -122,6 +123,7 @@ class QNetwork(PolicyNetwork):
         dueling: Q = V + A − mean A, with hidden layers for V and A each (Wang et al. 2016, eq. 9).
         noisy: noisy linear layers behind the encoder (Fortunato et al. 2018).
         streams: S, the number of reward streams.
+        layers: kind of the hidden layers, see `hidden_layers`; noisy ones are plain.
         net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `ActorCritic`.
 
     Raises:
@@ -136,6 +138,7 @@ class QNetwork(PolicyNetwork):
         dueling: bool = False,
         noisy: bool = False,
         streams: int = 1,
+        layers: str = "plain",
         net_arch: Sequence[int] = (64, 64),
         activation: str = "relu",
         encoder: str | type[nn.Module] = "auto",
@@ -159,8 +162,11 @@ class QNetwork(PolicyNetwork):
         features = self.memory.num_features
 
         def head(actions: int) -> nn.Sequential:
-            layers = goal_mlp(features, net_arch, activation, layer, self.memory.goal)
-            return layers.append(layer(net_arch[-1] if net_arch else features, actions * streams * self.returns.atoms))
+            if layers == "plain":
+                hidden = goal_mlp(features, net_arch, activation, layer, self.memory.goal)
+            else:
+                hidden = hidden_layers(layers, features, net_arch, activation, goal=self.memory.goal)
+            return hidden.append(layer(net_arch[-1] if net_arch else features, actions * streams * self.returns.atoms))
 
         actions = self.distribution.num_inputs
         self.head = DuelingHead(head(1), head(actions), actions) if dueling else head(actions)
@@ -193,6 +199,16 @@ class QNetwork(PolicyNetwork):
             self.resample(generator)
         features, memory = self.memory(self.encoder(self.normalizer(obs)), memory, episode_start)
         return self.returns.mean(self._z(features)).sum(-1), memory
+
+
+class MaxQNetwork(QNetwork):
+    """Q(s, ·) whose `value` is that of the greatest action: what the returns of rollouts look ahead to."""
+
+    def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
+        """Return Q(s, argmax Q) of each stream at observations as they are, `[..., S]`."""
+        q = super().value(obs, memory, episode_start)
+        best = q.sum(-1).argmax(-1)[..., None, None]
+        return q.gather(-2, best.expand(*best.shape[:-1], q.shape[-1])).squeeze(-2)
 
 
 class DuelingHead(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, TRPO, BehavioralCloning, EvolutionStrategies
+from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, PQN, SAC, TD3, TRPO, BehavioralCloning, EvolutionStrategies
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext
 from lightning_rl.errors import SettingError
@@ -171,6 +171,17 @@ OWN = {
         "use_rms_prop": [Option(False)],
         "rms_prop_eps": [Option(0.1)],
     },
+    PQN: {
+        "max_grad_norm": [Option(0.01)],
+        "n_steps": [Option(4)],
+        "batch_size": [Option(16)],
+        "n_epochs": [Option(1)],
+        "q_lambda": [Option(0.1)],
+        "exploration_fraction": [Option(0.9)],
+        "exploration_initial_eps": [Option(0.5, given={"exploration_fraction": 0.9})],
+        "exploration_final_eps": [Option(0.5)],
+        "layer_norm": [Option(False)],
+    },
     TRPO: {name: rows for name, rows in ON.items() if name not in ("ent_coef", "vf_coef", "critic_burn_in_steps", "share_encoder")}
     | {
         "max_grad_norm": [Option(0.01)],
@@ -282,7 +293,7 @@ OTHERS = {"env", "spaces", "log_interval", "on_nan", "compile"}
 WITHOUT_EFFECT = {EvolutionStrategies: {"actors"}}
 REPLAY_WITHOUT_EFFECT = {"optimize_memory_usage", "directory"}
 
-EVERYONE = [*ALL, TRPO, POCA, BehavioralCloning, EvolutionStrategies]
+EVERYONE = [*ALL, TRPO, PQN, POCA, BehavioralCloning, EvolutionStrategies]
 EXAMPLES = {PPO, SAC}
 """Algorithms that are tested with all values of options that several algorithms share; the others with the first one."""
 OF_NETWORKS = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, TQC, TRPO, CrossQ
+from lightning_rl import A2C, DQN, IMPALA, PPO, PQN, SAC, TD3, TQC, TRPO, CrossQ
 from lightning_rl.types import tree_leaves, tree_to_numpy
 from tests.environments import ConstantReward, DelayedReward, Endless, ObservedAction, ObservedReward
 from tests.fitting import fit, tiny
@@ -50,6 +50,7 @@ NOISY = DEEP | {"noisy": True, "exploration_initial_eps": 0.0, "exploration_fina
 LEARNERS = {
     "PPO": Learner(PPO, ON_POLICY | {"batch_size": 32, "n_epochs": 4}, ("discrete", "box"), replays=False),
     "A2C": Learner(A2C, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), replays=False),
+    "PQN": Learner(PQN, ON_POLICY | {"batch_size": 32, "exploration_final_eps": 0.2}, ("discrete",), replays=False, variant=True),
     "TRPO": Learner(TRPO, ON_POLICY | {"batch_size": 32}, ("discrete", "box"), replays=False, variant=True),
     "IMPALA": Learner(IMPALA, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), replays=False),
     "SAC": Learner(SAC, SOFT, ("discrete",)),
