@@ -44,6 +44,7 @@ REPLAY = {
     "steps_per_iteration": 100,
 }
 SOFT = REPLAY | {"tau": 0.1, "ent_coef": 1e-4}
+MAXIMIZING = ON_POLICY | {"batch_size": 32, "n_epochs": 8, "exploration_final_eps": 0.2}
 DROPPED = {"gradient_steps": 2, "n_critics": 4, "critic_subset": 2, "critic_layers": "layer_norm", "net_arch": [32]}
 CROSS = REPLAY | {"ent_coef": 1e-4, "gradient_steps": 4, "net_arch": [32], "critic_net_arch": [32], "policy_delay": 1}
 DEEP = REPLAY | {"target_update_interval": 10, "exploration_final_eps": 0.2}
@@ -51,9 +52,7 @@ NOISY = DEEP | {"noisy": True, "exploration_initial_eps": 0.0, "exploration_fina
 LEARNERS = {
     "PPO": Learner(PPO, ON_POLICY | {"batch_size": 32, "n_epochs": 4}, ("discrete", "box"), replays=False),
     "A2C": Learner(A2C, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), replays=False),
-    "PQN": Learner(
-        PQN, ON_POLICY | {"batch_size": 32, "n_epochs": 8, "exploration_final_eps": 0.2}, ("discrete",), replays=False, variant=True
-    ),
+    "PQN": Learner(PQN, MAXIMIZING, ("discrete",), replays=False, variant=True),
     "TRPO": Learner(TRPO, ON_POLICY | {"batch_size": 32}, ("discrete", "box"), replays=False, variant=True),
     "IMPALA": Learner(IMPALA, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), replays=False),
     "SAC": Learner(SAC, SOFT, ("discrete",)),
