@@ -6,7 +6,7 @@ al. 2018), C51 (Bellemare et al. 2017), quantile regression (Dabney et al. 2018)
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -20,14 +20,14 @@ from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.q_network import QNetwork, make_return_head
 from lightning_rl.optimization import FlatAdam
-from lightning_rl.schedules import ScheduleSetting, piecewise
-from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
+from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.training.settings import ExplorationFields, Range, ReplayFields, replay_settings, replay_updates
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import make_value_transform
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DQN(ReplayFields, Algorithm):
+class DQN(ExplorationFields, ReplayFields, Algorithm):
     """Act on the greatest action value, sometimes at random, remember, and move the values towards their own one-step-ahead estimates.
 
     All options go together, except that a return is known either by its mean, by a histogram or by quantiles.
@@ -51,12 +51,6 @@ class DQN(ReplayFields, Algorithm):
     """Fraction by which the target network moves each time; 1 copies it."""
     target_update_interval: int = 2_500
     """Updates between moves of the target network (environment steps in Stable-Baselines3: divide by train_freq)."""
-    exploration_fraction: Annotated[float, Range(0, 1)] = 0.1
-    """Part of the run over which the share of random actions falls linearly."""
-    exploration_initial_eps: Annotated[float, Range(0, 1)] = 1.0
-    """Share of random actions at the start."""
-    exploration_final_eps: Annotated[float, Range(0, 1)] = 0.05
-    """Share of random actions from then on."""
     double: bool = False  # type: ignore[assignment]  # takes the place of `torch.nn.Module.double`
     """The online network chooses the next action, the target network values it."""
     dueling: bool = False
@@ -83,7 +77,6 @@ class DQN(ReplayFields, Algorithm):
         super().__post_init__()
         self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
-        self.exploration = piecewise([[0, self.exploration_initial_eps], [self.exploration_fraction, self.exploration_final_eps]])
         self.transform = make_value_transform(self.value_transform)
         returns = make_return_head(self.distribution, self.n_atoms, self.v_min, self.v_max, self.n_quantiles, self.transform)
         self.network = QNetwork(
@@ -99,14 +92,6 @@ class DQN(ReplayFields, Algorithm):
 
     def experience(self) -> ReplayDataset:
         return self.replay_experience(self.replay_settings, self.replay)
-
-    def schedule(self, progress: float) -> None:
-        super().schedule(progress)
-        self.network.distribution.epsilon = self.exploration(progress)
-
-    def load_run(self, checkpoint: dict[str, Any]) -> None:
-        super().load_run(checkpoint)
-        self.network.distribution.epsilon = self.exploration(min(1.0, self.env_steps / self.max_env_steps))
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         optimizer = self.own_optimizers[0]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -15,13 +15,13 @@ from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.q_network import MaxQNetwork
 from lightning_rl.optimization import FlatRAdam
-from lightning_rl.schedules import ScheduleSetting, piecewise
-from lightning_rl.training.settings import Range
+from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.training.settings import ExplorationFields, Range
 from lightning_rl.types import Rollout
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PQN(Algorithm):
+class PQN(ExplorationFields, Algorithm):
     """Collect a rollout from many environments, ε-greedy, then move normalized action values towards its Q(λ) returns.
 
     Illegal actions are refused: its returns would count them. Metrics: `train/loss`, `train/q_value` (of the actions taken, summed over
@@ -46,10 +46,6 @@ class PQN(Algorithm):
     """λ of the returns: 0 looks one step ahead, 1 to the end of the rollout."""
     exploration_fraction: Annotated[float, Range(0, 1)] = 0.5
     """Part of the run over which the share of random actions falls linearly."""
-    exploration_initial_eps: Annotated[float, Range(0, 1)] = 1.0
-    """Share of random actions at the start."""
-    exploration_final_eps: Annotated[float, Range(0, 1)] = 0.05
-    """Share of random actions from then on."""
     layer_norm: bool = True
     """Normalize the rows of hidden layers, without which values may diverge (theorem 2)."""
     behavioral_cloning: None = field(init=False, default=None)
@@ -64,7 +60,6 @@ class PQN(Algorithm):
             raise SettingError(f"{burn_in}; rollouts hold what was remembered: leave it 0")
         check_n_steps(self.n_steps, self.num_envs)
         check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
-        self.exploration = piecewise([[0, self.exploration_initial_eps], [self.exploration_fraction, self.exploration_final_eps]])
         layers, streams = "layer_norm" if self.layer_norm else "plain", len(self.reward_signals)
         self.network = MaxQNetwork(self.spaces, layers=layers, streams=streams, **self.network_settings)
         self.network.distribution.epsilon = self.exploration(0.0)
@@ -75,14 +70,6 @@ class PQN(Algorithm):
 
     def experience(self) -> RolloutDataset:
         return self.collect(self.n_steps, log_probs=False)
-
-    def schedule(self, progress: float) -> None:
-        super().schedule(progress)
-        self.network.distribution.epsilon = self.exploration(progress)
-
-    def load_run(self, checkpoint: dict[str, Any]) -> None:
-        super().load_run(checkpoint)
-        self.network.distribution.epsilon = self.exploration(min(1.0, self.env_steps / self.max_env_steps))
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         self.record(**{"rollout/exploration_rate": torch.tensor(self.network.distribution.epsilon)})

@@ -18,7 +18,7 @@ from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
 from lightning_rl.networks.memory import Memory
 from lightning_rl.rewards.settings import SignalSettings
-from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, as_points, make_schedule
+from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, as_points, make_schedule, piecewise
 from lightning_rl.spaces import JOINT
 from lightning_rl.training.side_learners import CloningConfig
 
@@ -252,6 +252,30 @@ def replay_updates(algorithm: Any) -> int:
     """Return how many updates the run of an algorithm with `ReplayFields` will make."""
     steps = max(0, algorithm.max_env_steps - algorithm.learning_starts)
     return int(steps if algorithm.gradient_steps == -1 else steps // algorithm.train_freq * algorithm.gradient_steps)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ExplorationFields:
+    """Random actions, ε-greedy: their share falls during the run, and is that of its step when a run is loaded."""
+
+    exploration_fraction: Annotated[float, Range(0, 1)] = 0.1
+    """Part of the run over which the share of random actions falls linearly."""
+    exploration_initial_eps: Annotated[float, Range(0, 1)] = 1.0
+    """Share of random actions at the start."""
+    exploration_final_eps: Annotated[float, Range(0, 1)] = 0.05
+    """Share of random actions from then on."""
+
+    def exploration(self, progress: float) -> float:
+        """Return ε, the share of random actions; `progress` goes from 0 to 1."""
+        return piecewise([[0, self.exploration_initial_eps], [self.exploration_fraction, self.exploration_final_eps]])(progress)
+
+    def schedule(self: Any, progress: float) -> None:
+        super().schedule(progress)  # type: ignore[misc]  # of the algorithm
+        self.network.distribution.epsilon = self.exploration(progress)
+
+    def load_run(self: Any, checkpoint: dict[str, Any]) -> None:
+        super().load_run(checkpoint)  # type: ignore[misc]
+        self.network.distribution.epsilon = self.exploration(min(1.0, self.env_steps / self.max_env_steps))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
