@@ -101,6 +101,7 @@ DATA: Rules = {
     "random_until?|phases?": NUMBER,
     "rows?": ROWS.or_null(),
     "replay?": MAPPING.or_null(),
+    "sampling?": MAPPING,
     "collector/env_steps|rows": COUNT,
     "collector/generator?": GENERATOR,
     "collector/actors?/[]/generator": GENERATOR,

@@ -1,4 +1,4 @@
-"""Off-policy experience: the dataset whose items are iterations of acting and learning in turn."""
+"""Off-policy experience: datasets of batches from a replay buffer, filled by acting and learning in turn, or once and for all."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.data.collector import Collector
+from lightning_rl.data.collector import Collector, RunCollector
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
 from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
-from lightning_rl.types import Experience, State, Transition, tree_map, tree_to_torch
+from lightning_rl.types import Experience, State, Transition, Tree, tree_map, tree_to_torch
 
 PROGRESS = ("learning_starts", "random_until", "phases")
 """What a run remembers of how it began."""
@@ -48,36 +48,25 @@ class ReplaySettings:
             raise SettingError(f"batch_size {self.batch_size} is no multiple of memory.sequence_length {length}; use {sizes}")
 
 
-class ReplayDataset(ExperienceDataset):
-    """Endless iterations; each is an iterator over batches that also steps the environments.
-
-    After every `train_freq` environment steps, counted over all environments of this rank, come `gradient_steps` batches (-1: as many as
-    steps), once `learning_starts` steps were made. Learning is never caught up on: a run that is continued with an empty buffer fills it
-    again with `learning_starts` steps of its policy.
+class SampledDataset(ExperienceDataset):
+    """Endless iterations, each an iterator over batches that are sampled from a replay buffer.
 
     Args:
-        collector: of this rank, with the steps of one iteration.
         signals: the S reward signals, by name, see `rewards/signal.py`.
-        ranks: how many ranks share the environment steps.
-        resumed: whether the run continues another: its policy acts from the first step, without a random warm-up.
+        settings: what a batch is.
     """
-
-    collector: Collector
 
     def __init__(
         self,
-        collector: Collector,
+        collector: RunCollector,
         buffer: ReplayBuffer,
         signals: Mapping[str, Any],
         settings: ReplaySettings,
         device: torch.device,
         iterations: int,
-        ranks: int,
-        resumed: bool = False,
     ) -> None:
         super().__init__(collector, iterations)
         self.buffer, self.signals, self.settings, self.device = buffer, dict(signals), settings, device
-        self.ranks, self.resumed = ranks, resumed
         powers = np.arange(settings.n_steps)[:, None]
         gamma = np.array([signal.gamma for signal in signals.values()])
         self.powers: tuple[Tensor, ...] = torch.tensor(gamma**powers, dtype=torch.float32, device=device).unbind(1)
@@ -86,48 +75,17 @@ class ReplayDataset(ExperienceDataset):
         """Of each signal after k steps, `[n + 1, S]`; 0 after 0 steps, which stands for a termination."""
         self.ignore_done = np.array([signal.ignore_done for signal in signals.values()])
         self.needs_steps = any(signal.sees or signal.ignore_done for signal in signals.values())
-        self.progress, self.steps = 0.0, 0.0
-        self.learning_starts: float | None = None
-        self.random_until, self.phases = 0.0, 0
+        self.progress = 0.0
         self.rows = np.zeros(0, dtype=np.int64)
         self.mean_rewards: dict[str, Tensor] = {}
         """What each signal pays per step of the newest batch, where there is more than the environment's reward."""
-        self.store: SegmentStore | None = None
-        """Where the buffer is saved; None if it is not."""
-        self._manifests: list[dict[str, Any]] = []
-        self._saving: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Iterator[Transition]]:
         while True:
             yield self._iteration()
 
-    def begin_iteration(self, count: int, progress: float) -> None:
-        self.steps, self.progress = count / self.ranks, progress
-        if self.learning_starts is None:
-            wanted = self.settings.learning_starts / self.ranks
-            begin = 0.0 if self.resumed and len(self.buffer) else self.steps
-            self.learning_starts = begin + max(wanted, self.buffer.open_rows)
-            self.random_until = begin + wanted if self.settings.warmup == "random" and not self.resumed else 0.0
-            self.phases = max(0, self._phases())
-
     def _iteration(self) -> Iterator[Transition]:
-        if self.learning_starts is None:  # there is no run, which begins iterations
-            self.begin_iteration(0, 0.0)
-        collector, settings = self.collector, self.settings
-        updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
-        for step in collector.transitions(math.ceil((self.random_until - self.steps) / collector.num_envs)):
-            self.buffer.add(*step)
-            self.steps += collector.num_envs
-            due = self._phases() - self.phases
-            if due > 0:
-                self.phases += due
-                for _ in range(due * updates):
-                    yield self.sample()
-
-    def _phases(self) -> int:
-        """Return how many times `train_freq` steps were made since learning could start; equal on all ranks."""
-        assert self.learning_starts is not None
-        return int((self.steps - self.learning_starts) // self.settings.train_freq)
+        raise NotImplementedError
 
     def sample(self) -> Transition:
         """Draw a batch of transitions, with the rewards that the signals pay for them now."""
@@ -163,6 +121,82 @@ class ReplayDataset(ExperienceDataset):
         discount = np.where(terminated, 0, self.discounts[length]).astype(np.float32)
         return tree_to_torch((steps, discount), self.device)
 
+    def observations(self) -> Iterator[Tree]:
+        """Yield all observations that can be sampled, in batches of some thousand."""
+        for numbers in np.array_split(np.arange(self.buffer.ready), max(1, self.buffer.ready // 4096)):
+            rows = self.buffer.locate(numbers)
+            yield tree_to_torch(self.buffer.layout.read(rows, rows)[0].observation.obs, self.device)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `rewards/<signal>` where there is more than the environment's reward."""
+        return {f"rewards/{name}": float(mean) for name, mean in self.mean_rewards.items()}
+
+
+class ReplayDataset(SampledDataset):
+    """Endless iterations of experience; each steps the environments between its batches.
+
+    After every `train_freq` environment steps, counted over all environments of this rank, come `gradient_steps` batches (-1: as many as
+    steps), once `learning_starts` steps were made. Learning is never caught up on: a run that is continued with an empty buffer fills it
+    again with `learning_starts` steps of its policy.
+
+    Args:
+        collector: of this rank, with the steps of one iteration.
+        ranks: how many ranks share the environment steps.
+        resumed: whether the run continues another: its policy acts from the first step, without a random warm-up.
+        buffer, signals, settings, device, iterations: as in `SampledDataset`.
+    """
+
+    collector: Collector
+
+    def __init__(
+        self,
+        collector: Collector,
+        buffer: ReplayBuffer,
+        signals: Mapping[str, Any],
+        settings: ReplaySettings,
+        device: torch.device,
+        iterations: int,
+        ranks: int,
+        resumed: bool = False,
+    ) -> None:
+        super().__init__(collector, buffer, signals, settings, device, iterations)
+        self.ranks, self.resumed = ranks, resumed
+        self.steps = 0.0
+        self.learning_starts: float | None = None
+        self.random_until, self.phases = 0.0, 0
+        self.store: SegmentStore | None = None
+        """Where the buffer is saved; None if it is not."""
+        self._manifests: list[dict[str, Any]] = []
+        self._saving: dict[str, Any] | None = None
+
+    def begin_iteration(self, count: int, progress: float) -> None:
+        self.steps, self.progress = count / self.ranks, progress
+        if self.learning_starts is None:
+            wanted = self.settings.learning_starts / self.ranks
+            begin = 0.0 if self.resumed and len(self.buffer) else self.steps
+            self.learning_starts = begin + max(wanted, self.buffer.open_rows)
+            self.random_until = begin + wanted if self.settings.warmup == "random" and not self.resumed else 0.0
+            self.phases = max(0, self._phases())
+
+    def _iteration(self) -> Iterator[Transition]:
+        if self.learning_starts is None:  # there is no run, which begins iterations
+            self.begin_iteration(0, 0.0)
+        collector, settings = self.collector, self.settings
+        updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
+        for step in collector.transitions(math.ceil((self.random_until - self.steps) / collector.num_envs)):
+            self.buffer.add(*step)
+            self.steps += collector.num_envs
+            due = self._phases() - self.phases
+            if due > 0:
+                self.phases += due
+                for _ in range(due * updates):
+                    yield self.sample()
+
+    def _phases(self) -> int:
+        """Return how many times `train_freq` steps were made since learning could start; equal on all ranks."""
+        assert self.learning_starts is not None
+        return int((self.steps - self.learning_starts) // self.settings.train_freq)
+
     def begin_episodes(self) -> None:
         super().begin_episodes()
         self.buffer.cut()
@@ -175,9 +209,8 @@ class ReplayDataset(ExperienceDataset):
     def metrics(self) -> dict[str, float]:
         """Return `replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row);
         and `rewards/<signal>` where there is more than the environment's reward."""
-        paid = {f"rewards/{name}": float(mean) for name, mean in self.mean_rewards.items()}
         age = {"replay/age_mean": float(self.buffer.age(self.rows).mean())} if len(self.rows) else {}
-        return {**paid, **self.buffer.statistics(), **age}
+        return {**super().metrics(), **self.buffer.statistics(), **age}
 
     def begin_save(self) -> None:
         self._saving = None if self.store is None else self.store.save(self.buffer)
@@ -205,3 +238,48 @@ class ReplayDataset(ExperienceDataset):
         if new_episodes is not None:
             self.buffer.cut()
         return new_episodes
+
+
+class OfflineDataset(SampledDataset):
+    """Endless iterations of batches from a buffer that holds a dataset and stays as it is; no environment is stepped.
+
+    Args:
+        collector: a `NoCollector`.
+        updates_per_iteration: batches of an iteration; the last one has what is left of the run.
+        max_updates: length of the run.
+        buffer, signals, settings, device: as in `SampledDataset`.
+    """
+
+    restart_notice = "transitions are drawn in another order"
+
+    def __init__(
+        self,
+        collector: RunCollector,
+        buffer: ReplayBuffer,
+        signals: Mapping[str, Any],
+        settings: ReplaySettings,
+        device: torch.device,
+        updates_per_iteration: int,
+        max_updates: int,
+    ) -> None:
+        super().__init__(collector, buffer, signals, settings, device, -(-max_updates // updates_per_iteration))
+        self.updates_per_iteration, self.max_updates = updates_per_iteration, max_updates
+        self.updates = updates_per_iteration
+
+    def begin_iteration(self, count: int, progress: float) -> None:
+        self.updates, self.progress = min(self.updates_per_iteration, self.max_updates - count), progress
+
+    def _iteration(self) -> Iterator[Transition]:
+        for _ in range(self.updates):
+            yield self.sample()
+
+    def metrics(self) -> dict[str, float]:
+        """Return how many times all transitions were learned from, on average."""
+        return {**super().metrics(), "train/epochs": self.buffer.drawn / len(self.buffer)}
+
+    def own_state(self) -> State:
+        return {"sampling": self.buffer.sampling_state()}
+
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
+        """Continue the draws; the dataset itself is read again."""
+        return self.buffer.set_sampling_state(state["sampling"])

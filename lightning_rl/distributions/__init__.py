@@ -6,7 +6,7 @@ branch; the joint ones are their sums. Actions are kept as sampled; `to_env` tur
 """
 
 from lightning_rl.distributions.distribution import Bernoulli, Categorical, Distribution, EpsilonGreedy, MultiCategorical
-from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian
+from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian, UnitGaussian
 from lightning_rl.distributions.joint import Joint, check_box_actions, make_distribution, make_epsilon_greedy
 from lightning_rl.distributions.soft import SoftActions, SoftSample
 
@@ -23,6 +23,7 @@ __all__ = [
     "SoftSample",
     "SquashedGaussian",
     "TanhGaussian",
+    "UnitGaussian",
     "check_box_actions",
     "make_distribution",
     "make_epsilon_greedy",

@@ -213,6 +213,36 @@ class SquashedGaussian(UnitActions):
         return self._log_prob((u - mean) * (-log_std).exp(), log_std, u), -self.rsample(x, self.noise(x, None))[1]
 
 
+class UnitGaussian(UnitActions):
+    """A Gaussian in [-1, 1] with mean tanh x and a free log σ, clipped to [-20, 2]; what is drawn beyond the bounds is put on them.
+
+    The density is that of the Gaussian, as if it had no bounds: what offline methods fit to actions that were recorded on a bound.
+    """
+
+    def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
+        super().__init__(space, "action_dist unit_normal")
+        self.log_std = nn.Parameter(torch.full((self.num_inputs,), float(log_std_init)))
+
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        return self.log_std.clamp(*LOG_STD_RANGE).exp() * torch.empty_like(x).normal_(generator=generator)
+
+    def draw(self, x: Array, noise: Array) -> Array:
+        return (_tanh(x) + noise).clip(-1, 1)
+
+    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
+        return x.tanh()
+
+    def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
+        log_std = self.log_std.clamp(*LOG_STD_RANGE).to(x.dtype)
+        z = (action - x.tanh()) * (-log_std).exp()
+        log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
+        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
+
+    def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
+        std = self.log_std.clamp(*LOG_STD_RANGE).to(x.dtype).exp()
+        return [torch.distributions.Normal(x.tanh(), std.expand_as(x), validate_args=False)]
+
+
 class NoisyAction(UnitActions):
     """The action x in [-1, 1], with Gaussian noise of deviation `sigma` to explore."""
 

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions.distribution import Bernoulli, Categorical, Distribution, EpsilonGreedy, MultiCategorical, split_mask
-from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian
+from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian, UnitGaussian
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.spaces import short
 from lightning_rl.types import Tree
@@ -87,7 +87,8 @@ def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std
 
     Args:
         space: Discrete, MultiDiscrete, MultiBinary, Box, or a nested Dict or Tuple of these.
-        action_dist: for Box, `clipped_normal` or `tanh_normal` (on-policy), `squashed_normal` (SAC) or `noisy` (TD3).
+        action_dist: for Box, `clipped_normal` or `tanh_normal` (on-policy), `squashed_normal` (SAC), `noisy` (TD3) or
+            `unit_normal` (IQL, AWAC).
         log_std_init: first value of log σ where it does not depend on the observation.
 
     Raises:
@@ -98,6 +99,7 @@ def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std
         "tanh_normal": lambda box: TanhGaussian(box, log_std_init),
         "squashed_normal": SquashedGaussian,
         "noisy": NoisyAction,
+        "unit_normal": lambda box: UnitGaussian(box, log_std_init),
     }
     check_choice("action_dist", action_dist, boxes)
     if isinstance(space, Dict | Tuple) and len(space):

@@ -189,16 +189,10 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     Raises:
         SettingError: it is too large or too small, or the demonstrations cannot be used.
     """
-    spaces, distribution = algorithm.spaces, algorithm.network.distribution
-    x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
-    action = tree_index(tree_to_numpy(distribution.random(x)), 0)
-    frames = count_stacked_frames(algorithm.env)
-    memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
-    sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
+    rows = rows_of(algorithm, settings)
     node = algorithm.world_size // algorithm.trainer.num_nodes if algorithm.has_trainer else 1
-    algorithm.say(describe_memory(spaces, action, settings.buffer_size, config, node, frames, memory))
-    rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps}
-    rows |= {"frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
+    memory = () if settings.memory is None else rows["sequences"].memory
+    algorithm.say(describe_memory(algorithm.spaces, rows["action"], settings.buffer_size, config, node, rows["frames"], memory))
     seed = torch.initial_seed() + algorithm.global_rank
     own = {**rows, "capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed}
     if config.demonstration_share is not None:
@@ -207,6 +201,17 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     if not saved:
         fill_first(algorithm, buffer, read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations))
     return buffer
+
+
+def rows_of(algorithm: Learner, settings: ReplaySettings) -> dict[str, Any]:
+    """Return the arguments of `ReplayBuffer` that say what a row is."""
+    spaces, distribution = algorithm.spaces, algorithm.network.distribution
+    x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
+    action = tree_index(tree_to_numpy(distribution.random(x)), 0)
+    memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
+    sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
+    rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps, "action_mask": spaces.masks()}
+    return {**rows, "frames": count_stacked_frames(algorithm.env), "sequences": sequences}
 
 
 def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
@@ -241,12 +246,8 @@ def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig,
     episodes = read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations)
     if not episodes:
         raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} is a share of nothing: name replay.demonstrations")
-    sequences, n_steps = rows["sequences"], rows["n_steps"]
-    least = n_steps + 1 if sequences is None else sequences.slots(n_steps)
-    capacity = max(least, sum(len(each.reward) for each in episodes))
-    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
-    demonstrations = ReplayBuffer(**rows, capacity=capacity, config=replace(config, prioritized=False), seed=seed)
-    write(algorithm, demonstrations, episodes)
+    sequences = rows["sequences"]
+    demonstrations = make_full_buffer(algorithm, episodes, rows, replace(config, prioritized=False))
     buffer = ReplayBuffer(**own, demonstrations=demonstrations, share=config.demonstration_share)
     drawn = buffer.demonstration_rows(batch_size)
     what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
@@ -255,6 +256,16 @@ def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig,
         found = f"{summarize(episodes)}, of which {demonstrations.ready} {what} can be drawn"
         raise SettingError(f"replay.demonstrations: {found}; a batch needs {needed}")
     algorithm.say(f"demonstrations: {summarize(episodes)}; {drawn} of {batch_size} rows of each batch")
+    return buffer
+
+
+def make_full_buffer(algorithm: Learner, episodes: list[Demonstration], rows: dict[str, Any], config: ReplayConfig) -> ReplayBuffer:
+    """Make a buffer that holds demonstrations and has no room for more; `rows` are arguments of `ReplayBuffer`."""
+    least = rows["n_steps"] + 1 if rows["sequences"] is None else rows["sequences"].slots(rows["n_steps"])
+    capacity = max(least, sum(len(each.reward) for each in episodes))
+    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
+    buffer = ReplayBuffer(**rows, capacity=capacity, config=config, seed=seed)
+    write(algorithm, buffer, episodes)
     return buffer
 
 

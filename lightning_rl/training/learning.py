@@ -18,7 +18,7 @@ from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.compiling import CompiledLoss, compiled_losses
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.dataset import SampledDataset
 from lightning_rl.data.replay.sampling import sequence_errors
 from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
 from lightning_rl.distributed import mean_over_ranks
@@ -169,7 +169,7 @@ class LearningRun(Run):
 
     def update_priorities(self, batch: Transition, errors: Tensor) -> None:
         """Hand the errors |δ| `[B]` of a batch to its buffer, which draws by them if it is prioritized."""
-        assert isinstance(self.dataset, ReplayDataset)
+        assert isinstance(self.dataset, SampledDataset)
 
         def finite() -> Tensor:
             numbers = errors.nan_to_num(0.0, 0.0, 0.0)

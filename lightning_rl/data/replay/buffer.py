@@ -346,6 +346,25 @@ class ReplayBuffer:
         if self.demonstrations is not None and "shown" in position:  # a run may go on with demonstrations that began without
             self.demonstrations.rng.bit_generator.state = position["shown"]
 
+    def sampling_state(self) -> State:
+        """Return what the next draws depend on besides the rows, which stay as they are."""
+        if self.priorities is None:
+            sampler: State = {}
+        else:
+            sampler = {**self.priorities.position(), "priorities": self.priorities.priorities(self.locate(np.arange(self.ready)))}
+        return {"ready": self.ready, "drawn": self.drawn, "rng": self.rng.bit_generator.state, "sampler": sampler}
+
+    def set_sampling_state(self, state: State) -> str | None:
+        """Restore what `sampling_state` returned; return the reason if there are other rows, or raise `ValueError` if it cannot be."""
+        if state["ready"] != self.ready:
+            return f"the checkpoint had {state['ready']:,} of them, not {self.ready:,}"
+        self.drawn = int(check_counts(state["drawn"], ()))
+        self.rng.bit_generator.state = state["rng"]
+        if self.priorities is not None:
+            self.priorities.continue_from(state["sampler"])
+            self.priorities.restore(self.locate(np.arange(self.ready)), state["sampler"]["priorities"])
+        return None
+
     def reseed(self, seed: int) -> None:
         """Draw from now on like a buffer that is made with this seed."""
         self.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state

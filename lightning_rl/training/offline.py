@@ -1,0 +1,97 @@
+"""Learning from a dataset alone: what the algorithms share that do, and their way to the environment afterwards."""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from lightning_rl.data.dataset import OfflineDataset, SampledDataset
+from lightning_rl.data.demonstrations import NoCollector
+from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.data.self_play import SelfPlayConfig
+from lightning_rl.demonstrations.dataset import summarize
+from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.training.experience import make_full_buffer, read_demonstrations, rows_of, seed_draws
+from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class OfflineFields(ReplayFields):
+    """Learn from a dataset alone, for `max_updates` updates; or, `online`, from the environment's steps after it."""
+
+    dataset: str | None = None  # and the experience while a run lasts
+    """What to learn from, such as `pendulum/medium-v0`; from Python also a list of demonstrations."""
+    max_updates: Annotated[int, Range(1, 2**53)] = 1_000_000
+    """Length of a run without `online`; schedules, rows, evaluations and checkpoints go by updates."""
+    updates_per_iteration: Annotated[int, Range(1)] = 100
+    """Without `online`: updates between two looks at whether to log, evaluate, save or stop."""
+    online: bool = False
+    """Step the environment for `max_env_steps`, as SAC does, with the dataset in the replay buffer from the start: to finetune a policy, of
+    `--init_from`, that learned offline."""
+    warmup: Literal["random", "policy"] = "policy"
+    """With `online`, actions before learning starts: `random` or from the `policy`."""
+    self_play: SelfPlayConfig | None = field(init=False, default=None)
+
+    def __post_init__(self: Any) -> None:
+        self.source, self.counter = self.dataset, "env_steps" if self.online else "updates"
+        super().__post_init__()  # type: ignore[misc]  # of the algorithm
+        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
+        check_offline(self)
+        if self.online and self.source is not None:
+            self.replay = replace(self.replay, demonstrations=self.source)
+
+    @property
+    def num_envs(self: Any) -> int:
+        """Return 1 where no environment is stepped."""
+        return super().num_envs if self.online else 1  # type: ignore[misc, no-any-return]
+
+    @property
+    def planned_updates(self: Any) -> int:
+        return replay_updates(self) if self.online else int(self.max_updates)
+
+    def experience(self: Any) -> SampledDataset:
+        """Return batches of the dataset, or iterations of acting and learning in turn."""
+        if self.online:
+            return self.replay_experience(self.replay_settings, self.replay)  # type: ignore[no-any-return]
+        return make_offline(self)
+
+    def warm_up(self: Any) -> None:
+        """Gather the statistics of the dataset's observations, unless another run's came with its weights."""
+        if self.source is None:
+            super().warm_up()  # type: ignore[misc]
+        elif self.normalize_obs != "off" and self.network.normalizer.is_new:
+            for obs in self.dataset.observations():
+                self.network.normalizer.update(obs)
+
+
+def check_offline(algorithm: Any) -> None:
+    """Raise `SettingError` for settings that need steps of the environment where there are none, and for two datasets."""
+    if algorithm.online:
+        if algorithm.source is not None and algorithm.replay.demonstrations is not None:
+            raise SettingError("dataset and replay.demonstrations are the same here: name the demonstrations in dataset alone")
+        return
+    if algorithm.replay.demonstrations is not None or algorithm.replay.demonstration_share is not None:
+        name = "demonstrations" if algorithm.replay.demonstrations is not None else "demonstration_share"
+        raise SettingError(f"replay.{name} needs online, where the environment is stepped too; name what to learn from in dataset")
+    if algorithm.normalize_reward:
+        raise SettingError("normalize_reward needs online: returns are not watched in a dataset; scale it by reward_scale")
+    for name, signal in algorithm.reward_signals.items():
+        if name != "extrinsic":
+            raise SettingError(f"reward_signals.{name} needs online, where the environment is stepped; leave it out")
+
+
+def make_offline(algorithm: Any) -> OfflineDataset:
+    """Return batches of the transitions of a dataset.
+
+    Raises:
+        SettingError: there is none, or it does not fit the environment.
+    """
+    episodes = read_demonstrations(algorithm, "dataset", algorithm.source)
+    if not episodes:
+        raise SettingError("dataset: name one to learn from, such as pendulum/medium-v0, or set online to learn from the environment")
+    seed_draws(algorithm)
+    settings, lengths = algorithm.replay_settings, (algorithm.updates_per_iteration, algorithm.max_updates)
+    buffer = make_full_buffer(algorithm, episodes, rows_of(algorithm, settings), algorithm.replay)
+    if not buffer.ready:
+        raise SettingError(f"dataset: {summarize(episodes)}, of which nothing can be drawn; its episodes are too short")
+    algorithm.say(f"dataset: {summarize(episodes)}")
+    signals, nowhere = dict(algorithm.reward_signals.items()), NoCollector(algorithm.spaces.observation)
+    return OfflineDataset(nowhere, buffer, signals, settings, algorithm.device, *lengths)
