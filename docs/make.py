@@ -30,9 +30,14 @@ FORMULAS = {
     "DQN": tuple(f"losses.q_learning.{name}" for name in ("huber", "cross_entropy", "project", "quantile_huber")),
     "TD3": ("losses.soft_actor_critic.critic_loss",),
     "PQN": ("returns.gae",),
+    "IQL": ("losses.offline.expectile_loss", "losses.offline.advantage_weight"),
+    "CQL": ("losses.offline.conservative_gap", "losses.soft_actor_critic.actor_loss", "losses.soft_actor_critic.temperature_loss"),
+    "TD3BC": ("losses.soft_actor_critic.critic_loss",),
+    "AWAC": ("losses.soft_actor_critic.critic_loss", "losses.offline.advantage_weight"),
     "EvolutionStrategies": tuple(f"losses.evolution.{name}" for name in ("centred_ranks", "z_scores", "antithetic_gradient")),
     "ARS": tuple(f"losses.evolution.{name}" for name in ("z_scores", "antithetic_gradient")),
     "BehavioralCloning": tuple(f"losses.imitation.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
+    "DAgger": tuple(f"losses.imitation.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
 }
 """The pure functions that the loss of each algorithm, or what it is compared with, is made of."""
 EXAMPLES = {
@@ -49,7 +54,12 @@ EXAMPLES = {
     "PQN": ("pqn/cartpole", "CartPole-v1", ""),
     "EvolutionStrategies": ("es/cartpole", "CartPole-v1", ""),
     "ARS": ("ars/cartpole", "CartPole-v1", ""),
+    "IQL": ("iql/pendulum", "Pendulum-v1", " --model.dataset pendulum/expert-v0 --model.max_updates 20000"),
+    "CQL": ("cql/pendulum", "Pendulum-v1", " --model.dataset pendulum/expert-v0 --model.max_updates 20000"),
+    "TD3BC": ("td3_bc/pendulum", "Pendulum-v1", " --model.dataset pendulum/expert-v0 --model.max_updates 20000"),
+    "AWAC": ("awac/pendulum", "Pendulum-v1", " --model.dataset pendulum/expert-v0 --model.max_updates 20000"),
     "BehavioralCloning": ("bc/cartpole", "CartPole-v1", " --model.dataset cartpole/expert-v0"),
+    "DAgger": ("dagger/lunarlander", "CartPole-v1", " --model.teacher runs/PPO/CartPole-v1/version_0 --model.max_env_steps 5000"),
 }
 """A packaged config of each algorithm, an environment to begin with, and what else that needs."""
 
@@ -150,7 +160,9 @@ def unless_given(value: Any) -> str:
 
 def equations(cls: type) -> str:
     """Quote the docstrings of the algorithm's losses."""
-    own = {key: each for key, each in vars(cls).items() if inspect.isfunction(each) and re.search(r"[=θπαμ½]", docstring(each))}
+    bases = reversed(cls.__mro__[: cls.__mro__.index(lightning_rl.Algorithm)])
+    methods = {key: each for base in bases for key, each in vars(base).items() if inspect.isfunction(each)}
+    own = {key: each for key, each in methods.items() if re.search(r"[=θπαμ½]", docstring(each))}
     return "\n".join(f"- `{key}`: {in_a_line(each)}" for key, each in own.items())
 
 

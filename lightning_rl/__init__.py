@@ -33,6 +33,7 @@ ALGORITHMS = {
     "EvolutionStrategies": "lightning_rl.algorithms.evolution",
     "ARS": "lightning_rl.algorithms.ars",
     "BehavioralCloning": "lightning_rl.algorithms.bc",
+    "DAgger": "lightning_rl.algorithms.dagger",
 }
 
 MODELS = {**ALGORITHMS, "MultiAgent": "lightning_rl.algorithms.multi_agent"}

@@ -10,12 +10,30 @@ import torch
 from pytorch_lightning.loggers.logger import Logger
 from torch import Tensor
 
-from lightning_rl import A2C, DQN, IMPALA, POCA, PPO, PQN, SAC, TD3, TRPO, BehavioralCloning, EvolutionStrategies
+from lightning_rl import (
+    A2C,
+    AWAC,
+    CQL,
+    DQN,
+    IMPALA,
+    IQL,
+    POCA,
+    PPO,
+    PQN,
+    SAC,
+    TD3,
+    TD3BC,
+    TRPO,
+    BehavioralCloning,
+    DAgger,
+    EvolutionStrategies,
+)
 from lightning_rl.algorithms.algorithm import Algorithm
 from tests.experts import at_random
 
 ON_POLICY = [PPO, A2C, IMPALA]
 OFF_POLICY = [SAC, DQN, TD3]
+OFFLINE = [IQL, AWAC, TD3BC, CQL]
 ALL = ON_POLICY + OFF_POLICY
 """What steps environments to learn."""
 TWINS = (A2C, TD3)
@@ -31,11 +49,14 @@ TINY: dict[type[Algorithm], dict[str, Any]] = {
     SAC: REPLAY,
     DQN: REPLAY | {"learning_rate": 1e-3, "target_update_interval": 4},
     TD3: REPLAY,
+    **dict.fromkeys(OFFLINE, REPLAY | {"updates_per_iteration": 16}),
+    DAgger: REPLAY,
     BehavioralCloning: {"updates_per_iteration": 16, "batch_size": 8},
     EvolutionStrategies: {"episodes_per_generation": 4, "shaping": "raw", "sigma": 0.5, "learning_rate": 1e-3},
 }
 """Two environments of eight steps: 16 environment steps an iteration, in two minibatches for PPO; four updates for those that replay, from
-the second iteration on. An iteration of cloning has 16 updates, one of evolution strategies 4 episodes of 4 steps."""
+the second iteration on. An iteration of cloning, and of what learns offline, has 16 updates, one of evolution strategies
+4 episodes of 4 steps."""
 UPDATES = {PPO: 6 * 4, A2C: 6, IMPALA: 6, SAC: 5 * 4, DQN: 5 * 4, TD3: 5 * 4, EvolutionStrategies: 6}
 """Of a tiny run."""
 
@@ -47,16 +68,17 @@ def twins_slow(algorithms: list[Any]) -> list[Any]:
 
 def tiny(algorithm: type[Algorithm], env_id: str | None = None, **settings: Any) -> Any:
     """The same small model each time: 6 iterations of 16 environment steps (updates from random demonstrations) unless told otherwise."""
-    home = "tests.environments:ScriptedBox-v0" if issubclass(algorithm, TD3) else "tests.environments:Scripted-v0"
+    home = "tests.environments:ScriptedBox-v0" if issubclass(algorithm, TD3 | CQL) else "tests.environments:Scripted-v0"
     four_steps = {"kwargs": {"period": 4}} if algorithm is EvolutionStrategies and env_id is None else {}
     if issubclass(algorithm, POCA) and (env_id is None or ":" in env_id):
         env_id, settings = "tests.agents.Crew", settings | {"env": in_crew(env_id or home, settings.get("env", {}))}
     env = {"id": env_id or home, "num_envs": 2} | four_steps | settings.pop("env", {})
     torch.manual_seed(settings.pop("seed", 0))
     own = next(TINY[cls] for cls in algorithm.__mro__ if cls in TINY)
-    if algorithm is BehavioralCloning and "dataset" not in settings:
+    if algorithm.counter == "updates" and "dataset" not in settings:
         settings["dataset"] = at_random(env["id"], repr(env.get("kwargs", {})))
-    return algorithm(env, **({"net_arch": [8], f"max_{algorithm.counter}": 96} | own | settings))
+    length = "max_env_steps" if settings.get("online") else f"max_{algorithm.counter}"
+    return algorithm(env, **({"net_arch": [8], length: 96} | own | settings))
 
 
 def in_crew(env_id: str, env: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl import RecordEpisodes
+from lightning_rl import PPO, RecordEpisodes, Trainer
 from lightning_rl.config_files import Loader
 from lightning_rl.startup import config_folder
 from tests.command_line import run
@@ -48,16 +48,19 @@ def test_slow_configs_exist():
 @pytest.mark.parametrize("name", configs())
 def test_a_packaged_config_trains_for_an_iteration(name, folder, monkeypatch, capfd):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
-    settings = yaml.load((config_folder() / f"{name}.yaml").read_text(encoding="utf-8"), Loader)["model"]["init_args"]
+    model = yaml.load((config_folder() / f"{name}.yaml").read_text(encoding="utf-8"), Loader)["model"]
+    settings = model["init_args"]
     env = settings["env"] if isinstance(settings["env"], dict) else {"id": settings["env"]}
     for dataset in set(datasets(settings)):
         recorder = RecordEpisodes(gym.make(env["id"], max_episode_steps=40, **env.get("kwargs", {})))
         played(recorder, 6)
         recorder.save(dataset)
+    if "teacher" in settings:
+        Trainer(default_root_dir=folder / "runs", enable_progress_bar=False).fit(PPO(env["id"], n_steps=16, max_env_steps=128))
     quick = "--evaluation.episodes 1 --evaluation.max_episode_steps 10 --trainer.enable_progress_bar false"
     status, out, err = run(f"fit --config {name} --trainer.max_steps 1 --trainer.devices 1 --trainer.accelerator cpu {quick}", capfd)
     assert (status, err) == (0, "") and "evaluate it: " in out
-    (last,) = (folder / "runs").rglob("last.ckpt")
+    (last,) = (folder / "runs" / model["class_path"]).rglob("last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 1
     if "dataset" in settings:
-        assert " of 5 episodes to learn from" in out
+        assert (" of 5 episodes to learn from" if name.startswith("bc/") else "dataset: 6 episodes") in out

@@ -266,7 +266,7 @@ def test_marks_of_the_readme_are_what_algorithms_take(name):
     module = lightning_rl.ALGORITHMS[name].rpartition(".")[2]
     row = next(line for line in PAGES[0].read_text("utf-8").splitlines() if f"(lightning_rl/algorithms/{module}.py)" in line)
     marks = [bool(cell.strip()) for cell in row.split("|")[4:-1]]
-    given = {"dataset": "cartpole/expert-v0"} if name == "BehavioralCloning" else {}
+    given = {"BehavioralCloning": {"dataset": "cartpole/expert-v0"}, "DAgger": {"teacher": "runs/PPO/CartPole-v1"}}.get(name, {})
     assert [made(name, spaces, **given) for spaces in MARKS.values()] == marks[:4]
     taken = next(spaces for spaces, mark in zip(MARKS.values(), marks, strict=False) if mark)
     assert [made(name, taken, memory=lightning_rl.GRU(8, sequence_length=16), **given), True] == marks[4:]

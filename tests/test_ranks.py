@@ -96,7 +96,7 @@ def weights_are_equal(case, ours, theirs):
         assert differing(ours[run]["weights"], theirs[run]["weights"]) == [], run
         assert ours[run]["counts"] == theirs[run]["counts"]
         counts = ours[run]["counts"]
-        assert 40 in counts if case == "BehavioralCloning" else counts[0] >= 640
+        assert 40 in counts if case in OFFLINE else counts[0] >= 640
     assert ours["whole"]["counts"][3] >= 20 and ours["whole"]["counts"][1] > 0
     assert (ours["status"], theirs["status"]) == (143, 0)
 
@@ -145,7 +145,7 @@ def what_continues_is_the_same(case, ours, theirs):
 def what_is_told_is_shared(case, ours, theirs):
     rows = read_rows(Path(ours["whole"]["folder"]) / "evaluations.csv")
     assert [row["seed"] for row in rows] == ["10000", "10001", "10002"] * (len(rows) // 3) and len(rows) >= 9
-    if case == "BehavioralCloning":
+    if case in OFFLINE:
         return
     for name, mine in ours["whole"]["mean"].items():
         logged = ours["whole"]["logged"][name]
@@ -154,6 +154,9 @@ def what_is_told_is_shared(case, ours, theirs):
     if case == "PPO":
         assert len({str(each) for each in ours["whole"]["lessons"]}) > 1
 
+
+OFFLINE = ("BehavioralCloning", "IQL")
+"""Cases that step no environment."""
 
 CHECKS = (weights_are_equal, experience_differs, first_gradients_are_those_of_one_rank, what_continues_is_the_same, what_is_told_is_shared)
 CHECKS += (videos_are_made_by_one_rank,)

@@ -14,19 +14,24 @@ import torch
 
 from lightning_rl import (
     A2C,
+    AWAC,
+    CQL,
     DQN,
     GRU,
     IMPALA,
+    IQL,
     LSTM,
     PPO,
     PQN,
     SAC,
     TD3,
+    TD3BC,
     TQC,
     TRPO,
     BehavioralCloning,
     CheckpointConfig,
     CrossQ,
+    DAgger,
     EvaluationConfig,
     EvolutionStrategies,
     Trainer,
@@ -180,6 +185,15 @@ CASES = [
         BehavioralCloning, {"id": "CartPole-v1"}, {"batch_size": 20, "normalize_obs": "running"}, id="BC CartPole", marks=pytest.mark.slow
     ),
     pytest.param(BehavioralCloning, {"id": "Pendulum-v1"}, {"memory": LSTM(8, 4), "ent_coef": 0.1}, id="BC Pendulum LSTM"),
+    pytest.param(
+        IQL, {"id": "Pendulum-v1"}, {"replay": {"prioritized": True}, "n_steps": 2, "normalize_obs": "running"}, id="IQL Pendulum"
+    ),
+    pytest.param(IQL, {"id": "CartPole-v1"}, {"memory": GRU(8, 4)}, id="IQL CartPole GRU", marks=pytest.mark.slow),
+    pytest.param(AWAC, {"id": "CartPole-v1"}, {}, id="AWAC CartPole", marks=pytest.mark.slow),
+    pytest.param(TD3BC, {"id": "Pendulum-v1"}, {}, id="TD3BC Pendulum", marks=pytest.mark.slow),
+    pytest.param(CQL, {"id": "Pendulum-v1"}, {"cql_actions": 2}, id="CQL Pendulum"),
+    pytest.param(CQL, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"cql_actions": 2, "online": True}, id="CQL online"),
+    pytest.param(DAgger, {"id": "CartPole-v1"}, {"teacher": "tests/sharing/sb3/ppo-CartPole-v1.zip"}, id="DAgger CartPole"),
 ]
 
 
@@ -218,11 +232,12 @@ def run(
 ):
     """Train as a user would, six or more iterations; the model and the run's folder."""
     pl.seed_everything(seed, verbose=False)
-    settings = {"log_interval": 16, f"max_{algorithm.counter}": steps} | settings
+    counter = "env_steps" if settings.get("online") else algorithm.counter
+    settings = {"log_interval": 16, f"max_{counter}": steps} | settings
     if "behavioral_cloning" in settings:
         settings["behavioral_cloning"] = settings["behavioral_cloning"] | {"demo_path": at_random(env["id"], "{}")}
     model = tiny(algorithm, env=env, env_id=env["id"], seed=seed, **settings)
-    every = f"every_n_{algorithm.counter}"
+    every = f"every_n_{counter}"
     trainer = Trainer(
         default_root_dir=root,
         accelerator="cpu",

@@ -20,6 +20,7 @@ from lightning_rl import (
     A2C,
     DQN,
     IMPALA,
+    IQL,
     PPO,
     PQN,
     SAC,
@@ -66,6 +67,7 @@ CASES: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
     "DQN": (DQN, CARTPOLE, REPLAYS | {"replay": {"prioritized": True}, "double": True} | FROZEN),
     "DQN that resets": (DQN, CARTPOLE | {"num_envs": 1, "autoreset": "NEXT_STEP"}, REPLAYS | RND),
     "TD3": (TD3, PENDULUM, REPLAYS | {"n_steps": 2}),
+    "IQL": (IQL, PENDULUM, {"normalize_obs": "running", "updates_per_iteration": 2, "max_updates": 40}),
     "BehavioralCloning": (BehavioralCloning, CARTPOLE, {"normalize_obs": "running", "updates_per_iteration": 2, "max_updates": 40}),
 }
 """Runs of 20 iterations: 640 environment steps of two ranks with two environments each, or 40 updates. PPO learns from whole rollouts."""

@@ -48,7 +48,8 @@ class AWAC(CriticFields, OfflineFields, Algorithm):
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, 1)
-        self.network = Actor(self.spaces, "unit_normal", nn.Identity(), **self.network_settings, layers=self.actor_layers)
+        settings = {**self.network_settings, "layers": self.actor_layers, "log_std_init": self.log_std_init}
+        self.network = Actor(self.spaces, "unit_normal", nn.Identity(), **settings)
         self.critic = Critic(self.spaces.observation, self.network.distribution.num_features, **ensemble_settings(self))
         self.target = make_target(self.critic)
         self.target_networks = [(self.critic, self.target)]

@@ -23,11 +23,75 @@ from lightning_rl.training.side_learners import imitate
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class BehavioralCloning(NoRewardFields, Algorithm):
+class Imitation(NoRewardFields, Algorithm):
+    """A policy that is shown what to do, and the loss of doing something else: of `BehavioralCloning` and `DAgger`.
+
+    The network is that of PPO and A2C, so that they can begin with it (`--init_from`); its value function does not learn here.
+
+    Metrics: `train/loss`, `train/entropy`, of choices `train/accuracy` (the most likely one is the demonstrated one) and
+    `train/action_rank` (choices more likely than that, 0 is best), with more than 10 of them `train/top_5_accuracy`, with more than 20
+    `train/top_10_accuracy`, of Box actions `train/mean_abs_deviation` (of the mean, in the environment's units), for each part of a Dict or
+    Tuple action `train/loss/<part>`.
+    """
+
+    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
+    """Cut gradients to this Euclidean norm; null leaves them."""
+    loss: Literal["nll", "mse"] = "nll"
+    """Of Box actions: `nll`, −log π(a|s), or `mse`, the squared error of the mean, which leaves σ; choices have cross-entropy."""
+    label_smoothing: Annotated[float, Range(0, 1)] = 0.0
+    """Share of a demonstrated choice's probability that is spread evenly over all legal choices."""
+    ent_coef: ScheduleSetting = 0.0
+    """Weight of the entropy bonus."""
+    share_encoder: bool | None = None
+    """Policy and value share encoder and memory; null: if without memory."""
+    action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
+    """For Box actions, `clipped_normal` or `tanh_normal`."""
+    log_std_init: float = 0.0
+    """First log σ of Box actions."""
+
+    gamma: float = field(init=False, default=0.0)
+    self_play: SelfPlayConfig | None = field(init=False, default=None)
+
+    losses = ("imitation_loss",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own: dict[str, Any] = {"share_encoder": self.share_encoder, "action_dist": self.action_dist, "log_std_init": self.log_std_init}
+        self.network = ActorCritic(self.spaces, **self.network_settings, **own)
+        if self.loss == "mse" and all(leaf.sizes for leaf in self.network.distribution.leaves()):
+            raise SettingError(f"loss mse is for Box actions, not for {short(self.spaces.action)}; leave it out")
+
+    def learn(self, batch: DemonstrationBatch) -> None:
+        """Make a gradient step."""
+        loss, metrics = self.imitation_loss(batch, self.ent_coef)
+        self.record(grad_norm=self.step(loss, self.own_optimizers[0]))
+        self.record(**{f"train/{name}": value for name, value in metrics.items()})
+        self.end_update(batch)
+
+    def imitation_loss(self, batch: DemonstrationBatch, ent_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return L = Σ over parts of −log π(a|s), or (μ − a)² of Box, − ent_coef · H, the mean over rows, and metrics."""
+        x, _ = self.network.policy(batch.obs, (), batch.episode_start)
+        distribution = self.network.distribution
+        cost, near = imitate(distribution, x, batch.action, batch.action_mask, self.loss, self.label_smoothing)
+        _, entropy = distribution.evaluate(x, batch.action, batch.action_mask)
+        parts = dict(zip((f"loss/{name}" for name in distribution.names), distribution.leaf_sums(cost).unbind(-1), strict=False))
+        metrics = {name: mean(each, batch.weight) for name, each in {"entropy": entropy.sum(-1), **near, **parts}.items()}
+        loss = mean(cost.sum(-1), batch.weight) - scaled(ent_coef, metrics["entropy"])
+        return loss, {"loss": loss, **metrics}
+
+    def in_short(self) -> str:
+        losses: Any = self.recorded.get("train/loss")
+        return f"loss {float(losses[-1]):.3g}" if losses else "loss –"
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return self.with_side_learners(FlatAdam(self.network))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class BehavioralCloning(Imitation):
     """Make what demonstrations did likely. The environment is only for evaluation; a run counts updates.
 
-    The network is that of PPO and A2C, so that they can begin with it (`--init_from`); its value function does not learn here. Each
-    evaluation also judges the demonstrations that are held back.
+    Each evaluation also judges the demonstrations that are held back.
 
     Metrics: `train/loss`, `train/entropy`, of choices `train/accuracy` (the most likely one is the demonstrated one) and
     `train/action_rank` (choices more likely than that, 0 is best), with more than 10 of them `train/top_5_accuracy`, with more than 20
@@ -45,34 +109,17 @@ class BehavioralCloning(NoRewardFields, Algorithm):
     """Gradient steps between two looks at whether to log, evaluate, save or stop."""
     learning_rate: ScheduleSetting = 1e-3
     """Step size of the optimizer."""
-    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut gradients to this Euclidean norm; null leaves them."""
-    loss: Literal["nll", "mse"] = "nll"
-    """Of Box actions: `nll`, −log π(a|s), or `mse`, the squared error of the mean, which leaves σ; choices have cross-entropy."""
-    label_smoothing: Annotated[float, Range(0, 1)] = 0.0
-    """Share of a demonstrated choice's probability that is spread evenly over all legal choices."""
-    ent_coef: ScheduleSetting = 0.0
-    """Weight of the entropy bonus."""
     validation_fraction: float = 0.2
     """The most of all steps that is held back for validation, in whole episodes."""
     split_seed: int = 0
     """Of the draw of these episodes."""
     normalize_obs: str = "off"
     """By the statistics of what is learned from: `running` and `frozen` alike; or `off`."""
-    share_encoder: bool | None = None
-    """Policy and value share encoder and memory; null: if without memory."""
-    action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
-    """For Box actions, `clipped_normal` or `tanh_normal`."""
-    log_std_init: float = 0.0
-    """First log σ of Box actions."""
 
     max_env_steps: int = field(init=False)
-    gamma: float = field(init=False, default=0.0)
     normalize_obs_steps: int = field(init=False, default=1)
-    self_play: SelfPlayConfig | None = field(init=False, default=None)
 
     counter = "updates"
-    losses = ("imitation_loss",)
 
     def __post_init__(self) -> None:
         self.source, self.max_env_steps = self.dataset, as_integer(self.max_updates)
@@ -81,10 +128,6 @@ class BehavioralCloning(NoRewardFields, Algorithm):
         self.settings = DemonstrationSettings(
             self.batch_size, self.updates_per_iteration, self.max_updates, self.validation_fraction, self.split_seed, length
         )
-        own: dict[str, Any] = {"share_encoder": self.share_encoder, "action_dist": self.action_dist, "log_std_init": self.log_std_init}
-        self.network = ActorCritic(self.spaces, **self.network_settings, **own)
-        if self.loss == "mse" and all(leaf.sizes for leaf in self.network.distribution.leaves()):
-            raise SettingError(f"loss mse is for Box actions, not for {short(self.spaces.action)}; leave it out")
 
     @property
     def num_envs(self) -> int:
@@ -103,23 +146,8 @@ class BehavioralCloning(NoRewardFields, Algorithm):
         self.network.normalizer.update(data.learned.rows.obs)
 
     def training_step(self, batches: Iterator[DemonstrationBatch], batch_idx: int) -> None:
-        optimizer = self.own_optimizers[0]
         for batch in batches:
-            loss, metrics = self.imitation_loss(batch, self.ent_coef)
-            self.record(grad_norm=self.step(loss, optimizer))
-            self.record(**{f"train/{name}": value for name, value in metrics.items()})
-            self.end_update(batch)
-
-    def imitation_loss(self, batch: DemonstrationBatch, ent_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return L = Σ over parts of −log π(a|s), or (μ − a)² of Box, − ent_coef · H, the mean over rows, and metrics."""
-        x, _ = self.network.policy(batch.obs, (), batch.episode_start)
-        distribution = self.network.distribution
-        cost, near = imitate(distribution, x, batch.action, batch.action_mask, self.loss, self.label_smoothing)
-        _, entropy = distribution.evaluate(x, batch.action, batch.action_mask)
-        parts = dict(zip((f"loss/{name}" for name in distribution.names), distribution.leaf_sums(cost).unbind(-1), strict=False))
-        metrics = {name: mean(each, batch.weight) for name, each in {"entropy": entropy.sum(-1), **near, **parts}.items()}
-        loss = mean(cost.sum(-1), batch.weight) - scaled(ent_coef, metrics["entropy"])
-        return loss, {"loss": loss, **metrics}
+            self.learn(batch)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -130,10 +158,3 @@ class BehavioralCloning(NoRewardFields, Algorithm):
             for name, value in self.imitation_loss(batch, self.ent_coef)[1].items():
                 total[f"val/{name}"] += float(value) * count / data.held.num_rows
         return dict(total)
-
-    def in_short(self) -> str:
-        losses: Any = self.recorded.get("train/loss")
-        return f"loss {float(losses[-1]):.3g}" if losses else "loss –"
-
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatAdam(self.network))

@@ -1,4 +1,4 @@
-"""Implicit Q-Learning (Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169): offline, and no action is valued that the data do not show."""
+"""Implicit Q-Learning (Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169): offline, valuing only actions that are in the data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +50,8 @@ class IQL(CriticFields, OfflineFields, Algorithm):
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, 1)
-        self.network = Actor(self.spaces, "unit_normal", nn.Identity(), **self.network_settings, layers=self.actor_layers)
+        settings = {**self.network_settings, "layers": self.actor_layers, "log_std_init": self.log_std_init}
+        self.network = Actor(self.spaces, "unit_normal", nn.Identity(), **settings)
         actions = self.network.distribution.num_features
         self.critic = Critic(self.spaces.observation, actions, **ensemble_settings(self))
         self.value = Critic(self.spaces.observation, 0, ensemble=1, **critic_layers(self))

@@ -27,7 +27,7 @@ class Actor(PolicyNetwork):
 
     Args:
         spaces: observation and action space of one environment.
-        action_dist: for Box actions, see `distributions.make_distribution`.
+        action_dist, log_std_init: for Box actions, see `distributions.make_distribution`.
         head: a module after the last layer, for instance `nn.Tanh()`.
         critic_obs: names of observations that it does not read.
         layers: kind of the hidden layers, see `hidden_layers`.
@@ -50,6 +50,7 @@ class Actor(PolicyNetwork):
         memory: Memory | None = None,
         critic_obs: Sequence[str] = (),
         layers: str = "plain",
+        log_std_init: float = 0.0,
     ) -> None:
         super().__init__()
         check_observation_space(spaces.observation, entities, goals, critic_obs)
@@ -59,7 +60,7 @@ class Actor(PolicyNetwork):
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
         """Whether observations, if they are floats, are the features."""
-        self.distribution = make_distribution(spaces.action, action_dist)
+        self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
         features = self.memory.num_features
         self.layers = hidden_layers(layers, features, net_arch, activation, goal=self.memory.goal)
         self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)

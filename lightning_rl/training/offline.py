@@ -30,8 +30,12 @@ class OfflineFields(ReplayFields):
     """With `online`, actions before learning starts: `random` or from the `policy`."""
     self_play: SelfPlayConfig | None = field(init=False, default=None)
 
+    counter = "updates"
+
     def __post_init__(self: Any) -> None:
-        self.source, self.counter = self.dataset, "env_steps" if self.online else "updates"
+        self.source = self.dataset
+        if self.online:
+            self.counter = "env_steps"
         super().__post_init__()  # type: ignore[misc]  # of the algorithm
         self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         check_offline(self)
@@ -73,7 +77,7 @@ def check_offline(algorithm: Any) -> None:
         raise SettingError(f"replay.{name} needs online, where the environment is stepped too; name what to learn from in dataset")
     if algorithm.normalize_reward:
         raise SettingError("normalize_reward needs online: returns are not watched in a dataset; scale it by reward_scale")
-    for name, signal in algorithm.reward_signals.items():
+    for name in algorithm.reward_signals:
         if name != "extrinsic":
             raise SettingError(f"reward_signals.{name} needs online, where the environment is stepped; leave it out")
 

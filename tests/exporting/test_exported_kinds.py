@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies, export_policy
+from lightning_rl import A2C, DQN, GRU, IMPALA, IQL, LSTM, POCA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies, export_policy
 from tests.environments import Anything, Choosy
 from tests.exporting.exported import play_both, save
 from tests.fitting import tiny
@@ -23,6 +23,7 @@ SETTINGS = {
     ],
     TD3: [{}, {"normalize_obs": "running"}],
     EvolutionStrategies: [{}, {"normalize_obs": "running"}],
+    IQL: [{}],
     BehavioralCloning: [{}],
 }
 ACTIONS = {DQN: ["discrete"], TD3: ["box"]}

@@ -1,0 +1,85 @@
+"""DAgger (Ross, Gordon and Bagnell 2011, https://arxiv.org/abs/1011.0686): a teacher says what it would do where the student got to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from lightning_rl.algorithms.bc import Imitation
+from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.demonstrations import DemonstrationBatch
+from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.distributions import Distribution
+from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.spaces import Spaces, without_hidden
+from lightning_rl.training.behaviors import choose_behavior
+from lightning_rl.training.learning import LearningRun
+from lightning_rl.training.loading import load
+from lightning_rl.training.run import Run
+from lightning_rl.training.settings import ReplayFields, replay_settings, replay_updates
+from lightning_rl.types import Transition, Tree, tree_map, tree_to_numpy, tree_to_torch
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DAgger(ReplayFields, Imitation):
+    """Act, remember all that was seen, and imitate there what the teacher does: cloning that also learns how to come back from its errors.
+
+    The student acts from the first step (β = 0 in the paper); `replay.demonstrations` shows it the teacher's own episodes first.
+
+    Metrics: `train/loss`, `train/entropy`, of choices `train/accuracy` and `train/action_rank` (0 is best), of Box actions
+    `train/mean_abs_deviation` (of the mean, in the environment's units), as of `BehavioralCloning`; and of the memory `replay/size`,
+    `replay/mean_picks` and `replay/age_mean`, as of `SAC`.
+    """
+
+    teacher: str
+    """A run's folder, a checkpoint or a shared agent, whose most likely action is imitated; it must be without a memory."""
+    warmup: Literal["random", "policy"] = "policy"
+    """Actions before learning starts: `random` or from the `policy`."""
+    n_steps: int = field(init=False, default=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
+        if self.replay.prioritized:
+            raise SettingError("replay.prioritized goes by errors of values, which DAgger does not learn; leave it out")
+
+    @property
+    def planned_updates(self) -> int:
+        return replay_updates(self)
+
+    def experience(self) -> ReplayDataset:
+        self.labels = Teacher(self.teacher, self.spaces, self.device)
+        return self.replay_experience(self.replay_settings, self.replay)
+
+    def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
+        for batch in batches:
+            action = self.labels(batch.obs, batch.action_mask, self.network.distribution)
+            start = batch.episode_start
+            if len(start):
+                start[0] = True  # as in demonstrations, each sequence begins with an empty memory
+            self.learn(DemonstrationBatch(batch.obs, action, batch.weight, start, batch.action_mask))
+
+
+class Teacher:
+    """The policy of another run, which is asked and does not learn.
+
+    Raises `SettingError`: there is none, it has a memory, or it was trained with other spaces.
+    """
+
+    def __init__(self, source: str, spaces: Spaces, device: torch.device) -> None:
+        stored = choose_behavior(load(source, Run, LearningRun, device), None)
+        theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
+        if (theirs.observation, theirs.action) != (ours.observation, ours.action):
+            raise SettingError(f"teacher {source} was trained with other observations or actions than this environment has")
+        if len(stored.network.initial_memory(1)):
+            raise SettingError(f"teacher {source} has a memory, and what is remembered here are single steps; use one without")
+        self.network: Any = stored.network.to(device).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(self, obs: Tree, mask: Tree, student: Distribution) -> Tree:
+        """Return its actions for observations `[B, ...]`, in the form in which a student's distribution samples them."""
+        action, _ = self.network.sample(obs, (), None, mask, deterministic=True)
+        sampled = student.from_env(self.network.distribution.to_env(tree_to_numpy(action)))
+        device = next(self.network.parameters()).device
+        return tree_map(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, tree_to_torch(sampled, device))
