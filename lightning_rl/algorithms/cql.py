@@ -1,4 +1,4 @@
-"""Conservative Q-Learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779): SAC offline, with critics that expect little of new actions."""
+"""Conservative Q-Learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779): SAC offline, with pessimistic critics."""
 
 import math
 from dataclasses import dataclass, field
