@@ -12,10 +12,11 @@ from lightning_rl.data.demonstrations import DemonstrationBatch
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import Distribution
 from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.learning import LearningRun
-from lightning_rl.training.loading import load
+from lightning_rl.training.loading import best_of, load
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import ReplayFields, replay_settings, replay_updates
 from lightning_rl.types import Transition, Tree, tree_map, tree_to_numpy, tree_to_torch
@@ -49,7 +50,7 @@ class DAgger(ReplayFields, Imitation):
         return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
-        self.labels = Teacher(self.teacher, self.spaces, self.device)
+        self.labels = Teacher(self.teacher, self.env, self.spaces, self.device)
         return self.replay_experience(self.replay_settings, self.replay)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
@@ -67,8 +68,10 @@ class Teacher:
     Raises `SettingError`: there is none, it has a memory, or it was trained with other spaces.
     """
 
-    def __init__(self, source: str, spaces: Spaces, device: torch.device) -> None:
-        stored = choose_behavior(load(source, Run, LearningRun, device), None)
+    def __init__(self, source: str, env: Any, spaces: Spaces, device: torch.device) -> None:
+        path = best_of(source)
+        unnamed = {"env": env} if is_zip(path) else {}  # what Stable-Baselines3 saves names no environment
+        stored = choose_behavior(load(path, Run, LearningRun, device, **unnamed), None)
         theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"teacher {source} was trained with other observations or actions than this environment has")
