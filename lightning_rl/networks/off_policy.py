@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Generator, Tensor, nn
 
-from lightning_rl.distributions import make_distribution
+from lightning_rl.distributions import SDE, FeatureHead, make_distribution
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.losses.q_learning import quantile_huber
 from lightning_rl.losses.soft_actor_critic import critic_loss
@@ -31,7 +31,8 @@ class Actor(PolicyNetwork):
         head: a module after the last layer, for instance `nn.Tanh()`.
         critic_obs: names of observations that it does not read.
         layers: kind of the hidden layers, see `hidden_layers`.
-        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `ActorCritic`.
+        log_std_init: first log σ with `sde`.
+        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory, sde: as in `ActorCritic`.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Actor(PolicyNetwork):
         memory: Memory | None = None,
         critic_obs: Sequence[str] = (),
         layers: str = "plain",
+        sde: SDE | None = None,
+        log_std_init: float = 0.0,
     ) -> None:
         super().__init__()
         check_observation_space(spaces.observation, entities, goals, critic_obs)
@@ -59,10 +62,12 @@ class Actor(PolicyNetwork):
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
         """Whether observations, if they are floats, are the features."""
-        self.distribution = make_distribution(spaces.action, action_dist)
         features = self.memory.num_features
         self.layers = hidden_layers(layers, features, net_arch, activation, goal=self.memory.goal)
-        self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
+        last = net_arch[-1] if net_arch else features
+        self.distribution = make_distribution(spaces.action, action_dist, log_std_init, sde, last)
+        self.layers.append(nn.Linear(last, self.distribution.num_inputs) if sde is None else FeatureHead(self.distribution, last))
+        self.layers.append(head)
 
     def perceptron(self) -> Perceptron | None:
         """Return the layers from normalized observations to the distribution's input; None in a subclass, which may compute more."""
