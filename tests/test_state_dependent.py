@@ -135,9 +135,7 @@ def test_the_ratio_is_one_before_the_first_step(autoreset, memory, action):
 
     class Watching(PPO):
         def loss(self, minibatch, *scheduled):
-            found = self.network.evaluate(
-                minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask
-            )
+            found = self.network.evaluate(minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask)
             ratios.append((found[0] - minibatch.log_prob).sum(-1)[minibatch.weight > 0].exp().detach())
             return super().loss(minibatch, *scheduled)
 
