@@ -60,6 +60,7 @@ CASES: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
     "A2C": (A2C, PENDULUM, {"normalize_advantage": True, **SHORT}),
     "IMPALA": (IMPALA, CARTPOLE | {"num_envs": 1}, {"actors": {"num_actors": 2, "backend": "in_process"}, **SHORT}),
     "SAC": (SAC, PENDULUM, REPLAYS | SHORT),
+    "SAC of smooth noise": (SAC, PENDULUM, REPLAYS | {"use_sde": True, "sde_sample_freq": 5}),
     "SAC of choices": (SAC, CARTPOLE, REPLAYS | GAIL),
     "PQN": (PQN, CARTPOLE, {"batch_size": 16, **SHORT}),
     "TRPO": (TRPO, CARTPOLE, {"batch_size": 16, **SHORT}),

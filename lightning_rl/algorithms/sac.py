@@ -25,17 +25,19 @@ from lightning_rl.training.settings import (
     CriticFields,
     Range,
     ReplayFields,
+    StateDependentFields,
     critic_layers,
     ensemble_settings,
     hidden_observations,
     replay_settings,
     replay_updates,
+    sde_settings,
 )
 from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SAC(CriticFields, ReplayFields, Algorithm):
+class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     """Act, remember, and after every step improve critics Q, the policy π and the temperature α on a batch of memories.
 
     Box, Discrete, MultiDiscrete, MultiBinary, and nested Dict or Tuple of them: continuous dimensions are drawn from a squashed Gaussian,
@@ -74,6 +76,8 @@ class SAC(CriticFields, ReplayFields, Algorithm):
     """Learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8)."""
     critic_obs: list[str] | Literal["all", "state"] | None = None
     """Names of observations that only critics get; of several agents `all` or `state`."""
+    log_std_init: Annotated[float, Range(-20, 20)] = -3.0
+    """With use_sde: first log σ."""
     threaded: bool = False
     """Make the steps of the next iteration in a thread of its own while this one is learned from: with a policy that is one iteration old.
     For environments that wait for something else, such as a simulator, or have processes of their own."""
@@ -86,7 +90,9 @@ class SAC(CriticFields, ReplayFields, Algorithm):
         self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         hidden = hidden_observations(self.critic_obs)
+        sde = sde_settings(self, max(1, self.train_freq // self.num_envs), learn_features=True)
         settings = {**self.network_settings, "critic_obs": hidden, "layers": self.actor_layers}
+        settings |= {"sde": sde, "log_std_init": self.log_std_init}
         self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **settings)
         self.actions = SoftActions(self.network.distribution)
         self.check_quantiles()

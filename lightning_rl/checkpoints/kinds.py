@@ -122,6 +122,9 @@ FLAGS, INTEGERS, FLOATS, GENERATOR = (
     Kind(f"a vector of {str(dtype)[6:]}", partial(_is_vector, dtype=dtype))
     for dtype in (torch.bool, torch.int64, torch.float64, torch.uint8)
 )
+MATRICES = Kind(
+    "matrices of float32", lambda value: (value.dtype, value.dim(), value.layout) == (torch.float32, 3, torch.strided) and is_finite(value)
+)
 RATING = Kind("a rating", _is_rating)
 RATINGS = Kind("ratings of players", lambda value: all(type(player) is int and _is_rating(each) for player, each in dict.items(value)))
 SCORES = Kind("scores of players", _are_scores)

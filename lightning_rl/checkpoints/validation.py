@@ -28,6 +28,7 @@ from lightning_rl.checkpoints.kinds import (
     LIGHTNING,
     LIST,
     MAPPING,
+    MATRICES,
     MEASURE,
     NUMBER,
     POSITIVE,
@@ -116,6 +117,8 @@ DATA: Rules = {
     "collector/episodes?/envs": MAPPING,
     "collector/episodes?/start": FLAGS,
     "collector/episodes?/begin_anew?": FLAG,
+    "collector/episodes?/exploration?/steps": COUNT,
+    "collector/episodes?/exploration?/draws/[]": MATRICES,
     "collector/episodes?/envs/opponent?": MAPPING,
     **below("collector/episodes?/envs/opponent?", OPPONENT),
 }

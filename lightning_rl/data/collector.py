@@ -10,10 +10,11 @@ import torch
 from torch import Generator
 
 from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.distributions import Exploration, state_dependent
 from lightning_rl.envs.stepping import AnyStepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import ActingNetwork, Precision, RandomActor, StepActor, make_actor, reset_memory
+from lightning_rl.networks.acting import ActingNetwork, ExploringActor, Precision, RandomActor, StepActor, make_actor, reset_memory
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -142,6 +143,8 @@ class Collector:
         """Rows stepped, experience or not: they grow on all ranks in the same iterations."""
         self.generator = Generator(next(network.parameters()).device).manual_seed(seed)
         """Of the policy's draws, on its device."""
+        exploring = state_dependent(network.distribution)
+        self.exploration = Exploration(exploring, num_envs, self.generator) if exploring else None
         self._space = spaces.observation
         self._obs = allocate(self._space, n_steps + 1, num_envs)
         self._obs_tensor = tree_to_torch(self._obs)
@@ -202,7 +205,9 @@ class Collector:
         if self._current is None:
             self.reset()
         obs = tree_index(self._obs, slice(self.n_steps))
-        if self._actor is None:
+        if self._actor is None and self.exploration is not None:
+            self._actor = ExploringActor(self.network, obs, self.exploration, self.precision)
+        elif self._actor is None:
             self._actor = make_actor(self.network, obs, self.generator, self.precision)
         else:
             self._actor.begin(obs)
@@ -320,6 +325,8 @@ class Collector:
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
         if self._current is not None:
             current = {"obs": self._current, "memory": self._memory, "start": self._start, "mask": self._mask}
+            if self.exploration is not None:
+                current["exploration"] = self.exploration.get_state()
             state["episodes"] = {"envs": self.stepper.state_dict(), "begin_anew": self._restarts, **current}
         return state
 
@@ -339,6 +346,8 @@ class Collector:
             new_episodes: str | None = "the checkpoint holds no action masks, or other ones"
         elif tree_map(np.shape, episodes["memory"]) != tree_map(np.shape, self.network.initial_memory(self.num_envs)):
             new_episodes = "the checkpoint holds another memory"
+        elif self.exploration is not None and not self.exploration.set_state(episodes.get("exploration")):
+            new_episodes = "the checkpoint holds other exploration matrices"
         else:
             new_episodes = self.stepper.load_state_dict(episodes["envs"])
         if new_episodes is not None:

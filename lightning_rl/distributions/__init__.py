@@ -9,13 +9,17 @@ from lightning_rl.distributions.distribution import Bernoulli, Categorical, Dist
 from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian, UnitGaussian
 from lightning_rl.distributions.joint import Joint, check_box_actions, make_distribution, make_epsilon_greedy
 from lightning_rl.distributions.soft import SoftActions, SoftSample
+from lightning_rl.distributions.state_dependent import SDE, Exploration, FeatureHead, state_dependent
 
 __all__ = [
+    "SDE",
     "Bernoulli",
     "Categorical",
     "DiagonalGaussian",
     "Distribution",
     "EpsilonGreedy",
+    "Exploration",
+    "FeatureHead",
     "Joint",
     "MultiCategorical",
     "NoisyAction",
@@ -27,4 +31,5 @@ __all__ = [
     "check_box_actions",
     "make_distribution",
     "make_epsilon_greedy",
+    "state_dependent",
 ]

@@ -64,18 +64,23 @@ class Gaussian(Continuous):
     def draw(self, x: Array, noise: Array) -> Array:
         return x + noise
 
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and log σ."""
+        return x, self.log_std.to(x.dtype)
+
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        return x
+        return self.moments(x)[0]
 
     def evaluate_gaussian(self, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of a draw and the entropy, `[..., D]` each."""
-        log_std = self.log_std.to(x.dtype)
-        z = (action - x) * (-log_std).exp()
+        mean, log_std = self.moments(x)
+        z = (action - mean) * (-log_std).exp()
         log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
-        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
+        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean)
 
     def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
-        return [torch.distributions.Normal(x, self.log_std.to(x.dtype).exp().expand_as(x), validate_args=False)]
+        mean, log_std = self.moments(x)
+        return [torch.distributions.Normal(mean, log_std.exp().expand_as(mean), validate_args=False)]
 
 
 class DiagonalGaussian(Gaussian):
@@ -136,7 +141,8 @@ class TanhGaussian(Gaussian):
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
         log_prob, entropy = self.evaluate_gaussian(x, action)
         # H(a) = H(u) + E[log |da/du|]; the expectation by Gauss-Hermite quadrature
-        u = x.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.nodes
+        mean, log_std = self.moments(x)
+        u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self.nodes
         stretch = (_log_tanh_derivative(u) * self.node_weights).sum(-1)
         return log_prob - _log_tanh_derivative(action), entropy + stretch
 
@@ -191,29 +197,30 @@ class SquashedGaussian(UnitActions):
         mean, log_std = x[..., : self.num_parts], x[..., self.num_parts :].clip(*LOG_STD_RANGE)
         return _tanh(mean + (np.exp(log_std) if isinstance(log_std, np.ndarray) else log_std.exp()) * noise)
 
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and log σ before tanh."""
+        mean, log_std = x.chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
     def rsample(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return a reparameterized action in [-1, 1], from standard normal noise, and its log-probability, `[..., D]` each."""
-        mean, log_std = x.chunk(2, -1)
-        log_std = log_std.clamp(*LOG_STD_RANGE)
+        mean, log_std = self.moments(x)
         u = mean + log_std.exp() * noise
-        return u.tanh(), self._log_prob(noise, log_std, u)
-
-    def _log_prob(self, noise: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
         # log N(u) − log (1 − tanh² u), the constants together
-        return 2 * (u + functional.softplus(-2 * u)) - 0.5 * noise.square() - log_std - LOG_PROB_CONSTANT
+        return u.tanh(), 2 * (u + functional.softplus(-2 * u)) - 0.5 * noise.square() - log_std - LOG_PROB_CONSTANT
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        return x.chunk(2, -1)[0].tanh()
+        return self.moments(x)[0].tanh()
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
         """Return the log-probability of an action in [-1, 1], taken 1e-6 inside its bounds, and minus that of a new one as its entropy."""
-        mean, log_std = x.chunk(2, -1)
-        log_std = log_std.clamp(*LOG_STD_RANGE)
+        mean, log_std = self.moments(x)
         u = action.float().clamp(-MAX_TANH, MAX_TANH).atanh()  # bfloat16 would round to 1
-        return self._log_prob((u - mean) * (-log_std).exp(), log_std, u), -self.rsample(x, self.noise(x, None))[1]
+        log_prob, new = (self.rsample(x, noise)[1] for noise in ((u - mean) * (-log_std).exp(), self.noise(x, None)))
+        return log_prob, -new
 
 
-class UnitGaussian(UnitActions):
+class UnitGaussian(UnitActions, Gaussian):
     """A Gaussian in [-1, 1] with mean tanh x and a free log σ, clipped to [-20, 2]; what is drawn beyond the bounds is put on them.
 
     The density is that of the Gaussian, as if it had no bounds: what offline methods fit to actions that were recorded on a bound.
@@ -221,26 +228,19 @@ class UnitGaussian(UnitActions):
 
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
         super().__init__(space, "action_dist unit_normal")
-        self.log_std = nn.Parameter(torch.full((self.num_inputs,), float(log_std_init)))
+        nn.init.constant_(self.log_std, log_std_init)
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        return self.log_std.clamp(*LOG_STD_RANGE).exp() * torch.empty_like(x).normal_(generator=generator)
+        return self.moments(x)[1].exp() * torch.empty_like(x).normal_(generator=generator)
 
     def draw(self, x: Array, noise: Array) -> Array:
         return (_tanh(x) + noise).clip(-1, 1)
 
-    def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        return x.tanh()
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.tanh(), self.log_std.clamp(*LOG_STD_RANGE).to(x.dtype)
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        log_std = self.log_std.clamp(*LOG_STD_RANGE).to(x.dtype)
-        z = (action - x.tanh()) * (-log_std).exp()
-        log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
-        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(x)
-
-    def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
-        std = self.log_std.clamp(*LOG_STD_RANGE).to(x.dtype).exp()
-        return [torch.distributions.Normal(x.tanh(), std.expand_as(x), validate_args=False)]
+        return self.evaluate_gaussian(x, action)
 
 
 class NoisyAction(UnitActions):

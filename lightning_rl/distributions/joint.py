@@ -1,6 +1,7 @@
 """The distribution of an action space, whatever its parts."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,9 +10,23 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions.distribution import Bernoulli, Categorical, Distribution, EpsilonGreedy, MultiCategorical, split_mask
 from lightning_rl.distributions.gaussian import DiagonalGaussian, NoisyAction, SquashedGaussian, TanhGaussian, UnitGaussian
+from lightning_rl.distributions.state_dependent import (
+    SDE,
+    StateDependent,
+    StateDependentGaussian,
+    StateDependentSquashed,
+    StateDependentTanhGaussian,
+)
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.spaces import short
 from lightning_rl.types import Tree
+
+EXPLORING: dict[str, type[StateDependent]] = {
+    "clipped_normal": StateDependentGaussian,
+    "tanh_normal": StateDependentTanhGaussian,
+    "squashed_normal": StateDependentSquashed,
+}
+"""State-dependent exploration in place of another Gaussian."""
 
 
 class Joint(Distribution):
@@ -82,7 +97,9 @@ class Joint(Distribution):
         return [leaf for part in self.parts for leaf in part.leaves()]
 
 
-def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std_init: float = 0.0) -> Distribution:
+def make_distribution(
+    space: Space, action_dist: str = "clipped_normal", log_std_init: float = 0.0, sde: SDE | None = None, num_features: int = 0
+) -> Distribution:
     """Return the distribution of an action space.
 
     Args:
@@ -90,6 +107,8 @@ def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std
         action_dist: for Box, `clipped_normal` or `tanh_normal` (on-policy), `squashed_normal` (SAC), `noisy` (TD3) or
             `unit_normal` (IQL, AWAC).
         log_std_init: first value of log σ where it does not depend on the observation.
+        sde: of Box, state-dependent exploration.
+        num_features: of a policy with it, L: x of Box is `[..., A + L]`, see `FeatureHead`.
 
     Raises:
         SettingError: a space without a distribution.
@@ -101,10 +120,12 @@ def make_distribution(space: Space, action_dist: str = "clipped_normal", log_std
         "noisy": NoisyAction,
         "unit_normal": lambda box: UnitGaussian(box, log_std_init),
     }
+    if sde is not None:
+        boxes = {name: partial(cls, log_std_init=log_std_init, num_features=num_features, sde=sde) for name, cls in EXPLORING.items()}
     check_choice("action_dist", action_dist, boxes)
     if isinstance(space, Dict | Tuple) and len(space):
         children: Iterable[Space] = space.values() if isinstance(space, Dict) else space
-        return Joint(space, [make_distribution(child, action_dist, log_std_init) for child in children])
+        return Joint(space, [make_distribution(child, action_dist, log_std_init, sde, num_features) for child in children])
     if isinstance(space, Discrete):
         return Categorical(space)
     if isinstance(space, MultiDiscrete):

@@ -42,10 +42,11 @@ class SoftActions(nn.Module):
     """
 
     start: Tensor
+    distribution: Distribution
 
     def __init__(self, distribution: Distribution) -> None:
         super().__init__()
-        self.distribution = distribution
+        vars(self)["distribution"] = distribution  # its weights are the network's
         self.leaves = distribution.leaves()
         self.inputs = [leaf.num_inputs for leaf in self.leaves]
         self.mask_widths = [leaf.mask_width for leaf in self.leaves]

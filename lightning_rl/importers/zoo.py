@@ -49,8 +49,7 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     config.set("model.max_env_steps", settings.integer("n_timesteps", 1_000_000))
     if algorithm in ("ppo", "trpo"):
         set_minibatches(config, settings, num_envs)
-    if algorithm in theirs.OFF_POLICY:
-        set_update_ratio(config, settings, num_envs)
+    between = set_update_ratio(config, settings, num_envs) if algorithm in theirs.OFF_POLICY else None
     if config.algorithm == "TD3":
         set_noise(config, settings)
     if algorithm == "ars":
@@ -78,6 +77,7 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
         if name in settings:
             config.set(f"model.{'replay.' if name == 'optimize_memory_usage' else ''}{name}", settings.take(name))
     theirs.set_policy(config, settings, algorithm)
+    theirs.set_exploration(config, settings, algorithm, config.settings.get("model.n_steps", 5) if between is None else between)
     set_normalization(config, settings)
     if "seed" in settings:
         config.set("seed_everything", settings.integer("seed", 0, low=0))
@@ -202,8 +202,11 @@ def set_minibatches(config: Config, settings: Settings, num_envs: int) -> None:
     config.set("model.batch_size", batch, f"{wanted} there; here a part of n_steps x num_envs = {rows}" * (batch != wanted))
 
 
-def set_update_ratio(config: Config, settings: Settings, num_envs: int) -> None:
-    """Convert when to learn: here in environment steps of all environments together, there of each of them."""
+def set_update_ratio(config: Config, settings: Settings, num_envs: int) -> float:
+    """Convert when to learn: here in environment steps of all environments together, there of each of them.
+
+    Return the steps of each environment between; infinity if they are those of episodes.
+    """
     freq, steps = settings.take("train_freq", 1), settings.take("gradient_steps", 1)
     every, unit = freq if isinstance(freq, list | tuple) and len(freq) == 2 else (freq, "step")
     check_range(settings.place("train_freq"), every, 1, whole=True)
@@ -222,6 +225,7 @@ def set_update_ratio(config: Config, settings: Settings, num_envs: int) -> None:
         updates_each = every if steps == -1 else steps
         moves = max(1, round(interval / every)) * updates_each
         config.set("model.target_update_interval", moves, f"updates; {interval} environment steps there")
+    return math.inf if unit == "episode" else every // num_envs
 
 
 def set_noise(config: Config, settings: Settings) -> None:

@@ -1,5 +1,7 @@
 """Stable-Baselines3's settings: their names and defaults, and what they become."""
 
+import math
+
 from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, check_choice, check_names
 from lightning_rl.importers.config import Config, Settings, read_expression
@@ -78,12 +80,13 @@ NET_ARCH = {"td3": [400, 300], "ddpg": [400, 300]}
 IMAGE_NET_ARCH: dict[str, list[int]] = {"ppo": [], "a2c": [], "dqn": []}
 """Default hidden layers, where they are not ours; IMAGE_NET_ARCH behind the encoder of CnnPolicy."""
 
+EXPLORING = ("ppo", "a2c", "trpo", "sac", "tqc", "crossq")
+"""Algorithms that can explore by a function of the state."""
 _SDE = ("use_sde", "sde_sample_freq", "use_sde_at_warmup", "full_std", "use_expln", "squash_output", "sde_net_arch")
+STEPS_OF_AN_EPISODE = 64
+"""How long a function explores where it is drawn for each episode there."""
 DROPPED = {
-    **dict.fromkeys(
-        (*_SDE, "log_std_init of use_sde"),
-        "exploration that depends on the state is not here; noise is drawn again at each step",
-    ),
+    **dict.fromkeys(_SDE, "without effect there unless use_sde explores"),
     "sub_sampling_factor": "the Fisher matrix is that of all rows here",
     "callback": "see trainer.callbacks",
     "vec_env_wrapper": "see env.wrappers",
@@ -144,8 +147,7 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     extractor = inner.take("features_extractor_kwargs", {})
     if isinstance(extractor, dict) and "features_dim" in extractor:
         config.set("model.encoder_features", extractor["features_dim"])
-    if settings.values.get("use_sde") and "log_std_init" in inner:
-        inner.values["log_std_init of use_sde"] = inner.take("log_std_init")
+    explores = algorithm in EXPLORING and settings.values.get("use_sde")
     if algorithm in ON_POLICY:
         if "log_std_init" in inner:
             config.set("model.log_std_init", inner.take("log_std_init"))
@@ -161,11 +163,36 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
             config.set("model.n_critics", inner.integer("n_critics", 2))
         if algorithm in QUANTILES:
             config.set("model.n_quantiles", inner.integer("n_quantiles", QUANTILES[algorithm]))
-        if "log_std_init" in inner:
+        if "log_std_init" in inner and explores:
+            config.set("model.log_std_init", inner.take("log_std_init"))
+        elif "log_std_init" in inner:
             config.note(f"policy_kwargs.log_std_init {inner.take('log_std_init')} dropped: σ is an output of the network here")
         inner.take("share_features_extractor")
         inner.take("ortho_init")
     settings.values |= inner.values
+
+
+def set_exploration(config: Config, settings: Settings, algorithm: str, steps: float) -> None:
+    """Convert state-dependent exploration, after `set_policy`.
+
+    Args:
+        steps: of an environment in one collection, which begins with a new function there; infinity if it is an episode.
+    """
+    if algorithm not in EXPLORING or not settings.take("use_sde", False):
+        return
+    config.set("model.use_sde", True)
+    freq = settings.integer("sde_sample_freq", -1, low=-1)
+    if 0 < freq < steps:
+        config.set("model.sde_sample_freq", freq, f"and again after each {steps} there" if math.isfinite(steps) and steps % freq else "")
+    elif steps == math.inf:
+        config.set("model.sde_sample_freq", STEPS_OF_AN_EPISODE, "those of an episode there")
+    for name in ("use_expln", "full_std"):
+        if name in settings:
+            config.set(f"model.{name}", settings.take(name))
+    if settings.take("squash_output", False) and algorithm in ON_POLICY:
+        config.set("model.action_dist", "tanh_normal")
+    if settings.take("use_sde_at_warmup", False):
+        config.set("model.warmup", "policy")
 
 
 def set_widths(config: Config, setting: object, where: str, algorithm: str) -> None:

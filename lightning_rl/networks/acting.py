@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Generator, Tensor, nn
 
-from lightning_rl.distributions import Distribution
+from lightning_rl.distributions import Distribution, Exploration
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
@@ -194,6 +194,18 @@ class TorchActor:
     def actions(self) -> Tree:
         """Return all actions as sampled, `[T, N, ...]`."""
         return tree_stack(self.taken)
+
+
+class ExploringActor(TorchActor):
+    """Acts with state-dependent exploration, whose generator draws. Other arguments as `TorchActor`."""
+
+    def __init__(self, network: ActingNetwork, obs: Tree, exploration: Exploration, precision: Precision = nullcontext) -> None:
+        super().__init__(network, obs, exploration.generator, precision)
+        self.exploration = exploration
+
+    def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
+        with self.exploration.step():
+            return super().act(t, memory, episode_start, action_mask)
 
 
 class NumpyActor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from lightning_rl.distributions import make_distribution
+from lightning_rl.distributions import SDE, FeatureHead, make_distribution
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses.policy_gradient import value_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
@@ -91,6 +91,7 @@ class ActorCritic(PolicyNetwork):
         normalize_obs: `off`, `running` or `frozen` (statistics of random steps at the start of the run).
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
+        sde: state-dependent exploration of Box actions.
         streams: S, the number of reward streams.
         value_transform: learn h(value): `identity`, `signed_hyperbolic` or `symlog`.
         value_support: the least and greatest integer of a histogram of h(value); null learns the number itself.
@@ -115,6 +116,7 @@ class ActorCritic(PolicyNetwork):
         normalize_obs: str = "off",
         action_dist: str = "clipped_normal",
         log_std_init: float = 0.0,
+        sde: SDE | None = None,
         streams: int = 1,
         value_transform: str = "identity",
         value_support: Sequence[int] | None = None,
@@ -141,10 +143,11 @@ class ActorCritic(PolicyNetwork):
         self.passes_observations = memory is None and self.actor_encoder.is_vector
         """Whether observations, if they are floats, are the features."""
         features, goal = self.memory.num_features, self.memory.goal
-        self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
         last = net_arch[-1] if net_arch else features
+        self.distribution = make_distribution(spaces.action, action_dist, log_std_init, sde, last)
         self.actor = goal_mlp(features, net_arch, activation, goal=goal)
-        self.actor.append(orthogonal(nn.Linear(last, self.distribution.num_inputs), 0.01))
+        head = nn.Linear(last, self.distribution.num_inputs) if sde is None else FeatureHead(self.distribution, last)
+        self.actor.append(orthogonal(head, 0.01))
         seen = self.critic_memory.num_features
         self.critic = goal_mlp(seen, net_arch, activation, goal=self.critic_memory.goal)
         self.value_head = make_value_head(value_transform, value_support)

@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Generator, Tensor, nn
 
-from lightning_rl.distributions import make_distribution
+from lightning_rl.distributions import SDE, FeatureHead, make_distribution
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.losses.q_learning import quantile_huber
 from lightning_rl.losses.soft_actor_critic import critic_loss
@@ -27,11 +27,12 @@ class Actor(PolicyNetwork):
 
     Args:
         spaces: observation and action space of one environment.
-        action_dist, log_std_init: for Box actions, see `distributions.make_distribution`.
+        action_dist: for Box actions, see `distributions.make_distribution`.
         head: a module after the last layer, for instance `nn.Tanh()`.
         critic_obs: names of observations that it does not read.
         layers: kind of the hidden layers, see `hidden_layers`.
-        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `ActorCritic`.
+        log_std_init: first log σ where it does not depend on the observation.
+        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory, sde: as in `ActorCritic`.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Actor(PolicyNetwork):
         memory: Memory | None = None,
         critic_obs: Sequence[str] = (),
         layers: str = "plain",
+        sde: SDE | None = None,
         log_std_init: float = 0.0,
     ) -> None:
         super().__init__()
@@ -60,10 +62,12 @@ class Actor(PolicyNetwork):
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
         """Whether observations, if they are floats, are the features."""
-        self.distribution = make_distribution(spaces.action, action_dist, log_std_init)
         features = self.memory.num_features
         self.layers = hidden_layers(layers, features, net_arch, activation, goal=self.memory.goal)
-        self.layers.append(nn.Linear(net_arch[-1] if net_arch else features, self.distribution.num_inputs)).append(head)
+        last = net_arch[-1] if net_arch else features
+        self.distribution = make_distribution(spaces.action, action_dist, log_std_init, sde, last)
+        self.layers.append(nn.Linear(last, self.distribution.num_inputs) if sde is None else FeatureHead(self.distribution, last))
+        self.layers.append(head)
 
     def perceptron(self) -> Perceptron | None:
         """Return the layers from normalized observations to the distribution's input; None in a subclass, which may compute more."""

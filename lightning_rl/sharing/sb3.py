@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lightning_rl.checkpoints.archive import Checkpoint, NotPlainError, check_archive, read_archive
 from lightning_rl.checkpoints.files import shown
+from lightning_rl.distributions.state_dependent import MAX_MEAN
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.normalization import ObservationNormalizer
 from lightning_rl.sharing.hub import STATISTICS
@@ -181,7 +182,19 @@ def _read_actor_critic(weights: _Weights) -> Read:
         state |= weights.encoder(prefix, f"network.{name}_encoder")
     copies = ("features_extractor.", "pi_features_extractor.", "vf_features_extractor.")
     used = weights.used | {name for name in weights.weights if name.startswith(copies)}  # the same weights under other names
-    return weights.settings(state, weights.activation("tanh"), widths) | {"share_encoder": bool(shares)}, state, used
+    settings = weights.settings(state, weights.activation("tanh"), widths) | {"share_encoder": bool(shares)} | _exploration(weights, state)
+    if weights.kwargs.get("squash_output"):
+        settings["action_dist"] = "tanh_normal"
+    return settings, state, used
+
+
+def _exploration(weights: _Weights, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the settings of state-dependent exploration, if an agent explored by it."""
+    if not weights.data.get("use_sde"):
+        return {}
+    freq, actions = int(weights.data.get("sde_sample_freq") or -1), len(state["network.distribution.log_std"][0])
+    full_std = actions > 1 or bool(weights.kwargs.get("full_std", True))
+    return {"use_sde": True, "sde_sample_freq": freq, "use_expln": bool(weights.kwargs.get("use_expln")), "full_std": full_std}
 
 
 def _read_dqn(weights: _Weights) -> Read:
@@ -195,10 +208,15 @@ def _read_dqn(weights: _Weights) -> Read:
 def _read_sac(weights: _Weights) -> Read:
     hidden = weights.layers("actor.latent_pi")
     state = weights.sequence(hidden, "network.layers")
+    explores = bool(weights.data.get("use_sde"))
+    if explores and (clip := weights.kwargs.get("clip_mean", MAX_MEAN)) != MAX_MEAN:
+        raise UnlikeError(f"its clip_mean is {clip}, and means are clipped at {MAX_MEAN:g} here")
     for part in ("weight", "bias"):
-        heads = [weights.take(f"actor.{name}.{part}") for name in ("mu", "log_std")]
+        heads = [weights.take(f"actor.{name}.{part}") for name in (["mu.0"] if explores else ["mu", "log_std"])]
         state[f"network.layers.{2 * len(hidden)}.{part}"] = torch.cat(heads)
-    settings = _read_critics(weights, weights.widths(hidden), state)
+    if explores:
+        state["network.distribution.log_std"] = weights.take("actor.log_std")
+    settings = _read_critics(weights, weights.widths(hidden), state) | _exploration(weights, state)
     if (learned := weights.others.get("log_ent_coef")) is not None:
         settings["ent_coef"] = "auto"
         state["temperature.log_alpha"] = learned.detach().float().reshape(1)
@@ -261,8 +279,6 @@ def _algorithm(data: Mapping[str, Any]) -> str:
     algorithm = next((name for name in known if SIGNS[name] in data), None)
     if algorithm is None or "cg_max_steps" in data:  # TRPO has PPO's policy
         raise UnlikeError(f"its policy is of {module[:60]}; agents that have a counterpart are {WANTED}")
-    if data.get("use_sde"):
-        raise UnlikeError("it explores by gSDE (use_sde), which has no counterpart")
     return algorithm
 
 

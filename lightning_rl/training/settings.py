@@ -12,6 +12,7 @@ from torch.optim import Adam, Optimizer
 
 from lightning_rl.data.dataset import ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.distributions import SDE
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range, nearest
 from lightning_rl.networks.actor_critic import ActorCritic
@@ -279,7 +280,43 @@ class ExplorationFields:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ActorCriticFields:
+class StateDependentFields:
+    """Exploration of Box actions by a function of the state (gSDE), see distributions/state_dependent.py."""
+
+    use_sde: bool = False
+    """Explore by noise that is a function of the state for some steps (gSDE), not drawn at each one."""
+    sde_sample_freq: Annotated[int, Range(-1)] = -1
+    """Steps of each environment with one such function; -1: those of a rollout, or train_freq."""
+    use_expln: bool = False
+    """With use_sde: σ grows slowly above 1."""
+    full_std: bool = True
+    """With use_sde: each action has its own σ of each feature."""
+
+
+def sde_settings(algorithm: Any, steps: int, learn_features: bool) -> SDE | None:
+    """Return the settings of state-dependent exploration; None where it is off.
+
+    Args:
+        algorithm: with `StateDependentFields`.
+        steps: of each environment with one function, unless sde_sample_freq says otherwise.
+        learn_features: the noise shapes the features.
+
+    Raises:
+        SettingError: a frequency of 0, or a setting of exploration that is off.
+    """
+    if algorithm.sde_sample_freq == 0:
+        raise SettingError("sde_sample_freq 0 would never draw the noise; use a number of steps, or -1")
+    if not algorithm.use_sde:
+        for each in fields(StateDependentFields):
+            if getattr(algorithm, each.name) != each.default:
+                raise SettingError(f"{each.name} is a setting of use_sde, which is false; remove it")
+        return None
+    freq = steps if algorithm.sde_sample_freq == -1 else algorithm.sde_sample_freq
+    return SDE(freq, algorithm.use_expln, algorithm.full_std, learn_features)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ActorCriticFields(StateDependentFields):
     """Losses and network of the actor-critic family."""
 
     ent_coef: ScheduleSetting = 0.0
@@ -312,7 +349,8 @@ def actor_critic_settings(algorithm: Any) -> dict[str, Any]:
     names = ("share_encoder", "action_dist", "log_std_init", "value_transform", "value_support")
     own = {name: getattr(algorithm, name) for name in names}
     streams, hidden = len(algorithm.reward_signals), hidden_observations(algorithm.critic_obs)
-    return {**algorithm.network_settings, **own, "streams": streams, "critic_obs": hidden}
+    sde = sde_settings(algorithm, algorithm.n_steps, learn_features=False)
+    return {**algorithm.network_settings, **own, "sde": sde, "streams": streams, "critic_obs": hidden}
 
 
 def hidden_observations(critic_obs: list[str] | str | None) -> list[str]:

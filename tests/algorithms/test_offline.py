@@ -152,9 +152,8 @@ def shown(env, action, episodes, **kwargs):
 @every_offline_algorithm
 def test_what_a_probe_teaches_offline(algorithm, name):
     env, kwargs, obs, values = PROBES[name]
-    settings = FAST | (
-        SOFT | {"cql_alpha": 0.0} if algorithm is CQL else {"expectile": 0.5} if algorithm is IQL else {"tau": 0.2, "normalize_obs": "off"}
-    )
+    own = {CQL: SOFT | {"cql_alpha": 0.0}, IQL: {"expectile": 0.5}, TD3BC: {"tau": 0.2, "normalize_obs": "off"}}
+    settings = FAST | own.get(algorithm, {})
     data = shown(env, "box", 300, **kwargs)
     model = tiny(
         algorithm, f"tests.environments:{env.__name__}-v0", env={"kwargs": {"action": "box"}}, dataset=data, max_updates=1500, **settings

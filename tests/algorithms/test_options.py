@@ -76,7 +76,14 @@ COMMON = {
     ],
     "memory": [Option(LSTM(4, 4)), Option(GRU(4, 4), given={"memory": LSTM(8, 4)})],
 }
-ON = {
+EXPLORING = {"use_sde": True}
+SDE = {
+    "use_sde": [Option(True, "ScriptedBox-v0")],
+    "sde_sample_freq": [Option(1, "ScriptedBox-v0", given=EXPLORING), Option(3, "ScriptedBox-v0", given=EXPLORING)],
+    "use_expln": [Option(True, "ScriptedBox-v0", given={**EXPLORING, "log_std_init": 0.5})],
+    "full_std": [Option(False, "ScriptedBox-v0", given={**EXPLORING, "learning_rate": 0.05})],
+}
+ON = SDE | {
     "n_steps": [Option(4)],
     "gae_lambda": [Option(0.5)],
     "ent_coef": [Option(0.1), Option({"schedule": "linear", "start": 0.1}, given={"ent_coef": 0.1})],
@@ -214,7 +221,9 @@ OWN = {
     },
     SAC: OFF
     | CRITICS
+    | SDE
     | {
+        "log_std_init": [Option(-1.0, "ScriptedBox-v0", given=EXPLORING)],
         "target_update_interval": [Option(4)],
         "critic_obs": CRITIC_OBS,
         "policy_delay": [Option(2)],
@@ -356,7 +365,7 @@ def meaningless(algorithm: type) -> set[str]:
 def options(algorithm: type) -> dict[str, list[Option]]:
     """Return the options of an algorithm; it may have some of the common ones in its own way, and others not at all."""
     found = {name: rows for name, rows in COMMON.items() if name not in meaningless(algorithm)} | OWN[algorithm]
-    shared = [] if algorithm in EXAMPLES else [*COMMON.values(), *ON.values(), *OFF.values(), *CRITICS.values()]
+    shared = [] if algorithm in EXAMPLES else [*COMMON.values(), *ON.values(), *OFF.values(), *CRITICS.values(), *SDE.values()]
     return {name: rows[:1] if any(rows is each for each in shared) else rows for name, rows in found.items()}
 
 

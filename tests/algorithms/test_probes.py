@@ -43,6 +43,7 @@ REPLAY = {
     "buffer_size": 4_000,
     "steps_per_iteration": 100,
 }
+SMOOTH = {"use_sde": True, "sde_sample_freq": 2, "log_std_init": -1.0}
 SOFT = REPLAY | {"tau": 0.1, "ent_coef": 1e-4}
 MAXIMIZING = ON_POLICY | {"batch_size": 32, "n_epochs": 8, "exploration_final_eps": 0.2}
 DROPPED = {"gradient_steps": 2, "n_critics": 4, "critic_subset": 2, "critic_layers": "layer_norm", "net_arch": [32]}
@@ -53,10 +54,12 @@ LEARNERS = {
     "PPO": Learner(PPO, ON_POLICY | {"batch_size": 32, "n_epochs": 4}, ("discrete", "box"), replays=False),
     "A2C": Learner(A2C, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), replays=False),
     "PQN": Learner(PQN, MAXIMIZING, ("discrete",), replays=False, variant=True),
+    "PPO with a function for noise": Learner(PPO, ON_POLICY | SMOOTH | {"batch_size": 32, "n_epochs": 4}, ("box",), False, variant=True),
     "TRPO": Learner(TRPO, ON_POLICY | {"batch_size": 32}, ("discrete", "box"), replays=False, variant=True),
     "IMPALA": Learner(IMPALA, ON_POLICY | {"use_rms_prop": False}, ("discrete", "box"), replays=False),
     "SAC": Learner(SAC, SOFT, ("discrete",)),
     "SAC of continuous actions": Learner(SAC, SOFT | {"gradient_steps": 2}, ("box", "hybrid")),
+    "SAC with a function for noise": Learner(SAC, SOFT | SMOOTH | {"gradient_steps": 2}, ("box",), variant=True),
     "SAC with a value network": Learner(SAC, SOFT | {"value_network": True}, ("discrete", "box"), variant=True),
     "TQC": Learner(TQC, SOFT | {"gradient_steps": 4, "n_quantiles": 8}, ("box",), variant=True),
     "CrossQ": Learner(CrossQ, CROSS, ("discrete", "box"), variant=True),

@@ -196,11 +196,40 @@ def test_widths_come_in_many_forms(expression, widths, said, convert):
     assert (settings(text)["net_arch"], remark(text, "net_arch")) == (widths, said)
 
 
-def test_state_dependent_exploration_is_dropped_with_its_first_scale():
-    text = imported("ppo", "MountainCarContinuous-v0")
-    assert "log_std_init" not in settings(text)
-    assert any(line.startswith("use_sde, log_std_init of use_sde dropped: exploration that depends") for line in comments(text))
-    assert "log_std_init" not in settings(imported("sac", "MountainCarContinuous-v0"))
+@pytest.mark.parametrize(("algorithm", "first"), [("ppo", -3.29), ("sac", -3.67)])
+def test_state_dependent_exploration_is_read_with_its_first_scale(algorithm, first):
+    text = imported(algorithm, "MountainCarContinuous-v0")
+    given = settings(text)
+    assert (given["use_sde"], given["log_std_init"]) == (True, first) and "sde_sample_freq" not in given
+    assert not any("sde" in line for line in comments(text))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "section", "expected", "said"),
+    [
+        ("ppo", "{n_steps: 8, sde_sample_freq: 4}", {"sde_sample_freq": 4}, ""),
+        ("ppo", "{n_steps: 8, sde_sample_freq: 3}", {"sde_sample_freq": 3}, "and again after each 8 there"),
+        ("ppo", "{n_steps: 8, sde_sample_freq: 64}", {}, ""),
+        ("a2c", "{sde_sample_freq: 4}", {"sde_sample_freq": 4}, "and again after each 5 there"),
+        ("sac", "{train_freq: 8, n_envs: 2, use_sde_at_warmup: true}", {"train_freq": 16, "warmup": "policy"}, ""),
+        ("tqc", "{train_freq: [1, episode]}", {"sde_sample_freq": 64}, "those of an episode there"),
+        ("tqc", "{train_freq: [1, episode], sde_sample_freq: 8}", {"sde_sample_freq": 8}, ""),
+        ("crossq", '{policy_kwargs: "dict(use_expln=True, full_std=False)"}', {"use_expln": True, "full_std": False}, ""),
+        ("a2c", '{policy_kwargs: "dict(squash_output=True)"}', {"action_dist": "tanh_normal"}, ""),
+    ],
+)
+def test_state_dependent_exploration_is_drawn_as_often_as_there(algorithm, section, expected, said, convert):
+    text = convert(section.replace("{", "{use_sde: true, ", 1), algorithm)
+    given = settings(text)
+    assert given["use_sde"] and {name: given[name] for name in expected} == expected
+    assert ("sde_sample_freq" in given) == ("sde_sample_freq" in expected)
+    assert not said or remark(text, "sde_sample_freq") == said
+
+
+def test_settings_of_exploration_that_is_off_are_dropped(convert):
+    text = convert('{sde_sample_freq: 4, policy_kwargs: "dict(use_expln=True)"}')
+    assert "sde_sample_freq" not in settings(text)
+    assert "sde_sample_freq, use_expln dropped: without effect there unless use_sde explores" in comments(text)
 
 
 def test_the_optimizer_of_a2c_is_read_from_policy_kwargs(convert):

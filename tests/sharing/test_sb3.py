@@ -24,7 +24,7 @@ from tests.sharing.test_hub import ADDRESS, REPO, hub  # noqa: F401  (a fixture)
 from tests.sharing.theirs import CASES, FOLDER, NORMALIZED, complete, observations
 
 OURS = {"PPO": PPO, "A2C": A2C, "DQN": DQN, "SAC": SAC, "TD3": TD3, "DDPG": TD3}
-READ = [name for name in CASES if name not in ("sde", "unequal")]
+READ = [name for name in CASES if name != "unequal"]
 CARTPOLE = FOLDER / "ppo-CartPole-v1.zip"
 
 
@@ -163,7 +163,7 @@ EXTRACTOR = {"policy_kwargs": {"features_extractor_class": "<class 'my_module.Mi
 @pytest.mark.parametrize(
     ("given", "env_id", "words"),
     [
-        ({"name": "sde"}, "Pendulum-v1", r"it explores by gSDE \(use_sde\)"),
+        ({"name": "sac-sde", "data": {"policy_kwargs": {"clip_mean": 1.0}}}, "Pendulum-v1", "its clip_mean is 1.0"),
         ({"name": "unequal"}, "CartPole-v1", r"layers of \[4\] and its value function of \[5\]; here both have the same"),
         (
             {"data": {"policy_class": {"__module__": "sb3_contrib.tqc.policies"}}},

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"n_steps": 16, "policy_kwargs": {"features_extractor_kwargs": {"features_dim": 8}}},
     ),
     "sde": ("PPO", "Pendulum-v1", {"use_sde": True, "n_steps": 64, "policy_kwargs": {"net_arch": [4]}}),
+    "sac-sde": ("SAC", "Pendulum-v1", {"use_sde": True, "learning_starts": 100, "policy_kwargs": {"net_arch": [4]}}),
     "unequal": ("PPO", "CartPole-v1", {"n_steps": 64, "policy_kwargs": {"net_arch": {"pi": [4], "vf": [5]}}}),
 }
 NORMALIZED = "ppo-Pendulum-v1"
