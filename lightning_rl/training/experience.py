@@ -35,6 +35,7 @@ from lightning_rl.data.demonstrations import (
 )
 from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
+from lightning_rl.data.replay.hindsight import GoalReward, make_goal_reward
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
@@ -199,6 +200,8 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     algorithm.say(describe_memory(spaces, action, settings.buffer_size, config, node, frames, memory))
     rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps}
     rows |= {"frames": frames, "sequences": sequences, "action_mask": spaces.masks()}
+    if config.relabel is not None:
+        rows["goal_reward"] = find_goal_reward(algorithm, settings)
     seed = torch.initial_seed() + algorithm.global_rank
     own = {**rows, "capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed}
     if config.demonstration_share is not None:
@@ -207,6 +210,17 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     if not saved:
         fill_first(algorithm, buffer, read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations))
     return buffer
+
+
+def find_goal_reward(algorithm: Learner, settings: ReplaySettings) -> GoalReward:
+    """Return what the environment pays for other goals; raise `SettingError` where they cannot be learned from."""
+    if settings.memory is not None:
+        raise SettingError("replay.relabel does not go with memory, which has seen the goals that rows had before; leave one out")
+    for name, signal in algorithm.reward_signals.items():
+        if signal.sees or signal.ignore_done:
+            what = ".ignore_done" if signal.ignore_done else ", which learns from the goals that rows had before"
+            raise SettingError(f"replay.relabel does not go with reward_signals.{name}{what}; leave one out")
+    return make_goal_reward(algorithm.env, algorithm.spaces)
 
 
 def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
