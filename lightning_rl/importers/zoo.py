@@ -51,6 +51,7 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
         set_minibatches(config, settings, num_envs)
     if algorithm in theirs.OFF_POLICY:
         set_update_ratio(config, settings, num_envs)
+        theirs.set_hindsight(config, settings)
     if config.algorithm == "TD3":
         set_noise(config, settings)
     if algorithm == "ars":
