@@ -82,7 +82,7 @@ class Reported(gym.Wrapper):
 
 
 class Goals(Scripted):
-    """A walk to a goal: 100 · episode + t is achieved after t steps, whatever is done, 100 · episode + `goal` is desired; pays 0 there, else -1."""
+    """A walk to a goal, whatever is done: 100 · episode + t is achieved after t steps, 100 · episode + `goal` pays 0 and all others -1."""
 
     observation_space = Dict({name: Box(-np.inf, np.inf, (1,), np.float32) for name in ("observation", "achieved_goal", "desired_goal")})
 

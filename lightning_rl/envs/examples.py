@@ -117,9 +117,9 @@ def make_action_space(continuous: int, branches: int) -> gym.Space:
 
 
 class BitFlipping(gym.Env):
-    """Turn one word of bits into another, both drawn for each episode, by flipping one bit at each step (Andrychowicz et al. 2017, sect. 3.1).
+    """Turn a word of bits into another by flipping one bit at each step (Andrychowicz et al. 2017, sect. 3.1).
 
-    A step pays 0 if it reaches the goal, which ends the episode, and else -1. `max_episode_steps` should be `bits`: so many are enough.
+    Both words are drawn for each episode. A step pays 0 if it reaches the goal, which ends the episode, and else -1. `max_episode_steps` should be `bits`: so many are enough.
 
     Args:
         bits: of a word.
@@ -130,10 +130,11 @@ class BitFlipping(gym.Env):
         word = Box(0.0, 1.0, (bits,), np.float32)
         self.observation_space = Dict({"observation": word, "achieved_goal": word, "desired_goal": word})
         self.action_space = Discrete(bits)
+        self.bits = bits
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         super().reset(seed=seed)
-        self.word, self.goal = self.np_random.integers(2, size=(2, self.action_space.n)).astype(np.float32)
+        self.word, self.goal = self.np_random.integers(2, size=(2, self.bits)).astype(np.float32)
         return self.observe(), {}
 
     def step(self, action: Tree) -> StepResult:

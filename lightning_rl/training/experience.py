@@ -218,7 +218,7 @@ def find_goal_reward(algorithm: Learner, settings: ReplaySettings) -> GoalReward
         raise SettingError("replay.relabel does not go with memory, which has seen the goals that rows had before; leave one out")
     for name, signal in algorithm.reward_signals.items():
         if signal.sees or signal.ignore_done:
-            what = ".ignore_done" if signal.ignore_done else ", which learns from the goals that rows had before"
+            what = ", which learns from the goals that rows had before" if signal.sees else ".ignore_done"
             raise SettingError(f"replay.relabel does not go with reward_signals.{name}{what}; leave one out")
     return make_goal_reward(algorithm.env, algorithm.spaces)
 

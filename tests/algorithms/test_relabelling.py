@@ -77,14 +77,14 @@ def test_what_it_does_not_go_with_is_named_in_one_line(settings, words):
 
 
 def test_agents_have_no_goals():
-    with pytest.raises(SettingError, match="replay.relabel is for environments of one agent; leave it out"):
+    with pytest.raises(SettingError, match=r"^replay\.relabel is for environments of one agent; leave it out$"):
         fit(tiny(SAC, "tests.agents.Together", replay=HINDSIGHT))
 
 
 def test_the_command_line_takes_each_setting_and_refuses_in_one_line_with_status_2(folder, capfd):
     start = TINY.replace("--model PPO", "fit --model DQN").replace("--model.n_steps 16", "").replace("--model.n_epochs 1", "")
     start += "--model.learning_starts 16 "
-    status, out, err = run(f"{start} --model.env.id lightning_rl/BitFlipping-v0 --model.replay.relabel.k 2", capfd)
+    status, _, err = run(f"{start} --model.env.id lightning_rl/BitFlipping-v0 --model.replay.relabel.k 2", capfd)
     assert (status, err) == (0, "")
     (config,) = (folder / "runs").rglob("config.yaml")
     assert "strategy: future" in config.read_text() and "k: 2" in config.read_text()

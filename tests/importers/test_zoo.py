@@ -305,7 +305,6 @@ ERRORS = [
     ('{policy_kwargs: "dict(net_arch=[a])"}', "policy_kwargs.net_arch must be a list of widths", "['a']"),
     ('{policy_kwargs: "os.system(1)"}', "CartPole-v1.policy_kwargs must be a mapping", "'os.system(1)'"),
     ('{policy_kwargs: "dict("}', "CartPole-v1.policy_kwargs must be a mapping", "'dict('"),
-    ("{replay_buffer_class: HerReplayBuffer, replay_buffer_kwargs: 3}", "CartPole-v1.replay_buffer_kwargs must be a mapping", "got 3"),
     ("{env_kwargs: 3}", "CartPole-v1.env_kwargs must be a mapping of arguments, got 3"),
     ("{env_wrapper: [3]}", "CartPole-v1.env_wrapper must be class paths", "got 3"),
 ]
@@ -323,6 +322,18 @@ def test_hindsight_is_what_the_file_says(convert):
     assert settings(convert(f'{{replay_buffer_class: HerReplayBuffer, replay_buffer_kwargs: "{named}"}}', "dqn"))["replay"] == {
         "relabel": {"strategy": "final", "k": 2}
     }
+    for wrong, words in (
+        ("3", "replay_buffer_kwargs must be a mapping such as dict(n_sampled_goal=4), got 3"),
+        ("dict(n_sampled_goal=0)", "replay_buffer_kwargs.n_sampled_goal must be >= 1, got 0"),
+        ("dict(goal_selection_strategy='last')", "goal_selection_strategy must be one of future, final, episode, got 'last'"),
+        (
+            "dict(n_sampled_goals=4)",
+            "replay_buffer_kwargs.n_sampled_goals is not a setting of HerReplayBuffer; did you mean n_sampled_goal?",
+        ),
+    ):
+        with pytest.raises(SettingError) as error:
+            convert(f'{{replay_buffer_class: HerReplayBuffer, replay_buffer_kwargs: "{wrong}"}}', "sac")
+        assert words in str(error.value)
     assert "replay" not in settings(convert('{replay_buffer_kwargs: "dict(handle_timeout_termination=False)"}', "sac"))
 
 

@@ -1,7 +1,7 @@
 """Hindsight Experience Replay (Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495): learn from goals that were reached by chance.
 
-An environment with goals observes a Dict with `achieved_goal` and `desired_goal`, and has `compute_reward(achieved_goal, desired_goal, info)`.
-What a row pays for another goal is computed when it is drawn; rows keep the goals that their episodes had.
+An environment with goals observes a Dict with `achieved_goal` and `desired_goal`, and has a method
+`compute_reward(achieved_goal, desired_goal, info)`. What a row pays for another goal is computed when it is drawn; stored rows keep theirs.
 """
 
 from collections.abc import Callable
