@@ -119,7 +119,8 @@ def make_action_space(continuous: int, branches: int) -> gym.Space:
 class BitFlipping(gym.Env):
     """Turn a word of bits into another by flipping one bit at each step (Andrychowicz et al. 2017, sect. 3.1).
 
-    Both words are drawn for each episode. A step pays 0 if it reaches the goal, which ends the episode, and else -1. `max_episode_steps` should be `bits`: so many are enough.
+    Both words are drawn for each episode. A step pays 0 if it reaches the goal, which ends the episode, and else -1. Episodes are truncated
+    after 10 steps; with more bits set `max_episode_steps` to as many.
 
     Args:
         bits: of a word.
