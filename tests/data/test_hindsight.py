@@ -306,6 +306,16 @@ def doubled() -> gym.Env:
     return gym.wrappers.TransformReward(Goals(), lambda reward: 2 * reward)
 
 
+def test_goals_of_gymnasium_robotics_are_found_by_their_ids(capfd):
+    pytest.importorskip("gymnasium_robotics")
+    env = EnvConfig("PointMaze_UMaze-v3", kwargs={"continuing_task": False})
+    found = make_goal_reward(env, spaces_of(env))
+    achieved, desired = np.float32([[0, 0], [1, 1], [2, 2]]), np.float32([[0, 0.4], [1, 1.5], [2, 2]])  # 0.45 is near
+    assert found.reward(achieved, desired).tolist() == [1, 0, 1]
+    assert found.terminated is not None and found.terminated(achieved, desired).tolist() == [True, False, True]
+    assert capfd.readouterr().err == ""
+
+
 GOALS = "tests.environments:Goals-v0"
 REFUSED = [
     ("CartPole-v1", "replay.relabel needs observations with achieved_goal and desired_goal of one shape, got"),
