@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -306,8 +307,8 @@ def doubled() -> gym.Env:
     return gym.wrappers.TransformReward(Goals(), lambda reward: 2 * reward)
 
 
+@pytest.mark.skipif(find_spec("gymnasium_robotics") is None, reason="needs the extra robotics")
 def test_goals_of_gymnasium_robotics_are_found_by_their_ids(capfd):
-    pytest.importorskip("gymnasium_robotics")
     env = EnvConfig("PointMaze_UMaze-v3", kwargs={"continuing_task": False})
     found = make_goal_reward(env, spaces_of(env))
     achieved, desired = np.float32([[0, 0], [1, 1], [2, 2]]), np.float32([[0, 0.4], [1, 1.5], [2, 2]])  # 0.45 is near
