@@ -81,6 +81,33 @@ class Reported(gym.Wrapper):
         return *rest, {"is_success": True} if info and self.seed in self.seeds else {}
 
 
+class Goals(Scripted):
+    """A walk to a goal, whatever is done: 100 · episode + t is achieved after t steps, 100 · episode + `goal` pays 0 and all others -1."""
+
+    observation_space = Dict({name: Box(-np.inf, np.inf, (1,), np.float32) for name in ("observation", "achieved_goal", "desired_goal")})
+
+    def __init__(self, period: int = 4, endings: tuple[str, ...] = ENDINGS, first_episode: int = 0, goal: int = 3) -> None:
+        super().__init__(period, endings, first_episode)
+        self.goal = goal
+
+    def observe(self) -> Any:
+        places = {"observation": self.t, "achieved_goal": 100 * self.episode + self.t, "desired_goal": 100 * self.episode + self.goal}
+        return {name: np.array([place], np.float32) for name, place in places.items()}
+
+    def step(self, action: Any) -> Step:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(self.compute_reward(obs["achieved_goal"], obs["desired_goal"], {})), terminated, truncated, info
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return np.where((achieved_goal == desired_goal).all(-1), 0.0, -1.0)
+
+
+class GoalsBox(Goals):
+    """The same with a Box of actions."""
+
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+
+
 class Image(Scripted):
     """The same seen as a picture: the upper half is as bright as the episode, the lower half as t."""
 
@@ -343,7 +370,7 @@ class Choosy(Scripted):
         return [action - 1] if self.action == "discrete" else list(action)
 
 
-SCRIPTED = (Anything, Choosy, Scripted, ScriptedDict, ScriptedBox, Image, ImageBox, Crowd, CrowdBox)
+SCRIPTED = (Anything, Choosy, Scripted, ScriptedDict, ScriptedBox, Goals, GoalsBox, Image, ImageBox, Crowd, CrowdBox)
 PROBES = (ConstantReward, DelayedReward, ObservedReward, ObservedAction, Recall, Endless)
 for environment in SCRIPTED + PROBES:
     gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")

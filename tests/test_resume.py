@@ -169,6 +169,12 @@ CASES = [
         marks=pytest.mark.slow,
     ),
     pytest.param(TD3, {"id": "Pendulum-v1", "vectorization": "async"}, {"normalize_obs": "frozen", "normalize_obs_steps": 32}, id="TD3"),
+    pytest.param(
+        SAC,
+        {"id": "tests.environments:GoalsBox-v0", "autoreset": "NEXT_STEP"},
+        {"replay": {"relabel": {"k": 2}, "optimize_memory_usage": True}, "n_steps": 2, "buffer_size": 60, "normalize_reward": True},
+        id="SAC hindsight",
+    ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"reward_signals": {"rnd": {}, "curiosity": {"gamma": 0.9}}}, id="PPO rnd and curiosity"),
     pytest.param(
         SAC,

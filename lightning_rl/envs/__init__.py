@@ -15,4 +15,5 @@ SUCCESS = ("is_success", "success")
 
 gym.register("lightning_rl/Simple1D-v0", "lightning_rl.envs.examples:Simple1D", max_episode_steps=200)
 gym.register("lightning_rl/Memory1D-v0", "lightning_rl.envs.examples:Memory1D", max_episode_steps=200)
+gym.register("lightning_rl/BitFlipping-v0", "lightning_rl.envs.examples:BitFlipping", max_episode_steps=10)
 gym.register("lightning_rl/ConnectFour-v0", "lightning_rl.envs.examples:ConnectFour")

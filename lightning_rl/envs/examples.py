@@ -116,6 +116,46 @@ def make_action_space(continuous: int, branches: int) -> gym.Space:
     return Dict(parts) if len(parts) > 1 else parts.popitem()[1]
 
 
+class BitFlipping(gym.Env):
+    """Turn a word of bits into another by flipping one bit at each step (Andrychowicz et al. 2017, sect. 3.1).
+
+    Both words are drawn for each episode. A step pays 0 if it reaches the goal, which ends the episode, and else -1. Episodes are truncated
+    after 10 steps; with more bits set `max_episode_steps` to as many.
+
+    Args:
+        bits: of a word.
+    """
+
+    def __init__(self, bits: int = 10) -> None:
+        check_range("bits", bits, 1, whole=True)
+        word = Box(0.0, 1.0, (bits,), np.float32)
+        self.observation_space = Dict({"observation": word, "achieved_goal": word, "desired_goal": word})
+        self.action_space = Discrete(bits)
+        self.bits = bits
+
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
+        super().reset(seed=seed)
+        self.word, self.goal = self.np_random.integers(2, size=(2, self.bits)).astype(np.float32)
+        return self.observe(), {}
+
+    def step(self, action: Tree) -> StepResult:
+        self.word[action] = 1 - self.word[action]
+        reward = float(self.compute_reward(self.word, self.goal, {}))
+        return self.observe(), reward, reward == 0, False, {"is_success": reward == 0}
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: object) -> np.ndarray:
+        """Return what reaching some words `[..., bits]` pays for goals `[..., bits]`."""
+        return np.where((achieved_goal == desired_goal).all(-1), 0.0, -1.0)
+
+    def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: object) -> np.ndarray:
+        """Return where words are goals."""
+        return (achieved_goal == desired_goal).all(-1)
+
+    def observe(self) -> Tree:
+        """Return both words; the goal that is reached is the word itself."""
+        return {"observation": self.word.copy(), "achieved_goal": self.word.copy(), "desired_goal": self.goal.copy()}
+
+
 class ConnectFour(gym.Env):
     """PettingZoo's `connect_four_v3` for one player against a random one; who begins is drawn for each episode.
 

@@ -4,8 +4,9 @@ import importlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, redirect_stderr
 from functools import partial
+from io import StringIO
 from textwrap import shorten
 from typing import Any, TypeVar
 
@@ -34,10 +35,13 @@ EXTRAS = {
     "opencv": "atari",
     "minatar": "minatar",
     "minigrid": "minigrid",
+    "gymnasium_robotics": "robotics",
     "pettingzoo": "pettingzoo",
     "vmas": "vmas",
 }
 """Which of this package's extras installs a missing package."""
+ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
+"""How ids of gymnasium-robotics begin."""
 Built = TypeVar("Built", gym.Env, VectorEnv, VmasCopies)
 
 
@@ -271,6 +275,9 @@ def prepare_package(env_id: str) -> None:
         importlib.import_module("minatar.gym").register_envs()
     if env_id.startswith(("MiniGrid-", "BabyAI-")):
         importlib.import_module("minigrid")  # registers them
+    if env_id.startswith(ROBOTICS) and env_id not in gym.registry:
+        with redirect_stderr(StringIO()):
+            importlib.import_module("gymnasium_robotics")
     spec = gym.registry.get(env_id)
     if spec is not None and "mujoco" in str(spec.entry_point):
         importlib.import_module("mujoco").set_mju_user_warning(logging.getLogger("mujoco").info)

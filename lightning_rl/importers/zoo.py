@@ -49,7 +49,10 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     config.set("model.max_env_steps", settings.integer("n_timesteps", 1_000_000))
     if algorithm in ("ppo", "trpo"):
         set_minibatches(config, settings, num_envs)
-    between = set_update_ratio(config, settings, num_envs) if algorithm in theirs.OFF_POLICY else None
+    between = None
+    if algorithm in theirs.OFF_POLICY:
+        between = set_update_ratio(config, settings, num_envs)
+        theirs.set_hindsight(config, settings)
     if config.algorithm == "TD3":
         set_noise(config, settings)
     if algorithm == "ars":

@@ -1,8 +1,10 @@
 """Stable-Baselines3's settings: their names and defaults, and what they become."""
 
 import math
+from typing import get_args
 
 from lightning_rl.config_files import Plain
+from lightning_rl.data.replay.hindsight import Strategy
 from lightning_rl.errors import SettingError, check_choice, check_names
 from lightning_rl.importers.config import Config, Settings, read_expression
 
@@ -22,7 +24,7 @@ ALGORITHMS = {
 ON_POLICY = ("ppo", "a2c", "trpo")
 OFF_POLICY = ("dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg")
 MISSING = {
-    "her": "SAC is nearest, without hindsight",
+    "her": "it is replay.relabel of SAC, TQC, TD3 and DQN: say which of them by --algo",
     "ppo_lstm": "it is PPO with model.memory LSTM: take ppo.yml",
 }
 """The zoo's other algorithms, and what to use instead."""
@@ -106,6 +108,12 @@ DROPPED = {
     "normalize_images": "images are divided by 255",
 }
 """Why a known setting is left out if nothing read it."""
+
+HINDSIGHT = {
+    "copy_info_dict": "rows have no info here; compute_reward gets an empty one",
+    **dict.fromkeys(("handle_timeout_termination", "max_episode_length", "n_envs", "online_sampling"), "not needed here"),
+}
+"""Why other arguments of HerReplayBuffer are left out."""
 
 POLICY = {"net_arch", "activation_fn", "log_std_init", "ortho_init", "n_critics", "share_features_extractor", "optimizer_class"}
 POLICY |= {"optimizer_kwargs", "features_extractor_class", "features_extractor_kwargs", "normalize_images"}
@@ -212,3 +220,25 @@ def set_widths(config: Config, setting: object, where: str, algorithm: str) -> N
         config.set("model.net_arch", widths, f"of the value too, which has {others} there")
     else:
         config.set("model.net_arch", widths, "shared by policy and value there, two networks here" if shared and last else "")
+
+
+def set_hindsight(config: Config, settings: Settings) -> None:
+    """Convert `replay_buffer_class: HerReplayBuffer` and its arguments; leave other classes alone."""
+    if str(settings.values.get("replay_buffer_class")).rpartition(".")[2] != "HerReplayBuffer":
+        return
+    settings.take("replay_buffer_class")
+    place = settings.place("replay_buffer_kwargs")
+    values = read_expression(settings.take("replay_buffer_kwargs", {}), place)
+    if not isinstance(values, dict):
+        raise SettingError(f"{place} must be a mapping such as dict(n_sampled_goal=4), got {values!r}")
+    names = ("goal_selection_strategy", "n_sampled_goal")
+    check_names(f"{place}.", values, (*names, *HINDSIGHT), " of HerReplayBuffer")
+    inner = Settings(values, {name: f"{place}.{name}" for name in values})
+    strategy = str(inner.take(names[0], "future")).rpartition(".")[2].lower()
+    check_choice(inner.place(names[0]), strategy, get_args(Strategy))
+    config.set("model.replay.relabel.strategy", strategy)
+    config.set("model.replay.relabel.k", inner.integer(names[1], 4))
+    for wrapper in config.settings.get("model.env.wrappers", ()):
+        if wrapper["class_path"] == "TimeAwareObservation":
+            wrapper["init_args"]["flatten"] = False  # goals are found by their names
+    config.drop(inner.values, HINDSIGHT)

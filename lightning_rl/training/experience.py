@@ -35,6 +35,7 @@ from lightning_rl.data.demonstrations import (
 )
 from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
+from lightning_rl.data.replay.hindsight import GoalReward, make_goal_reward
 from lightning_rl.data.replay.sampling import Sequences
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
@@ -189,7 +190,7 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     Raises:
         SettingError: it is too large or too small, or the demonstrations cannot be used.
     """
-    rows = rows_of(algorithm, settings)
+    rows = rows_of(algorithm, settings, config)
     node = algorithm.world_size // algorithm.trainer.num_nodes if algorithm.has_trainer else 1
     memory = () if settings.memory is None else rows["sequences"].memory
     algorithm.say(describe_memory(algorithm.spaces, rows["action"], settings.buffer_size, config, node, rows["frames"], memory))
@@ -203,15 +204,27 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     return buffer
 
 
-def rows_of(algorithm: Learner, settings: ReplaySettings) -> dict[str, Any]:
-    """Return the arguments of `ReplayBuffer` that say what a row is."""
+def rows_of(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig) -> dict[str, Any]:
+    """Return the arguments of `ReplayBuffer` that say what a row is, and what it pays for other goals."""
     spaces, distribution = algorithm.spaces, algorithm.network.distribution
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
     action = tree_index(tree_to_numpy(distribution.random(x)), 0)
     memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
     sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
     rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps, "action_mask": spaces.masks()}
-    return {**rows, "frames": count_stacked_frames(algorithm.env), "sequences": sequences}
+    goal_reward = None if config.relabel is None else find_goal_reward(algorithm, settings)
+    return {**rows, "frames": count_stacked_frames(algorithm.env), "sequences": sequences, "goal_reward": goal_reward}
+
+
+def find_goal_reward(algorithm: Learner, settings: ReplaySettings) -> GoalReward:
+    """Return what the environment pays for other goals; raise `SettingError` where they cannot be learned from."""
+    if settings.memory is not None:
+        raise SettingError("replay.relabel does not go with memory, which has seen the goals that rows had before; leave one out")
+    for name, signal in algorithm.reward_signals.items():
+        if signal.sees or signal.ignore_done:
+            what = ", which learns from the goals that rows had before" if signal.sees else ".ignore_done"
+            raise SettingError(f"replay.relabel does not go with reward_signals.{name}{what}; leave one out")
+    return make_goal_reward(algorithm.env, algorithm.spaces)
 
 
 def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:

@@ -93,7 +93,7 @@ def make_offline(algorithm: Any) -> OfflineDataset:
         raise SettingError("dataset: name one to learn from, such as pendulum/medium-v0, or set online to learn from the environment")
     seed_draws(algorithm)
     settings, lengths = algorithm.replay_settings, (algorithm.updates_per_iteration, algorithm.max_updates)
-    buffer = make_full_buffer(algorithm, episodes, rows_of(algorithm, settings), algorithm.replay)
+    buffer = make_full_buffer(algorithm, episodes, rows_of(algorithm, settings, algorithm.replay), algorithm.replay)
     if not buffer.ready:
         raise SettingError(f"dataset: {summarize(episodes)}, of which nothing can be drawn; its episodes are too short")
     algorithm.say(f"dataset: {summarize(episodes)}")

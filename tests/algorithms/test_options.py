@@ -33,7 +33,13 @@ class Option(NamedTuple):
 GAME = "tests.agents.FirstWins"
 PAST = {"self_play": {"save_steps": 8}}
 TEAMS = {"self_play": {"save_steps": 8, "teams": ["red_*", "blue_*"]}}
-BOX = {"Scripted-v0": "ScriptedBox-v0", "Image-v0": "ImageBox-v0", "Crowd-v0": "CrowdBox-v0", GAME: "tests.agents.Duel"}
+BOX = {
+    "Scripted-v0": "ScriptedBox-v0",
+    "Image-v0": "ImageBox-v0",
+    "Crowd-v0": "CrowdBox-v0",
+    "Goals-v0": "GoalsBox-v0",
+    GAME: "tests.agents.Duel",
+}
 """What TD3 is trained on instead."""
 CRITIC_OBS = [Option(["goal"], "Crowd-v0"), Option(["body"], "Crowd-v0", given={"critic_obs": ["goal"]})]
 COMMON = {
@@ -121,6 +127,11 @@ def replaying(env_id: str) -> list[Option]:
         Option({"demonstrations": Demonstrations(env_id)}),
         Option({"demonstrations": Demonstrations(env_id)}, given={"replay": half}),
         Option({**half, "demonstration_share": 0.25}, given={"replay": half}),
+        Option({"relabel": {}}, "Goals-v0"),
+        *(
+            Option({"relabel": setting}, "Goals-v0", given={"replay": {"relabel": {}}})
+            for setting in ({"k": 1}, {"strategy": "final"}, {"strategy": "episode"})
+        ),
     ]
 
 

@@ -339,6 +339,39 @@ ERRORS = [
 ]
 
 
+def test_hindsight_is_what_the_file_says(convert):
+    arguments = "dict(online_sampling=True, goal_selection_strategy='future', n_sampled_goal=4, max_episode_length=100)"
+    text = convert(f'{{replay_buffer_class: HerReplayBuffer, replay_buffer_kwargs: "{arguments}"}}', "sac")
+    assert settings(text)["replay"] == {"relabel": {"strategy": "future", "k": 4}}
+    assert comments(text) == ["online_sampling, max_episode_length dropped: not needed here"]
+    text = convert('{replay_buffer_class: stable_baselines3.HerReplayBuffer, replay_buffer_kwargs: "dict(copy_info_dict=True)"}', "tqc")
+    assert settings(text)["replay"] == {"relabel": {"strategy": "future", "k": 4}}
+    assert comments(text) == ["copy_info_dict dropped: rows have no info here; compute_reward gets an empty one"]
+    named = "dict(goal_selection_strategy=GoalSelectionStrategy.FINAL, n_sampled_goal=2)"
+    assert settings(convert(f'{{replay_buffer_class: HerReplayBuffer, replay_buffer_kwargs: "{named}"}}', "dqn"))["replay"] == {
+        "relabel": {"strategy": "final", "k": 2}
+    }
+    for wrong, words in (
+        ("3", "replay_buffer_kwargs must be a mapping such as dict(n_sampled_goal=4), got 3"),
+        ("dict(n_sampled_goal=0)", "replay_buffer_kwargs.n_sampled_goal must be >= 1, got 0"),
+        ("dict(goal_selection_strategy='last')", "goal_selection_strategy must be one of future, final, episode, got 'last'"),
+        (
+            "dict(n_sampled_goals=4)",
+            "replay_buffer_kwargs.n_sampled_goals is not a setting of HerReplayBuffer; did you mean n_sampled_goal?",
+        ),
+    ):
+        with pytest.raises(SettingError) as error:
+            convert(f'{{replay_buffer_class: HerReplayBuffer, replay_buffer_kwargs: "{wrong}"}}', "sac")
+        assert words in str(error.value)
+    assert "replay" not in settings(convert('{replay_buffer_kwargs: "dict(handle_timeout_termination=False)"}', "sac"))
+
+
+def test_the_time_stays_next_to_the_goals(convert):
+    wrapper = "sb3_contrib.common.wrappers.TimeFeatureWrapper"
+    env = settings(convert(f"{{env_wrapper: {wrapper}, replay_buffer_class: HerReplayBuffer}}", "tqc"))["env"]
+    assert env["wrappers"][0]["init_args"] == {"normalize_time": True, "flatten": False}
+
+
 def test_a_wrong_file_ends_in_one_line(folder, capfd):
     for text, *parts in ERRORS:
         (folder / "ppo.yml").write_text(f"CartPole-v1: {text}")
@@ -358,7 +391,10 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
             "ppo.yml CartPole-v1 --algo pp",
             f"--algo must be one of {', '.join(ALGORITHMS)}, got 'pp'; did you mean ppo?",
         ),
-        ("ppo.yml CartPole-v1 --algo her", "--algo: there is no her here; SAC is nearest, without hindsight"),
+        (
+            "ppo.yml CartPole-v1 --algo her",
+            "--algo: there is no her here; it is replay.relabel of SAC, TQC, TD3 and DQN: say which of them by --algo",
+        ),
         (
             "mine.yml CartPole-v1",
             f"mine.yml: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo",

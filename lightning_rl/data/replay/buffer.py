@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from torch import Tensor
 
+from lightning_rl.data.replay.hindsight import GoalReward, Hindsight, RelabelConfig
 from lightning_rl.data.replay.sampling import Prioritized, Sequences, Window, concatenate
 from lightning_rl.data.replay.storage import Observation, ReplayConfig, Row, check_counts, make_row_template
 from lightning_rl.envs.masks import Masks, NoMasks
@@ -39,6 +40,7 @@ class ReplayBuffer:
             first (Ball et al. 2023, https://arxiv.org/abs/2302.02948, where half of them are demonstrations). What this buffer reports is
             about its own rows, which alone may have priorities.
         share: of each batch that comes from `demonstrations`, in whole rows, or in whole sequences; at least one is of each kind.
+        goal_reward: what the environment pays for other goals, for `config.relabel`.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ReplayBuffer:
         action_mask: Tree = (),
         demonstrations: Self | None = None,
         share: float = 0.0,
+        goal_reward: GoalReward | None = None,
     ) -> None:
         length = capacity // num_envs
         self.sequences = sequences
@@ -74,6 +77,8 @@ class ReplayBuffer:
         self.priorities = Prioritized(rows, config.alpha, config.beta) if config.prioritized else None
         """None draws uniformly."""
         self.replace = config.replace
+        self.hindsight = None if goal_reward is None else Hindsight(config.relabel or RelabelConfig(), goal_reward, num_envs, self.slots)
+        """None leaves goals as they are."""
         self.rng = np.random.default_rng(seed)
         self.envs = np.arange(num_envs)
         self.first = self.envs * self.slots
@@ -218,6 +223,8 @@ class ReplayBuffer:
                 row, following = self.layout.read(rows, last)
             (obs, mask), (next_obs, next_mask) = row.observation, following
             own = Window(obs, row.action, reward, steps, next_obs, weight, rows, action_mask=mask, next_action_mask=next_mask)
+            if self.hindsight is not None:
+                self.hindsight.relabel(own, self)
         return own if self.demonstrations is None else concatenate(own, self.demonstrations.sample(shown), self.first_demonstration)
 
     def _draw(self, number: int, progress: float) -> tuple[np.ndarray, np.ndarray]:

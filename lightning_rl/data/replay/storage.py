@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium.spaces import Space
 
-from lightning_rl.errors import SettingError, check_flag, check_range
+from lightning_rl.data.replay.hindsight import RelabelConfig
+from lightning_rl.errors import SettingError, as_settings, check_flag, check_range
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
@@ -32,6 +33,7 @@ class ReplayConfig:
         demonstrations: by their name, such as `cartpole/expert-v0`; from Python also a list of them. A new run's buffer is filled with them
             before its first step; they are no environment steps, and give way to new rows when it is full.
         demonstration_share: keep them in a second buffer for good instead, and draw this share of each batch from it, uniformly.
+        relabel: replace goals of drawn rows by goals that were reached, see `RelabelConfig`; for environments with goals.
     """
 
     prioritized: bool = False
@@ -42,6 +44,7 @@ class ReplayConfig:
     directory: str | None = None
     demonstrations: str | None = None
     demonstration_share: float | None = None
+    relabel: RelabelConfig | None = None
 
     def __post_init__(self) -> None:
         check_range("replay.alpha", self.alpha, 0, 1)
@@ -57,6 +60,8 @@ class ReplayConfig:
             raise SettingError(f"replay.demonstration_share must be a number > 0 and < 1, got {share!r}")
         if self.prioritized and not self.replace:
             raise SettingError("replay.replace false does not go with replay.prioritized: rows drawn by their errors may come twice")
+        if self.relabel is not None:
+            object.__setattr__(self, "relabel", as_settings("replay.relabel", RelabelConfig, self.relabel))
 
     @property
     def layout(self) -> type[StoredNext] | type[DerivedNext]:
