@@ -13,7 +13,7 @@ import lightning_rl
 ROOT = Path(lightning_rl.__file__).parent
 FLOORS = (
     {"types", "errors", "startup"},
-    {"checkpoints", "config_files", "distributed", "processes"},
+    {"checkpoints", "config_files", "distributed", "processes", "setting_names"},
     {"nan_policy", "ratings", "returns", "value_transforms", "schedules", "spaces", "loggers"},
     {"distributions", "losses"},
     {"envs", "networks"},

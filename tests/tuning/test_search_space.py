@@ -7,8 +7,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lightning_rl import ALGORITHMS, SettingError
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.cli.names import check_option, settings_of_model
+from lightning_rl.cli.names import check_option
 from lightning_rl.cli.tune import check, check_space
+from lightning_rl.setting_names import settings_of_model
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.tuning.search_space import FOLDER, find_space, read_space
 from tests.fitting import tiny
