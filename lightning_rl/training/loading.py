@@ -173,7 +173,7 @@ def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
     found = last_generation(source / "checkpoints", name) or last_generation(source, name)
     if found is None:
         last = last_generation(source / "checkpoints")
-        way_out = "; name a run's folder or a checkpoint" if last is None else f": it had no evaluations; name {shown(last)}"
+        way_out = "; name a run's folder or a checkpoint" if last is None else f": no evaluation saved one; name {shown(last)}"
         raise SettingError(f"{option} {shown(source)} has no checkpoints/{name}{way_out}")
     return found
 
