@@ -227,11 +227,11 @@ class CriticFields:
     """The critics of an off-policy algorithm with an actor, and the hidden layers of both."""
 
     n_critics: Annotated[int, Range(1)] = 2
-    """How many critics; the least of their values counts."""
+    """How many critics; the lowest of their values counts."""
     critic_subset: Annotated[int, Range(1)] | None = None
-    """The least of so many critics, drawn for each update, is the target, and the policy climbs the mean of all (REDQ)."""
+    """The lowest of this many critics, drawn for each update, is the target, and the policy maximizes the mean of all (REDQ)."""
     n_quantiles: Annotated[int, Range(1)] | None = None
-    """Critics learn so many quantiles of the return instead of its mean (TQC)."""
+    """Critics learn this many quantiles of the return instead of its mean (TQC)."""
     drop_quantiles: Annotated[int, Range(0)] = 0
     """How many of the greatest quantiles, for each critic, the target leaves out."""
     critic_net_arch: list[int] | None = None
@@ -239,7 +239,7 @@ class CriticFields:
     critic_layers: Layers = "plain"
     """Of the critics: `plain`, `layer_norm`, or the residual blocks of `simba`."""
     critic_dropout: Annotated[float, Range(0, 0.99)] = 0.0
-    """Share of the outputs of the critics' hidden layers set to 0 (DroQ: 0.01, beside layer_norm)."""
+    """Share of the outputs of the critics' hidden layers set to 0 (DroQ: 0.01, with layer_norm)."""
     actor_layers: Layers = "plain"
     """Of the policy."""
 
