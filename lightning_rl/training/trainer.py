@@ -168,7 +168,7 @@ class Trainer(EvaluatingTrainer):
         }
         self.imports = []
         self.default_loggers = logger is None or logger is True
-        given = list(callbacks) if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
+        given = list(callbacks) if isinstance(callbacks, Iterable) else [] if callbacks is None else [callbacks]
         check_callbacks(given)
         ours: list[pl.Callback] = []
         if evaluation is not None and not any(isinstance(callback, RolloutEvaluator) for callback in given):

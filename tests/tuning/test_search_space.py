@@ -89,7 +89,7 @@ def test_a_bad_space_is_one_line(text, tmp_path):
 
 PPO = ["--model=PPO", "--model.env.id=CartPole-v1", "--model.net_arch=[8]", "--trainer.accelerator=cpu"]
 REFUSED = {
-    "model.learning_rat: {low: 1e-4, high: 1e-3}": "space.yaml: --model.learning_rat is not a setting; did you mean learning_rate?",
+    "model.learning_rat: {low: 1e-4, high: 1e-3}": "space.yaml: --model.learning_rat is not a setting of PPO; did you mean learning_rate?",
     "model.tau: {low: 0.1, high: 1.0}": "space.yaml: --model.tau is not a setting of PPO, only of SAC, TQC, DQN, TD3",
     "model.env.num_env: {choices: [1]}": "space.yaml: --model.env.num_env is not a setting; did you mean num_envs?",
     "model.gamma: {low: 0.9, high: 1.1}": "space.yaml: gamma must be >= 0 and <= 1, got 1.1",
