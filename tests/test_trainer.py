@@ -151,9 +151,8 @@ def test_a_run_without_evaluations_has_no_best_checkpoint_and_the_line_names_its
     run = fit(evaluation=None, max_env_steps=16).run_folder
     with pytest.raises(SettingError) as error:
         evaluate(run)
-    assert (
-        str(error.value) == f"ckpt_path '{run}' has no checkpoints/best.ckpt: no evaluation saved one; name '{run}/checkpoints/last.ckpt'"
-    )
+    named = f"ckpt_path '{run}' has no checkpoints/best.ckpt"
+    assert str(error.value) == f"{named}: no evaluation saved one; name '{run}/checkpoints/last.ckpt'"
 
 
 def test_last_with_nothing_saved_starts_a_new_run_and_prints_so(fit, capsys):
