@@ -201,12 +201,16 @@ class LearningRun(Run):
         all values recorded under a name. A value is a tensor, a number, or a function that returns one, which is called only if this
         iteration may be logged.
         """
-        if not self.log_rows.keeps:  # the newest values alone, to be named if they are not finite
-            self.recorded |= {name: [as_tensor(name, value).detach()] for name, value in values.items() if not callable(value)}
-            return
+        keeps = self.log_rows.keeps
         for name, value in values.items():
-            found = as_tensor(name, value() if callable(value) else value).detach().float()
-            found = found.mean() if found.dim() else found
+            if callable(value) and not keeps:
+                continue
+            found = value() if callable(value) else value
+            found = (found if isinstance(found, Tensor) else as_tensor(name, found)).detach()
+            if not keeps:  # the newest values alone, to be named if they are not finite
+                self.recorded[name] = [found]
+                continue
+            found = found.float().mean() if found.dim() else found.float()
             # small tensors that outlive an update break up the memory that the large ones of the next could take again
             self.recorded.setdefault(name, []).append(found.item() if found.is_cpu else found)
 
