@@ -80,7 +80,7 @@ def page(name: str) -> str:
         f"# {name}",
         docstring(module),
         text,
-        f"Code: [{file}](../../lightning_rl/algorithms/{file}). `lightning-rl fit --model.help {name}` tells types too.",
+        f"Code: [{file}](../../lightning_rl/algorithms/{file}). `lightning-rl fit --model.help {name}` also shows the types.",
         "## Equations",
         equations(cls),
         "## Can I use it",
@@ -88,10 +88,10 @@ def page(name: str) -> str:
         "## Example",
         example(name),
         "## Settings",
-        f"Beside those of [every algorithm](common.md){without and f', but for {without}'}:",
+        f"In addition to those of [every algorithm](common.md){without and f', except {without}'}:",
         table(cls, own_settings(cls)),
         "## Metrics",
-        f"Beside those of [every algorithm](common.md): {metrics}",
+        f"In addition to those of [every algorithm](common.md): {metrics}",
         "## Details",
         f"[{file}](../../lightning_rl/algorithms/{file}) holds the loop and the losses; these functions hold their arithmetic:",
         details(name),
@@ -144,12 +144,12 @@ def table(cls: type, settings: dict[str, str]) -> str:
     """Write a table of settings, their defaults and meanings."""
     defaults = {name: default_of(cls, each) for name, each in settings_of(cls).items()}
     rows = [
-        f"| `{name}` | {unless_given(defaults[name])} | {' '.join(text.split())} |" for name, text in settings.items() if name != "spaces"
+        f"| `{name}` | {default_text(defaults[name])} | {' '.join(text.split())} |" for name, text in settings.items() if name != "spaces"
     ]
-    return "\n".join(["| setting | unless given | |", "|---|---|---|", *rows]).replace("|  |", "| |")
+    return "\n".join(["| setting | default | |", "|---|---|---|", *rows]).replace("|  |", "| |")
 
 
-def unless_given(value: Any) -> str:
+def default_text(value: Any) -> str:
     """Return a default as one would write it in a config; nothing for one that is required, and for objects."""
     if value is None or isinstance(value, bool):
         return f"`{ ({None: 'null', True: 'true', False: 'false'}[value]) }`"

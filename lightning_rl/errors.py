@@ -88,12 +88,19 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
         raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{closest(str(value), choices)}")
 
 
-def check_names(prefix: str, given: Iterable[object], known: Iterable[str], owner: str = "") -> None:
-    """Raise `SettingError` for the first key that is not among the known names; `owner` says whose these are, such as ` of PPO`."""
+def check_names(prefix: str, given: Iterable[object], known: Iterable[str], owner: str = "", where: str = "") -> None:
+    """Raise `SettingError` for the first key that is not among the known names.
+
+    Args:
+        prefix: of each key.
+        given, known: the keys that there are, and those that there may be.
+        owner: whose these are, such as ` of PPO`.
+        where: the file that has the keys, such as ` in a.yaml`.
+    """
     known = list(known)
     for key in given:
         if key not in known:
-            raise SettingError(f"{prefix}{key} is not a setting{owner}{nearest(str(key), known)}")
+            raise SettingError(f"{prefix}{key}{where} is not a setting{owner}{nearest(str(key), known)}")
 
 
 def check_path(name: str, path: str | os.PathLike[str]) -> None:

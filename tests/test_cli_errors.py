@@ -50,7 +50,19 @@ ERRORS = {
         ("--ckpt_path", "--ckpt_path needs a value"),
         ("--config", "--config needs a value"),
         ("--import", "--import: expected one argument"),
+        ("--model.num_envs 4", "--model.num_envs is not a setting of PPO; here it is model.env.num_envs"),
+        ("--model.n_envs 4", "--model.n_envs is not a setting of PPO; here it is model.env.num_envs"),
+        ("--num_envs 4", "--num_envs is not a setting; here it is model.env.num_envs"),
+        ("--learning_rate 1e-3", "--learning_rate is not a setting; here it is model.learning_rate"),
+        ("--episodes 3", "--episodes is not a setting; here it is evaluation.episodes"),
+        ("--seed 3", "--seed is not a setting; here it is seed_everything"),
+        ("--model.device cpu", "--model.device is not a setting of PPO; here it is trainer.accelerator"),
+        ("--trainer.max_env_steps 3", "--trainer.max_env_steps is not a setting; here it is model.max_env_steps"),
+        ("--model SAC --model.n_epochs 4", "--model.n_epochs is not a setting of SAC, only of PPO, POCA, PQN"),
+        ("--model.optimizer Adam", "--model.optimizer is not a setting of PPO; here it is configure_optimizers of a subclass"),
         ("garbage", "'garbage' is not an option", "start with --"),
+        ("ppo/cartpole", "'ppo/cartpole' is not an option; write --config ppo/cartpole"),
+        ("mine.yaml", "'mine.yaml' is not an option; write --config mine.yaml"),
         ("-x 3", "'-x' is not an option", "start with --"),
     ],
     "option: types": [
@@ -175,7 +187,10 @@ ERRORS = {
         ("--model TD3", "TD3 needs a Box action space, got Discrete(2)", "SAC or PPO"),
     ],
     "option: environments": [
-        ("--model.env.id Mien-v0", "env.id 'Mien-v0' is not a registered environment (one of your own needs --import its_module)"),
+        (
+            "--model.env.id Mien-v0",
+            "env.id 'Mien-v0' is not a registered environment (one of your own: import its module first, or --import its_module)",
+        ),
         ("--model.env.id CartPol-v1", "env.id 'CartPol-v1'", "did you mean CartPole-v1?"),
         ("--model.env.id CartPole-v9", "env.id 'CartPole-v9'", "did you mean CartPole-v1?"),
         ("--model.env.id nowhere:Env-v0", "nowhere:Env-v0", "No module named 'nowhere'"),
@@ -234,7 +249,7 @@ ERRORS = {
     ],
     "option: checkpoints": [
         ("--ckpt_path other.ckp", "ckpt_path 'other.ckp' is not a file", "did you mean other.ckpt?"),
-        ("--ckpt_path .", "ckpt_path '.' is not a file"),
+        ("--ckpt_path .", "ckpt_path '.' has no checkpoints/last.ckpt; name a run's folder or a checkpoint"),
         ("--ckpt_path garbage.ckpt", "ckpt_path 'garbage.ckpt' cannot be read", "damaged"),
         ("--ckpt_path cut.ckpt", "ckpt_path 'cut.ckpt' cannot be read", "damaged"),
         ("--ckpt_path other.ckpt", "ckpt_path 'other.ckpt' is not a checkpoint of lightning_rl"),
@@ -252,6 +267,9 @@ ERRORS = {
             "there is no subcommand 'foo'",
             "choose from collect, compare, completion, evaluate, export, fit, import-mlagents, import-zoo, list, push,",
         ),
+        ("train --model PPO", "there is no subcommand 'train'; did you mean fit?"),
+        ("fit PPO CartPole-v1", "'PPO' is not an option; write --model PPO --model.env.id CartPole-v1"),
+        ("fit ppo --model.gamma 0.9", "'ppo' is not an option; write --model PPO --model.env.id CartPole-v1"),
         ("fitt --model PPO", "there is no subcommand 'fitt'", "did you mean fit?"),
         (
             "--config ppo/cartpole",
@@ -283,7 +301,8 @@ ERRORS = {
         (MINE + "--model.env.kwargs.spaces broken", "Mine-v0 cannot be built: no display found", "env.kwargs"),
         (MINE + "--model.env.kwargs.spaces broken --model.env.vectorization async", "Mine-v0 cannot be built: no display found"),
         ("evaluate", "required: --ckpt_path"),
-        ("evaluate best.ckpt", "required: --ckpt_path"),
+        ("evaluate runs/a --episodes 3", "'runs/a' is not an option; write --ckpt_path runs/a"),
+        ("record --checkpoint ppo.ckpt", "unrecognized arguments: --checkpoint; did you mean --ckpt_path?"),
         ("evaluate --ckpt_path", "--ckpt_path", "expected one argument"),
         ("evaluate --ckpt_path garbage.ckp", "'garbage.ckp' is not a file", "did you mean garbage.ckpt?"),
         *(
@@ -291,7 +310,7 @@ ERRORS = {
             for command in ("evaluate", "export", "record", "collect --dataset mine/b-v0")
         ),
         *(
-            (f"{command} --ckpt_path unregistered.ckpt", "'Mien-v0' is not a registered environment", "needs --import its_module")
+            (f"{command} --ckpt_path unregistered.ckpt", "'Mien-v0' is not a registered environment", "or --import its_module")
             for command in ("evaluate", "record", "collect --dataset mine/b-v0")
         ),
         ("export --ckpt_path ppo.ckpt --out nowhere/p.onnx", "there is no folder nowhere; make it first"),
@@ -326,6 +345,13 @@ ERRORS = {
         (MODEL + "trianer: {}", "trianer in c.yaml", "did you mean trainer?"),
         (MODEL + "trainer: {acelerator: cpu}", "trainer.acelerator in c.yaml", "did you mean accelerator?"),
         (MODEL + "    learning_rat: 1e-3", "model.learning_rat in c.yaml", "did you mean learning_rate?"),
+        (MODEL + "    n_steps_: 1", "model.n_steps_ in c.yaml is not a setting of PPO; did you mean n_steps?"),
+        (MODEL + "    buffer_size: 1", "model.buffer_size in c.yaml is not a setting of PPO, only of SAC, TQC, CrossQ, DQN, TD3"),
+        ("model: {class_path: PPO, gamma: 0.9}", "model.gamma in c.yaml is not a setting; choose from class_path, init_args"),
+        (
+            MODEL + "trainer: {callbacks: [{class_path: X, monitor: y}]}",
+            "trainer.callbacks.monitor in c.yaml is not a setting; choose from",
+        ),
         (MODEL + "evaluation: {episode: 3}", "evaluation.episode in c.yaml", "did you mean episodes?"),
         (MODEL + "checkpoint: {kep: 3}", "checkpoint.kep in c.yaml", "did you mean keep?"),
         ("model: {class_path: PPO, init_arg: {}}", "model.init_arg in c.yaml", "did you mean init_args?"),

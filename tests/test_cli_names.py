@@ -11,11 +11,11 @@ from pytorch_lightning import Trainer as LightningTrainer
 
 import lightning_rl
 from lightning_rl import MODELS
-from lightning_rl.cli.names import PARTS, SECTIONS, settings_of_model, settings_of_section
 from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS
 from lightning_rl.cli.tune_options import tune_parser
 from lightning_rl.exporting import formats
 from lightning_rl.importers import zoo_settings
+from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_model, settings_of_section
 from lightning_rl.training.settings import settings_of
 from lightning_rl.tuning.study import StudySettings
 

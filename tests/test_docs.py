@@ -290,6 +290,7 @@ def settings_of_all():
         yield from signature(getattr(lightning_rl, name)).parameters
     for trainer in (lightning_rl.Trainer, pl.Trainer):
         yield from (f"trainer.{name}" for name in signature(trainer).parameters)
+    yield from (*dir(pl.Callback), "pl.Callback", "on_update_end")
     yield from ("seed_everything", "action_mask", "reward_signals.rnd.strength", "best.ckpt")
 
 

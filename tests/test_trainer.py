@@ -16,7 +16,7 @@ import wandb
 import yaml
 from pytorch_lightning.loggers import WandbLogger
 
-from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, RolloutEvaluator, Trainer
+from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, RolloutEvaluator, Trainer, evaluate
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
@@ -139,6 +139,20 @@ def test_a_checkpoint_by_its_path_continues_in_a_new_folder(fit):
     assert trainer.run_folder.name == "version_1" and trainer.global_step == 8
     assert [int(row["env_steps"]) for row in read_rows(trainer.run_folder / "metrics.csv") if row["train/loss"]] == [112, 128]
     assert int(read_rows(old / "metrics.csv")[-1]["env_steps"]) == 96
+
+
+def test_a_runs_folder_continues_from_its_last_checkpoint_in_a_new_folder(fit):
+    old = fit(evaluation=None).run_folder
+    trainer = fit(ckpt_path=old, evaluation=None, max_env_steps=128)
+    assert (trainer.run_folder.name, trainer.global_step) == ("version_1", 8)
+
+
+def test_a_run_without_evaluations_has_no_best_checkpoint_and_the_line_names_its_last(fit):
+    run = fit(evaluation=None, max_env_steps=16).run_folder
+    with pytest.raises(SettingError) as error:
+        evaluate(run)
+    named = f"ckpt_path '{run}' has no checkpoints/best.ckpt"
+    assert str(error.value) == f"{named}: no evaluation saved one; name '{run}/checkpoints/last.ckpt'"
 
 
 def test_last_with_nothing_saved_starts_a_new_run_and_prints_so(fit, capsys):

@@ -31,7 +31,7 @@ from lightning_rl.training.experience import replay, rollouts
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import load, stored_name
 from lightning_rl.training.opponents import make_opponent, prepare_self_play
-from lightning_rl.training.settings import Range, check_names, complete_settings, plain, read_fields, with_integers
+from lightning_rl.training.settings import Range, check_arguments, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
@@ -104,7 +104,7 @@ class Algorithm(LearningRun):
     # ---------------------------------------------------------------- settings and networks
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        check_names(cls, kwargs)
+        check_arguments(cls, args, kwargs)
         algorithm = super().__new__(cls)
         object.__setattr__(algorithm, "given_arguments", (args, kwargs))
         return algorithm

@@ -19,7 +19,7 @@ from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AWAC(CriticFields, OfflineFields, Algorithm):
+class AWAC(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dataset` is also the experience
     """Value the policy by critics, and make likely what the data did better than it.
 
     All action spaces: critics get choices one-hot. The dataset alone is learned from; with `online` the environment's steps too.

@@ -17,7 +17,7 @@ from lightning_rl.types import Transition, Tree, tree_map
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class CQL(OfflineFields, SAC):
+class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the experience
     """Lower Q of actions drawn at random and from the policy, raise Q of those in the data. Box actions alone.
 
     The dataset alone is learned from; with `online` the environment's steps too. Metrics as of `SAC`, and `train/conservative_gap` (log ∫

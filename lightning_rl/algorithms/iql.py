@@ -19,7 +19,7 @@ from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class IQL(CriticFields, OfflineFields, Algorithm):
+class IQL(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dataset` is also the experience
     """Learn V as an expectile of Q over the actions in the data, Q by V, and a policy that does what was better than V.
 
     All action spaces: critics get choices one-hot. The dataset alone is learned from; with `online` the environment's steps too.

@@ -14,7 +14,7 @@ from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TD3BC(OfflineFields, TD3):
+class TD3BC(OfflineFields, TD3):  # type: ignore[misc]  # `dataset` is also the experience
     """Climb the first critic, in units of its mean size, and clone the data. Box actions alone.
 
     The dataset alone is learned from; with `online` the environment's steps too. Metrics as of `TD3`, and `train/bc_loss`, `train/epochs`

@@ -16,6 +16,6 @@ class TQC(SAC):
     """
 
     n_quantiles: Annotated[int, Range(1)] | None = 25
-    """Critics learn so many quantiles of the return; null: its mean, as SAC does."""
+    """Critics learn this many quantiles of the return; null: its mean, as SAC does."""
     drop_quantiles: Annotated[int, Range(0)] = 2
     """How many of the greatest quantiles, for each critic, the target leaves out (the paper: 5 for Hopper, 0 for HalfCheetah, else 2)."""

@@ -44,4 +44,4 @@ def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
         return "none"
     first = evaluators[0]
     episodes = f"{first.episodes} episode{'s' * (first.episodes > 1)} every {first.interval:,} {algorithm.counted}"
-    return f"{episodes}, at most {first.max_share:.0%} of the steps" if first.is_bounded(algorithm) else episodes
+    return f"{episodes}, fewer if they would play over {first.max_share:.0%} of the steps" if first.is_bounded(algorithm) else episodes

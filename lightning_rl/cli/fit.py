@@ -15,10 +15,11 @@ from lightning_utilities.core.enums import StrEnum
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lightning_rl.cli.names import SECTIONS, Option
+from lightning_rl.cli.names import Option
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.loggers import is_wanted
+from lightning_rl.setting_names import SECTIONS
 from lightning_rl.training.run import Run
 from lightning_rl.training.trainer import Trainer
 

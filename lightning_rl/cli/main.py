@@ -21,6 +21,9 @@ READERS: dict[str, Callable[[list[str]], Any]] = {"fit": read_options, "tune": r
 """Turn the arguments behind a subcommand into options, without torch; of the others by the parsers of argparse."""
 SUBCOMMANDS = (*READERS, *PARSERS, "list")
 
+SYNONYMS = {"train": "fit", "learn": "fit", "play": "evaluate", "enjoy": "evaluate", "optimize": "tune", "hpo": "tune", "plot": "compare"}
+"""Words for what a subcommand does."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program. Returns its exit status: 0, 2 for wrong input, 1 if another process of the run is gone, 141 if its reader is."""
@@ -127,7 +130,8 @@ def take_subcommand(arguments: list[str]) -> str | None:
     if not arguments or arguments[0] in ("-h", "--help"):
         return None
     if not arguments[0].startswith("-"):
-        raise SettingError(f"there is no subcommand {arguments[0]!r}{nearest(arguments[0], SUBCOMMANDS)}")
+        meant = f"; did you mean {SYNONYMS[arguments[0]]}?" if arguments[0] in SYNONYMS else nearest(arguments[0], SUBCOMMANDS)
+        raise SettingError(f"there is no subcommand {arguments[0]!r}{meant}")
     raise SettingError(f"a subcommand is missing: one of {', '.join(SUBCOMMANDS)}")
 
 

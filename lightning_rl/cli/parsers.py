@@ -52,7 +52,7 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --trainer.SETTING VALUE              any flag of Lightning's Trainer: accelerator, devices, strategy, precision, logger, max_time, ...
                                        all of them: lightning-rl fit --help_all
   --seed_everything N                  default: 0
-  --ckpt_path FILE                     continue from a checkpoint; last: from the newest run of this algorithm and environment
+  --ckpt_path FILE                     continue from a checkpoint, or a run's folder; last: from the newest run, in its own folder
   --init_from RUN                      begin with the weights of another run: its folder, or a checkpoint
   --trainer.run_name NAME              the run's folder, instead of version_N
   --force                              overwrite the run in the folder run_name
@@ -64,6 +64,8 @@ FORMATS = ("onnx", "torch", "safetensors")
 """Of `export`."""
 ZOO_ALGORITHMS = ("ppo", "a2c", "dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg", "trpo", "ars")
 """Of `import-zoo`."""
+CHECKPOINT_WORDS = ("--checkpoint", "--model", "--model_path", "--run", "--path", "--folder", "--load")
+"""What other programs call `--ckpt_path`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -89,7 +91,11 @@ class Parser(argparse.ArgumentParser):
         for argument in arguments:
             name = argument.partition("=")[0]
             if name.startswith("--") and name not in (*options, "--"):
-                raise SettingError(f"unrecognized arguments: {name}{nearest(name, options)}")
+                meant = "; did you mean --ckpt_path?" if name in CHECKPOINT_WORDS and "--ckpt_path" in options else nearest(name, options)
+                raise SettingError(f"unrecognized arguments: {name}{meant}")
+        names = [argument.partition("=")[0] for argument in arguments]
+        if "--ckpt_path" in options and "--ckpt_path" not in names and names and not names[0].startswith("-"):
+            raise SettingError(f"{arguments[0]!r} is not an option; write --ckpt_path {arguments[0]}")
         return super().parse_args(arguments)
 
     def error(self, message: str) -> NoReturn:

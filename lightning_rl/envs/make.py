@@ -223,7 +223,7 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
     except gym.error.UnregisteredEnv as error:
         hint = nearest(config.id.rpartition(":")[2], gym.registry)
         raise SettingError(
-            f"env.id {config.id!r} is not a registered environment (one of your own needs --import its_module){hint}"
+            f"env.id {config.id!r} is not a registered environment (one of your own: import its module first, or --import its_module){hint}"
         ) from error
     except Exception as error:  # a constructor may raise anything
         hint = "; try vectorization sync" if config.vectorization == "native" else ""

@@ -1,4 +1,4 @@
-"""Step a vector environment alike in the three autoreset modes of gymnasium.
+"""Step a vector environment in the same way in the three autoreset modes of gymnasium.
 
 | mode | at the end of an episode `step` returns | the row after |
 |---|---|---|

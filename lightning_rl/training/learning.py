@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -31,7 +32,18 @@ from lightning_rl.training.run import Run
 from lightning_rl.training.side_learners import SideLearner
 from lightning_rl.types import Experience, Rollout, State, Transition
 
-Metric = Tensor | Callable[[], Tensor]
+Number = Tensor | float
+Metric = Number | Callable[[], Number]
+
+
+def as_tensor(name: str, value: Number) -> Tensor:
+    """Return a recorded value as a tensor; raises `SettingError` if it is not a number."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(
+            f"record({name}={shorten(repr(value), 40)}): record takes tensors, numbers, and functions that return one"
+        ) from error
 
 
 class LearningRun(Run):
@@ -186,14 +198,19 @@ class LearningRun(Run):
     @torch.no_grad()
     def record(self, **values: Metric) -> None:
         """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
-        all values recorded under a name. A function is called only if this iteration may be logged.
+        all values recorded under a name. A value is a tensor, a number, or a function that returns one, which is called only if this
+        iteration may be logged.
         """
-        if not self.log_rows.keeps:  # the newest values alone, to be named if they are not finite
-            self.recorded |= {name: [value.detach()] for name, value in values.items() if isinstance(value, Tensor)}
-            return
+        keeps = self.log_rows.keeps
         for name, value in values.items():
-            found = value.detach() if isinstance(value, Tensor) else value()
-            found = found.float().mean() if found.dim() else found
+            if callable(value) and not keeps:
+                continue
+            found = value() if callable(value) else value
+            found = (found if isinstance(found, Tensor) else as_tensor(name, found)).detach()
+            if not keeps:  # the newest values alone, to be named if they are not finite
+                self.recorded[name] = [found]
+                continue
+            found = found.float().mean() if found.dim() else found.float()
             # small tensors that outlive an update break up the memory that the large ones of the next could take again
             self.recorded.setdefault(name, []).append(found.item() if found.is_cpu else found)
 

@@ -172,7 +172,9 @@ def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
         raise SettingError(f"{option} {shown(source)} is neither a run's folder nor a checkpoint")
     found = last_generation(source / "checkpoints", name) or last_generation(source, name)
     if found is None:
-        raise SettingError(f"{option} {shown(source)} has no checkpoints/{name}; name a run's folder or a checkpoint")
+        last = last_generation(source / "checkpoints")
+        way_out = "; name a run's folder or a checkpoint" if last is None else f": no evaluation saved one; name {shown(last)}"
+        raise SettingError(f"{option} {shown(source)} has no checkpoints/{name}{way_out}")
     return found
 
 
@@ -243,7 +245,9 @@ def algorithm_class(name: str, base: type) -> type:
     imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
     if name not in imported:
         names = {*MODELS, *imported} - {"Algorithm", "lightning_rl.algorithms.algorithm.Algorithm"}
-        raise SettingError(f"there is no algorithm {name[:60]!r} (one of your own needs --import its_module){nearest(name, names)}")
+        raise SettingError(
+            f"there is no algorithm {name[:60]!r} (one of your own: import its module first, or --import its_module){nearest(name, names)}"
+        )
     return imported[name]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from lightning_rl.data.dataset import OfflineDataset, SampledDataset
+from lightning_rl.data.dataset import OfflineDataset
 from lightning_rl.data.demonstrations import NoCollector
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.self_play import SelfPlayConfig
@@ -51,16 +51,16 @@ class OfflineFields(ReplayFields):
     def planned_updates(self: Any) -> int:
         return replay_updates(self) if self.online else int(self.max_updates)
 
-    def experience(self: Any) -> SampledDataset:
+    def experience(self: Any) -> Any:
         """Return batches of the dataset, or iterations of acting and learning in turn."""
         if self.online:
-            return self.replay_experience(self.replay_settings, self.replay)  # type: ignore[no-any-return]
+            return self.replay_experience(self.replay_settings, self.replay)
         return make_offline(self)
 
     def warm_up(self: Any) -> None:
         """Gather the statistics of the dataset's observations, unless another run's came with its weights."""
         if self.source is None:
-            super().warm_up()  # type: ignore[misc]
+            super().warm_up()
         elif self.normalize_obs != "off" and self.network.normalizer.is_new:
             for obs in self.dataset.observations():
                 self.network.normalizer.update(obs)
@@ -97,5 +97,6 @@ def make_offline(algorithm: Any) -> OfflineDataset:
     if not buffer.ready:
         raise SettingError(f"dataset: {summarize(episodes)}, of which nothing can be drawn; its episodes are too short")
     algorithm.say(f"dataset: {summarize(episodes)}")
-    signals, nowhere = dict(algorithm.reward_signals.items()), NoCollector(algorithm.spaces.observation)
+    nowhere: Any = NoCollector(algorithm.spaces.observation)
+    signals = dict(algorithm.reward_signals.items())
     return OfflineDataset(nowhere, buffer, signals, settings, algorithm.device, *lengths)

@@ -1,9 +1,11 @@
 """Settings as dataclass fields: ranges, choices, plain data, and the groups that several algorithms share."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import wraps
+from textwrap import shorten
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,12 +16,13 @@ from lightning_rl.data.dataset import ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SDE
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_range, nearest
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
 from lightning_rl.networks.memory import Memory
 from lightning_rl.rewards.settings import SignalSettings
 from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, as_points, make_schedule, piecewise
+from lightning_rl.setting_names import way_out_of_algorithm
 from lightning_rl.spaces import JOINT
 from lightning_rl.training.side_learners import CloningConfig
 
@@ -59,8 +62,10 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-def check_names(cls: type, given: Mapping[str, object]) -> None:
-    """Raise `SettingError` for a setting that a class does not have, and for one that a subclass sets without being a dataclass."""
+def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, object]) -> None:
+    """Raise `SettingError` for a setting that a class does not have, for one that a subclass sets without being a dataclass, and for
+    arguments that must have names.
+    """
     for base in cls.__mro__:
         if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
             for name in vars(base).keys() & {each.name for each in fields(base)}:
@@ -69,7 +74,16 @@ def check_names(cls: type, given: Mapping[str, object]) -> None:
     names = settings_of(cls)
     for name in given:
         if name not in names:
-            raise SettingError(f"{name} is not a setting of {cls.__name__}{nearest(name, names)}")
+            hint = way_out_of_algorithm(name, names, in_python=True) or f"; help({cls.__name__}) shows all"
+            raise SettingError(f"{name} is not a setting of {cls.__name__}{hint}")
+    kinds = [each.kind for each in inspect.signature(cls.__init__).parameters.values()][1:]  # type: ignore[misc]
+    by_place = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if args and isinstance(args[0], str) and args[0].endswith("Policy"):
+        write = f"write {cls.__name__}('CartPole-v1', …)"
+        raise SettingError(f"{args[0]!r} is not an environment: {write}; the spaces choose the network, or encoder and net_arch do")
+    if len(args) > by_place:
+        got = ", ".join(shorten(repr(each), 30) for each in args)
+        raise SettingError(f"{cls.__name__}({got}): only the environment has no name; write setting=value for the others")
 
 
 def read_fields(instance: Any) -> dict[str, Schedule]:
@@ -214,11 +228,11 @@ class CriticFields:
     """The critics of an off-policy algorithm with an actor, and the hidden layers of both."""
 
     n_critics: Annotated[int, Range(1)] = 2
-    """How many critics; the least of their values counts."""
+    """How many critics; the lowest of their values counts."""
     critic_subset: Annotated[int, Range(1)] | None = None
-    """The least of so many critics, drawn for each update, is the target, and the policy climbs the mean of all (REDQ)."""
+    """The lowest of this many critics, drawn for each update, is the target, and the policy maximizes the mean of all (REDQ)."""
     n_quantiles: Annotated[int, Range(1)] | None = None
-    """Critics learn so many quantiles of the return instead of its mean (TQC)."""
+    """Critics learn this many quantiles of the return instead of its mean (TQC)."""
     drop_quantiles: Annotated[int, Range(0)] = 0
     """How many of the greatest quantiles, for each critic, the target leaves out."""
     critic_net_arch: list[int] | None = None
@@ -226,7 +240,7 @@ class CriticFields:
     critic_layers: Layers = "plain"
     """Of the critics: `plain`, `layer_norm`, or the residual blocks of `simba`."""
     critic_dropout: Annotated[float, Range(0, 0.99)] = 0.0
-    """Share of the outputs of the critics' hidden layers set to 0 (DroQ: 0.01, beside layer_norm)."""
+    """Share of the outputs of the critics' hidden layers set to 0 (DroQ: 0.01, with layer_norm)."""
     actor_layers: Layers = "plain"
     """Of the policy."""
 

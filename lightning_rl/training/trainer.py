@@ -29,11 +29,12 @@ from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
-from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, nearest, printable
+from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
+from lightning_rl.setting_names import owners_of, way_out
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
-from lightning_rl.training.loading import check_fits, foreign_modules, take_weights
+from lightning_rl.training.loading import check_fits, checkpoint_of, foreign_modules, take_weights
 from lightning_rl.training.run import Run, describe_refused_data
 from lightning_rl.training.run_folder import (
     REPLACED,
@@ -66,7 +67,10 @@ REFUSED_FLAGS = {
 def check_flags(flags: Mapping[str, Any]) -> None:
     """Raise `SettingError` for a flag that Lightning's Trainer does not have, one that has no effect here, and one of the environment."""
     for name in flags.keys() - settings_of(pl.Trainer).keys():
-        raise SettingError(f"trainer.{name} is not a flag{nearest(name, [*settings_of(pl.Trainer), *settings_of(Trainer)])}")
+        hint = way_out(name, [*settings_of(pl.Trainer), *settings_of(Trainer)], in_python=True)
+        if owners_of(name):
+            hint = f"; it is a setting of the algorithm, such as lrl.{owners_of(name)[0]}(env, {name}=…)"
+        raise SettingError(f"trainer.{name} is not a flag{hint}")
     for name in os.environ:
         if name.startswith("PL_TRAINER_"):
             raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
@@ -75,6 +79,15 @@ def check_flags(flags: Mapping[str, Any]) -> None:
         same = any(value == each and type(value) is type(each) for each in neutral)  # 1 is one batch, and 1.0 are all
         if value is not None and not same:
             raise SettingError(f"trainer.{flag} {value!r}: {reason}; use {instead}")
+
+
+def check_callbacks(callbacks: Iterable[Any]) -> None:
+    """Raise `SettingError` for a function or a class among callbacks; those of the package `lightning` are no `pl.Callback` either."""
+    for each in callbacks:
+        if isinstance(each, type) or not hasattr(each, "on_train_start"):
+            name = getattr(each, "__name__", repr(each))
+            instead = f"write {name}(…)" if isinstance(each, type) else "it must be a pytorch_lightning.Callback, see docs/your_own.md"
+            raise SettingError(f"trainer.callbacks: {name} is not a callback; {instead}")
 
 
 class Trainer(EvaluatingTrainer):
@@ -155,7 +168,8 @@ class Trainer(EvaluatingTrainer):
         }
         self.imports = []
         self.default_loggers = logger is None or logger is True
-        given = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks or [])
+        given = list(callbacks) if isinstance(callbacks, Iterable) else [] if callbacks is None else [callbacks]
+        check_callbacks(given)
         ours: list[pl.Callback] = []
         if evaluation is not None and not any(isinstance(callback, RolloutEvaluator) for callback in given):
             settings = {name: value for name, value in vars(evaluation).items() if name not in ("stop_at", "patience")}
@@ -222,7 +236,8 @@ class Trainer(EvaluatingTrainer):
             train_dataloaders: Lightning's, for other modules; algorithms bring their own.
             val_dataloaders: Lightning's, for other modules; algorithms are evaluated by `evaluation`.
             datamodule: Lightning's, for other modules.
-            ckpt_path: continue from a checkpoint; `last` from the newest run of this algorithm and environment, in its folder.
+            ckpt_path: continue from a checkpoint, or from the `last.ckpt` of a run's folder, in a new folder; `last` from the newest run of
+                this algorithm and environment, in its own folder.
             weights_only: Lightning's; it has no effect, as our checkpoints hold plain data only.
             init_from: begin a new run with the weights of another: its folder, or a checkpoint.
             force: start again in the folder `run_name` although there is a run in it, which is deleted.
@@ -240,6 +255,8 @@ class Trainer(EvaluatingTrainer):
         ckpt_path = self.saved("best") if ckpt_path == "best" else ckpt_path
         for name, path in {"ckpt_path": ckpt_path or "", "init_from": init_from or ""}.items():
             check_path(name, path)
+        if ckpt_path not in (None, "last") and Path(ckpt_path).is_dir():
+            ckpt_path = checkpoint_of(ckpt_path, "ckpt_path", "last.ckpt")
         with ExitStack() as stack:
             run_folder, found = self._choose_folder(model, ckpt_path, force, stack)
             if ckpt_path == "last" and found is None:

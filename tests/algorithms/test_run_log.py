@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
+from lightning_rl.errors import SettingError
 from lightning_rl.training.state import RunLog
 from lightning_rl.types import tree_leaves
 from tests.fitting import OFF_POLICY, PPO, fit, tiny, twins_slow
@@ -31,6 +33,21 @@ def test_of_a_tensor_of_many_numbers_the_mean_is_kept():
     model = begun(most=100)
     model.record(many=torch.tensor([1.0, 2.0, 6.0]), flags=torch.tensor([True, False]))
     assert model.learning_metrics() == {"train/many": 3.0, "train/flags": 0.5}
+
+
+def test_plain_numbers_are_recorded_as_tensors_are():
+    model = begun(most=100)
+    model.record(seen=3, share=0.5, done=True, ours=np.float64(1.5), theirs=torch.tensor(2), made=lambda: 7)
+    model.record(seen=4)
+    assert model.learning_metrics() == {
+        "train/seen": 3.5, "train/share": 0.5, "train/done": 1.0, "train/ours": 1.5, "train/theirs": 2.0, "train/made": 7.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [99, 100])
+def test_what_is_no_number_is_refused_with_its_name(most):
+    with pytest.raises(SettingError, match=r"^record\(phase='late'\): record takes tensors, numbers, and functions that return one$"):
+        begun(most).record(phase="late")
 
 
 def test_an_iteration_that_cannot_reach_the_next_row_calls_no_function():

@@ -28,6 +28,54 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
 
 
 @pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            "PPO('MlpPolicy', 'CartPole-v1')",
+            "'MlpPolicy' is not an environment: write PPO('CartPole-v1', …); the spaces choose the network",
+        ),
+        ("PPO('MlpPolicy', env='CartPole-v1')", "'MlpPolicy' is not an environment: write PPO('CartPole-v1', …)"),
+        ("PPO('CartPole-v1', 3)", "PPO('CartPole-v1', 3): only the environment has no name; write setting=value for the others"),
+        ("PPO('CartPole-v1', total_timesteps=3)", "total_timesteps is not a setting of PPO; here it is max_env_steps"),
+        ("PPO('CartPole-v1', n_envs=3)", "n_envs is not a setting of PPO; here it is env=lrl.EnvConfig(…, num_envs=…)"),
+        ("PPO('CartPole-v1', num_envs=3)", "num_envs is not a setting of PPO; here it is env=lrl.EnvConfig(…, num_envs=…)"),
+        ("PPO('CartPole-v1', verbose=1)", "verbose is not a setting of PPO; here it is lrl.Trainer(enable_progress_bar=…)"),
+        ("PPO('CartPole-v1', seed=1)", "seed is not a setting of PPO; here it is pl.seed_everything(…) of pytorch_lightning"),
+        ("PPO('CartPole-v1', device='cpu')", "device is not a setting of PPO; here it is lrl.Trainer(accelerator=…)"),
+        ("PPO('CartPole-v1', tensorboard_log='a')", "tensorboard_log is not a setting of PPO; here it is lrl.Trainer(default_root_dir=…)"),
+        ("PPO('CartPole-v1', policy_kwargs={})", "policy_kwargs is not a setting of PPO; here it is net_arch and activation"),
+        ("PPO('CartPole-v1', policy='MlpPolicy')", "policy is not a setting of PPO; here it is encoder and net_arch"),
+        ("PPO('CartPole-v1', wxyz=1)", "wxyz is not a setting of PPO; help(PPO) shows all"),
+        ("SAC('Pendulum-v1', n_epochs=4)", "n_epochs is not a setting of SAC, only of PPO, POCA, PQN"),
+        ("SAC('Pendulum-v1', prioritized=True)", "prioritized is not a setting of SAC; here it is replay={'prioritized': …}"),
+        ("Trainer(max_env_steps=3)", "trainer.max_env_steps is not a flag; it is a setting of the algorithm, such as lrl.PPO(env, max_env"),
+        ("Trainer(seed=3)", "trainer.seed is not a flag; here it is pl.seed_everything(…)"),
+        (
+            "Trainer(callbacks=[print])",
+            "trainer.callbacks: print is not a callback; it must be a pytorch_lightning.Callback, see docs/your_own",
+        ),
+        ("Trainer(callbacks=print)", "trainer.callbacks: print is not a callback; it must be a pytorch_lightning.Callback"),
+        ("Trainer(callbacks=[lrl.Video])", "trainer.callbacks: Video is not a callback; write Video(…)"),
+        ("PPO('CartPol-v1')", "env.id 'CartPol-v1' is not a registered environment (one of your own: import its module first, or --import"),
+    ],
+)
+def test_a_habit_from_another_library_ends_in_one_line_with_the_way_out(wrong, words):
+    with pytest.raises(SettingError) as error:
+        eval(f"lrl.{wrong}", {"lrl": lrl})
+    line = str(error.value)
+    assert line.startswith(words) and "\n" not in line and len(line) <= 190
+
+
+def test_positional_settings_of_a_users_own_init_are_accepted():
+    class Own(lrl.PPO):
+        def __init__(self, env, repeats: int = 3, **common):
+            super().__init__(env, **common)
+            self.repeats = repeats
+
+    assert Own("CartPole-v1", 4, net_arch=[8]).repeats == 4
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"n_epochs": 0}, "n_epochs must be >= 1, got 0"),

@@ -136,7 +136,7 @@ def test_an_algorithm_of_ones_own_needs_the_readers_import(hub, folder, capfd):
     source = next(folder.glob("runs/*/*/version_0"))
     assert run(f"push {source} --repo {REPO} --episodes 2 --import mine", capfd)[0] == 0
     assert f"--ckpt_path {ADDRESS} --import mine" in hub.repos[REPO].files["README.md"].decode()
-    for line, words in {"": "one of your own needs --import its_module", "--import mine": ""}.items():
+    for line, words in {"": "or --import its_module", "--import mine": ""}.items():
         status, _, error = run_apart(f"evaluate --ckpt_path {download(ADDRESS).parent} --episodes 2 {line}", folder)
         assert (status, words in error) == (2 if words else 0, True)
 

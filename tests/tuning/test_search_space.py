@@ -7,8 +7,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lightning_rl import ALGORITHMS, SettingError
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.cli.names import check_option, settings_of_model
+from lightning_rl.cli.names import check_option
 from lightning_rl.cli.tune import check, check_space
+from lightning_rl.setting_names import settings_of_model
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.tuning.search_space import FOLDER, find_space, read_space
 from tests.fitting import tiny
@@ -88,7 +89,7 @@ def test_a_bad_space_is_one_line(text, tmp_path):
 
 PPO = ["--model=PPO", "--model.env.id=CartPole-v1", "--model.net_arch=[8]", "--trainer.accelerator=cpu"]
 REFUSED = {
-    "model.learning_rat: {low: 1e-4, high: 1e-3}": "space.yaml: --model.learning_rat is not a setting; did you mean learning_rate?",
+    "model.learning_rat: {low: 1e-4, high: 1e-3}": "space.yaml: --model.learning_rat is not a setting of PPO; did you mean learning_rate?",
     "model.tau: {low: 0.1, high: 1.0}": "space.yaml: --model.tau is not a setting of PPO, only of SAC, TQC, DQN, TD3",
     "model.env.num_env: {choices: [1]}": "space.yaml: --model.env.num_env is not a setting; did you mean num_envs?",
     "model.gamma: {low: 0.9, high: 1.1}": "space.yaml: gamma must be >= 0 and <= 1, got 1.1",

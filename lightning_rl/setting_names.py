@@ -1,0 +1,140 @@
+"""Names of settings, and the way out for a wrong one: on the command line and from Python the same.
+
+Names are read from source files, so that a misspelt one is reported before torch is imported, which takes seconds.
+"""
+
+import ast
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from lightning_rl import ALGORITHMS, MODELS
+from lightning_rl.errors import nearest
+
+SECTIONS = {
+    "evaluation": "lightning_rl.callbacks.evaluation.EvaluationConfig",
+    "checkpoint": "lightning_rl.callbacks.checkpoints.CheckpointConfig",
+}
+"""Arguments of our Trainer with a section at the top of a config, and their classes."""
+TRAINERS = ("pytorch_lightning.trainer.trainer.Trainer", "lightning_rl.training.trainer.Trainer")
+PARTS = {
+    "env": "lightning_rl.envs.config.EnvConfig",
+    "replay": "lightning_rl.data.replay.storage.ReplayConfig",
+    "behavioral_cloning": "lightning_rl.training.side_learners.CloningConfig",
+    "actors": "lightning_rl.actors.config.ActorsConfig",
+}
+"""An algorithm's settings that are mappings themselves, and their classes."""
+MOVED = {
+    "policy": "model.encoder and model.net_arch: the spaces choose the network",
+    "policy_kwargs": "model.net_arch and model.activation",
+    "optimize_memory_usage": "model.replay.optimize_memory_usage",
+    "replay_buffer_kwargs": "model.replay",
+    "n_envs": "model.env.num_envs",
+    "n_timesteps": "model.max_env_steps",
+    "total_timesteps": "model.max_env_steps",
+    "env_id": "model.env.id",
+    "env": "model.env.id",
+    "lr": "model.learning_rate",
+    "optimizer": "configure_optimizers of a subclass, see docs/your_own.md",
+    "lr_scheduler": "a schedule as model.learning_rate, or configure_optimizers of a subclass",
+    "data": "nothing: algorithms make their own experience",
+    "algo": "model",
+    "normalize": "model.normalize_obs and model.normalize_reward",
+    "seed": "seed_everything",
+    "device": "trainer.accelerator",
+    "verbose": "trainer.enable_progress_bar",
+    "tensorboard_log": "trainer.default_root_dir: each run has its TensorBoard events",
+    "eval_freq": "evaluation.every_n_env_steps",
+    "n_eval_episodes": "evaluation.episodes",
+}
+"""Settings of Stable-Baselines3 and its zoo that have another name or place here, as on the command line."""
+IN_PYTHON = {
+    r"\bmodel\.env\.id\b": "env",
+    r"\bmodel\.env\.(\w+)": r"env=lrl.EnvConfig(…, \1=…)",
+    r"\bmodel\.(behavioral_cloning|replay|actors)\.(\w+)": r"\1={'\2': …}",
+    r"\bmodel\.": "",
+    r"\bevaluation\.(\w+)": r"lrl.Trainer(evaluation=lrl.EvaluationConfig(\1=…))",
+    r"\bcheckpoint\.(\w+)": r"lrl.Trainer(checkpoint=lrl.CheckpointConfig(\1=…))",
+    r"\btrainer\.(\w+)": r"lrl.Trainer(\1=…)",
+    r"^seed_everything$": "pl.seed_everything(…) of pytorch_lightning, before the model is made",
+}
+"""Patterns of settings as on the command line, and how they are written in Python."""
+
+
+def way_out_of_algorithm(name: str, names: Iterable[str], in_python: bool = False) -> str:
+    """Return which other algorithms have a setting that is not among `names`, those of an algorithm; else what `way_out` returns."""
+    owners = [] if name in MOVED else owners_of(name)
+    return f", only of {', '.join(owners)}" if owners else way_out(name, names, in_python)
+
+
+def way_out(name: str, names: Iterable[str], in_python: bool = False) -> str:
+    """Return the place of a setting that is not among `names`, or the closest of them; an empty text where there is neither."""
+    place = MOVED.get(name) or place_of(name)
+    if place is None:
+        return nearest(name, names)
+    for pattern, written in IN_PYTHON.items() if in_python else ():
+        place = re.sub(pattern, written, place)
+    return f"; here it is {place}"
+
+
+def owners_of(name: str) -> list[str]:
+    """Return the algorithms that have a setting."""
+    return [each for each in ALGORITHMS if name in settings_of_model(each)]
+
+
+def place_of(name: str) -> str | None:
+    """Return where a config has a setting of that name, such as `model.env.num_envs`; None if it has none."""
+    if owners_of(name):
+        return f"model.{name}"
+    places = [*(f"model.{part}" for part in PARTS), *SECTIONS, "trainer"]
+    return next((f"{place}.{name}" for place in places if name in settings_of_section(place.removeprefix("model."))), None)
+
+
+def settings_of_model(name: str) -> list[str]:
+    """Return the settings of an algorithm of this package."""
+    return [each for each in read_names(f"{MODELS[name]}.{name}") if each != "spaces"]
+
+
+@cache
+def settings_of_section(section: str) -> list[str]:
+    """Return the settings in a section of a config, or in a part of an algorithm's."""
+    if section == "trainer":
+        return [name for trainer in TRAINERS for name in read_names(trainer)]
+    return read_names({**SECTIONS, **PARTS}[section])
+
+
+def read_names(path: str) -> list[str]:
+    """Read the settings of a class: the fields of a dataclass and of its bases, or the parameters of `__init__`."""
+    return [name for name, is_setting in read_fields(path).items() if is_setting]
+
+
+@cache
+def read_fields(path: str) -> dict[str, bool]:
+    """Read the fields of a class, and whether each is a setting: one with `init=False` hides that of a base."""
+    module, _, name = path.rpartition(".")
+    tree = read_source(module)
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    if not any("dataclass" in ast.unparse(each) for each in found.decorator_list):
+        init = next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
+        return {} if init is None else {each.arg: True for each in (*init.args.args[1:], *init.args.kwonlyargs)}
+    imported = {each.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names}
+    home |= {node.name: module for node in tree.body if isinstance(node, ast.ClassDef)}
+    bases = [base.id for base in found.bases if isinstance(base, ast.Name) and str(imported.get(base.id)).startswith("lightning_rl.")]
+    fields: dict[str, bool] = {}
+    for base in reversed(bases):
+        fields |= read_fields(f"{imported[base]}.{base}")
+    for node in found.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and "ClassVar" not in ast.unparse(node.annotation):
+            fields[node.target.id] = node.value is None or "init=False" not in ast.unparse(node.value)
+    return fields
+
+
+@cache
+def read_source(module: str) -> ast.Module:
+    """Read a module's source without importing it, or the packages around it."""
+    package, *rest = module.split(".")
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None
+    return ast.parse(Path(spec.origin).parent.joinpath(*rest).with_suffix(".py").read_text(encoding="utf-8"))
