@@ -119,12 +119,12 @@ def read_fields(path: str) -> dict[str, bool]:
     if not any("dataclass" in ast.unparse(each) for each in found.decorator_list):
         init = next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
         return {} if init is None else {each.arg: True for each in (*init.args.args[1:], *init.args.kwonlyargs)}
-    imported = {each.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names}
+    home = {each.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names}
     home |= {node.name: module for node in tree.body if isinstance(node, ast.ClassDef)}
-    bases = [base.id for base in found.bases if isinstance(base, ast.Name) and str(imported.get(base.id)).startswith("lightning_rl.")]
+    bases = [base.id for base in found.bases if isinstance(base, ast.Name) and str(home.get(base.id)).startswith("lightning_rl.")]
     fields: dict[str, bool] = {}
     for base in reversed(bases):
-        fields |= read_fields(f"{imported[base]}.{base}")
+        fields |= read_fields(f"{home[base]}.{base}")
     for node in found.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and "ClassVar" not in ast.unparse(node.annotation):
             fields[node.target.id] = node.value is None or "init=False" not in ast.unparse(node.value)

@@ -45,7 +45,7 @@ class OfflineFields(ReplayFields):
     @property
     def num_envs(self: Any) -> int:
         """Return 1 where no environment is stepped."""
-        return super().num_envs if self.online else 1  # type: ignore[misc, no-any-return]
+        return super().num_envs if self.online else 1  # type: ignore[misc]
 
     @property
     def planned_updates(self: Any) -> int:
@@ -60,7 +60,7 @@ class OfflineFields(ReplayFields):
     def warm_up(self: Any) -> None:
         """Gather the statistics of the dataset's observations, unless another run's came with its weights."""
         if self.source is None:
-            super().warm_up()
+            super().warm_up()  # type: ignore[misc]
         elif self.normalize_obs != "off" and self.network.normalizer.is_new:
             for obs in self.dataset.observations():
                 self.network.normalizer.update(obs)
