@@ -181,7 +181,7 @@ class Reader:
         """A command that is short: of one iteration, or of another one where a run continues, and with little to learn from."""
         text = shlex.join(arguments)
         if arguments[0] == "tune":
-            return f"{text} --trials 1 --trainer.max_steps 1 {QUICK}"
+            return f"{text} {'' if '--population' in arguments else '--trials 1'} --trainer.max_steps 1 {QUICK}"
         if arguments[0] != "fit" or "--help" in arguments:
             return f"{text} {EPISODES.get(arguments[0], '')}"
         self.iterations += "last" in arguments

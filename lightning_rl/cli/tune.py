@@ -126,7 +126,9 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
     population.on_best = write_best
     from lightning_rl.tuning.ray_population import RayPopulation
 
-    engine = RayPopulation(population, train, partial(plan_member, folder.absolute(), space, others, imports), options.jobs, options.address)
+    engine = RayPopulation(
+        population, train, partial(plan_member, folder.absolute(), space, others, imports), options.jobs, options.address
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         engine.run()

@@ -226,6 +226,7 @@ def as_csv(rows: list[list[Any]]) -> str:
 
 def save_run(run: Path, folder: Path) -> None:
     """Copy what a run that is stopped needs to continue elsewhere, without previous generations of its checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         source, target = run / name, folder / name
         if source.is_dir():
@@ -236,7 +237,6 @@ def save_run(run: Path, folder: Path) -> None:
 
 def restore_run(folder: Path, run: Path) -> None:
     """Let a run continue from what `save_run` copied; nothing of its own stays in those files."""
-    run.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         if (run / name).is_dir():
             shutil.rmtree(run / name)
