@@ -195,12 +195,16 @@ class Population:
             for period in dict.fromkeys(id(each.periods[-1]) for each in own):
                 part = [each for each in own if id(each.periods[-1]) == period]
                 counts, values = [each.count for each in part], [value(each) for each in part]
-                axes.plot(counts, values, marker="o", markersize=3, linewidth=1, color=f"C{member % 10}")
+                label = f"member {member}" if part[0] is own[0] else None
+                axes.plot(counts, values, marker="o", markersize=3, linewidth=1, color=f"C{member % 10}", label=label)
         axes.set_title(name, loc="left")
         axes.grid(color="#dddddd", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel("steps of the run")
         dimension = next((each for each in self.space.dimensions if shorten_path(each.path) == name), None)
         distribution: Any = None if dimension is None else dimension.distribution
+        if dimension is None:
+            axes.legend(frameon=False, fontsize="small")
         if isinstance(distribution, CategoricalDistribution):
             axes.set_yticks(range(len(distribution.choices)), [as_text(each) for each in distribution.choices])
         elif distribution is not None and distribution.log:

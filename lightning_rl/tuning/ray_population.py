@@ -100,15 +100,16 @@ class Scheduler(PopulationBasedTraining):
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         """Let the others go on if they were waiting for a member that has ended."""
         super().on_trial_complete(tune_controller, trial, result)
-        self._go_on(tune_controller)
+        self._go_on(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """Let the others go on if they were waiting for a member that Ray could not train."""
         super().on_trial_error(tune_controller, trial)
-        self._go_on(tune_controller)
+        self._go_on(tune_controller, trial)
 
-    def _go_on(self, tune_controller: Any) -> None:
-        times = [self._trial_state[each].last_train_time for each in tune_controller.get_live_trials() if not each.is_finished()]
+    def _go_on(self, tune_controller: Any, ended: Any) -> None:
+        others = [each for each in tune_controller.get_live_trials() if each is not ended]
+        times = [self._trial_state[each].last_train_time for each in others]
         if times and min(times) >= self._next_perturbation_sync:
             self._next_perturbation_sync += self._perturbation_interval
 

@@ -250,3 +250,26 @@ def test_a_member_continues_from_the_exact_weights_of_another_one_with_other_set
     assert f"eval/mean_reward {best:.2f}: mine/best.ckpt" in out and (tmp_path / "mine" / "population.png").is_file()
     assert yaml.safe_load((tmp_path / "mine" / "best.yaml").read_text())["evaluation"]["every_n_env_steps"] == 64
     assert len(rows(tmp_path / "mine" / "schedule.csv")) >= 1
+
+
+FAULT = """
+import pytorch_lightning as pl
+
+class Fail(pl.Callback):
+    def on_train_start(self, trainer, pl_module):
+        if trainer.run_folder.name == "member_1" and pl_module.env_steps:
+            raise RuntimeError("no more coins")
+"""
+
+
+@pytest.mark.slow
+def test_the_others_go_on_when_a_member_fails(tmp_path):
+    (tmp_path / "failing.py").write_text(FAULT)
+    (tmp_path / "space.yaml").write_text("model.learning_rate: {low: 1e-5, high: 1e-1, log: true}")
+    options = f"--import failing {PPO_OPTIONS} --trainer.callbacks+=failing.Fail --space space.yaml --jobs 2 --out mine"
+    program = Apart(f"-m lightning_rl tune {options} --engine ray --population 2", tmp_path)
+    out, err = program.communicate(timeout=900)
+    assert (program.wait(), err) == (0, "")
+    assert out.count("member 1: failed (") == 1 and "no more coins" in out
+    found = [(int(row["count"]), int(row["member"])) for row in rows(tmp_path / "mine" / "population.csv")]
+    assert sorted(found) == [(64, 0), (64, 1), (128, 0), (192, 0)]
