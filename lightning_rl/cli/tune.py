@@ -20,16 +20,18 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.fit import CLI, one_line_errors, redirect_notices
 from lightning_rl.cli.names import check_option, read_options
 from lightning_rl.cli.settings import read_arguments
 from lightning_rl.cli.tune_options import ENGINES, TuneOptions
-from lightning_rl.errors import SettingError, check_choice, missing_extra, printable
+from lightning_rl.errors import SettingError, check_choice, check_range, missing_extra, printable
 from lightning_rl.startup import find_modules_here
 from lightning_rl.training.run_folder import environment_name
 from lightning_rl.training.settings import settings_of
 from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
+from lightning_rl.tuning.population import Evaluation, Population, member_name, mutable_space
 from lightning_rl.tuning.report import draw_study, write_best, write_trials
 from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space
 from lightning_rl.tuning.study import Objective, Study, StudySettings
@@ -77,12 +79,14 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     options, others, arguments = given
     redirect_notices()
     check_engine(options.engine, options.address)
+    if options.population is not None:
+        return train_population(options, others, imports)
     settings = StudySettings(**{name: getattr(options, name) for name in vars(StudySettings())})
     base = check(others, imports)
     objective = find_objective(base)
     space = read_space(find_space(options.space, type(base.model)))
     check_space(space, others, imports, type(base.model))
-    folder = options.out or Path("studies") / f"{type(base.model).__name__}_{environment_name(base.model.env)}"
+    folder = options.out or default_folder(base.model)
     config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
     make_plan = partial(plan_run, folder.absolute() if options.engine == "ray" else folder, space, others, imports)
     study = Study(folder, space, settings, objective, config, say)
@@ -97,6 +101,66 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
         raise SystemExit(128 + engine.received)
     print_results(study)
     return 0
+
+
+def train_population(options: Namespace, others: list[str], imports: list[str]) -> int:
+    """Train a population, and print a line for each member that continues from another one or ends."""
+    check_range("--jobs", options.jobs, 1, whole=True)
+    check_range("--seed", options.seed, 0, whole=True)
+    base = check(others, imports)
+    model, objective = base.model, find_objective(base)
+    space = mutable_space(read_space(find_space(options.space, type(model))), is_packaged=options.space is None)
+    check_space(space, others, imports, type(model))
+    folder = options.out or default_folder(model, "_population")
+    runs = folder.absolute() / type(model).__name__ / environment_name(model.env)
+    population = Population(folder, runs, space, options.population, options.seed, objective, say)
+    if runs.exists():
+        raise SettingError(f"there is a population in {folder}, and it cannot be continued: name another --out, or delete it")
+    others = [*others, f"--evaluation.every_n_{model.counter}={objective.interval}"]
+
+    def write_best(best: Evaluation) -> None:
+        values = population.replay(model.schedules)
+        config = check([*others, *space.options(values)], imports).config_dump
+        population.write_best({name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")})
+
+    population.on_best = write_best
+    from lightning_rl.tuning.ray_population import RayPopulation
+
+    engine = RayPopulation(
+        population, train, partial(plan_member, folder.absolute(), space, others, imports), options.jobs, options.address
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        engine.run()
+    if engine.received is not None:
+        say(f"stopped by {engine.received.name}; what was found so far is in {folder}, and a population cannot be continued")
+        raise KeyboardInterrupt
+    print_population(population)
+    return 0
+
+
+def plan_member(
+    folder: Path, space: SearchSpace, options: list[str], imports: list[str], member: int, values: Mapping[str, Any]
+) -> RunPlan:
+    """Return the run of a member, whose seed is its number and one."""
+    name = member_name(member)
+    return RunPlan((*options, *space.options(values)), folder, name, member + 1, tuple(imports), folder / "logs" / f"{name}.txt")
+
+
+def print_population(population: Population) -> None:
+    """Print what was found and where it is. Raises `SettingError`: no member was evaluated."""
+    best, folder = population.best, population.folder
+    if best is None:
+        raise SettingError(f"no member has an evaluation; the last failed: {population.errors[-1] if population.errors else 'none'}")
+    picture = population.draw_picture()
+    say(f"best: member {best.member} at {best.count:,}, {population.objective.monitor} {best.value:.2f}: {folder / 'best.ckpt'}")
+    say(f"its settings: {folder / 'schedule.csv'}, all evaluations: {folder / 'population.csv'}, picture: {picture}")
+    say(f"train with the same schedule: {join(['lightning-rl', 'fit', '--config', str(folder / 'best.yaml')])}")
+
+
+def default_folder(model: Any, suffix: str = "") -> Path:
+    """Return the folder of a study without `--out`."""
+    return Path("studies") / f"{type(model).__name__}_{environment_name(model.env)}{suffix}"
 
 
 def make_engine(options: Namespace, study: Study, make_plan: MakePlan) -> Any:

@@ -1,7 +1,7 @@
 """Options of `tune`: its own, and those of `fit` behind them, without loading torch or Optuna."""
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,10 @@ REFUSED = {
 """Options of `fit` that a study sets itself, and what to do instead."""
 
 
+OF_STUDIES = ("trials", "seeds", "sampler", "pruner", "startup_trials")
+"""Options that a population does not have: its settings change while its runs are trained."""
+
+
 class TuneOptions(NamedTuple):
     """own: the options of `tune`.  fit: those of `fit`.  arguments: all, as they were given."""
 
@@ -35,6 +39,7 @@ def read_tune_options(arguments: list[str]) -> TuneOptions:
     parser = tune_parser()
     own, others = parser.parse_known_args(arguments)
     check_options(others, [action.dest for action in parser._actions])
+    check_population(own, {name: parser.get_default(name) for name in OF_STUDIES})
     read_options(others)
     return TuneOptions(own, others, arguments)
 
@@ -53,6 +58,8 @@ def tune_parser() -> Parser:
     parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the study and its runs (studies/<algorithm>_<environment>)")
     parser.add_argument("--engine", default="local", help="local: processes of this machine; ray: Ray Tune, on many machines (local)")
+    population = "with --engine ray: train so many runs together; bad ones continue from good ones with other settings (none)"
+    parser.add_argument("--population", type=int, metavar="N", help=population)
     parser.add_argument("--address", help="with --engine ray: of a cluster that runs, such as auto (one is started on this machine)")
     return parser
 
@@ -66,3 +73,16 @@ def check_options(others: Iterable[str], own: list[str]) -> None:
                 raise SettingError(f"tune does not take --{name}: {REFUSED[name]}")
             if name.partition(".")[0] not in OPTIONS:
                 raise SettingError(f"--{name} is not an option of tune{nearest(name, [*own, *OPTIONS])}")
+
+
+def check_population(own: Namespace, defaults: Mapping[str, object]) -> None:
+    """Raise `SettingError` for options that do not go with `--population`."""
+    if own.population is None:
+        return
+    if own.engine != "ray":
+        raise SettingError("--population is trained by Ray Tune: add --engine ray")
+    if own.address is not None and own.jobs != 1:
+        raise SettingError("--jobs does not go with --population and --address: the cluster trains as many members as it has cores for")
+    for name, default in defaults.items():
+        if getattr(own, name) != default:
+            raise SettingError(f"--{name} does not go with --population, whose settings change while its runs are trained")

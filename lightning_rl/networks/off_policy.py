@@ -243,10 +243,17 @@ class Temperature(nn.Module):
         check_range("ent_coef", alpha, 0, open_low=self.learned)
         log_alpha = torch.full((len(self.kinds),), math.log(alpha) if alpha > 0 else -math.inf)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=self.learned)
+        if not self.learned:
+            self.register_load_state_dict_pre_hook(keep_alpha)
 
     def forward(self) -> Tensor:
         """Return α, without gradient."""
         return self.log_alpha.detach().exp()
+
+
+def keep_alpha(temperature: Temperature, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
+    """Keep an α that is given as a number: a setting wins over what a checkpoint holds."""
+    state_dict[f"{prefix}log_alpha"] = temperature.log_alpha.detach()
 
 
 def _first_alpha(ent_coef: str) -> float:

@@ -169,7 +169,7 @@ class RayEngine:
         left = self.study.settings.trials - sum(trial.state.is_finished() for trial in self.study.trials)
         if left <= 0:
             return
-        self._join()
+        join_cluster(self.study.settings.jobs, self.address)
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it misses its own files; failures are recorded in the study
         try:
             settings = self.study.settings
@@ -194,12 +194,13 @@ class RayEngine:
         if not all(trial.state.is_finished() for trial in self.study.trials):
             self.received = signal.SIGINT
 
-    def _join(self) -> None:
-        own = {"num_cpus": self.study.settings.jobs, "include_dashboard": False}
-        try:
-            with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised
-                cluster: Any = own if self.address is None else {"address": self.address}
-                ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = shorten(str(error), 120, placeholder=" …")
-            raise SettingError(f"--address {self.address!r}: there is no Ray cluster to join ({reason})") from error
+
+def join_cluster(jobs: int, address: str | None) -> None:
+    """Join a Ray cluster, or start one on this machine. Raises `SettingError`: there is none at that address."""
+    cluster: Any = {"num_cpus": jobs, "include_dashboard": False} if address is None else {"address": address}
+    try:
+        with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised
+            ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = shorten(str(error), 120, placeholder=" …")
+        raise SettingError(f"--address {address!r}: there is no Ray cluster to join ({reason})") from error

@@ -55,6 +55,20 @@ class Dimension:
             inside = low + round((inside - low) / step) * step
         return [low, high, inside]
 
+    def clip(self, value: Value) -> Value:
+        """Return the nearest value of a range; a choice as it is."""
+        distribution: Any = self.distribution
+        if isinstance(distribution, CategoricalDistribution):
+            return value
+        low, high, step = distribution.low, distribution.high, distribution.step
+        value = min(max(value, low), high)
+        return value if step is None else low + round((value - low) / step) * step
+
+    def place_of(self, value: Value) -> float:
+        """Return a number that a picture can show: the place of a choice, or the value itself."""
+        distribution: Any = self.distribution
+        return distribution.choices.index(value) if isinstance(distribution, CategoricalDistribution) else value
+
 
 @dataclass(frozen=True)
 class SearchSpace:

@@ -1,0 +1,260 @@
+"""Population-based training (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846): what a population did, and what it leaves."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from optuna.distributions import CategoricalDistribution
+
+from lightning_rl.checkpoints.atomic import write_bytes, write_text
+from lightning_rl.checkpoints.manifest import manifest_path
+from lightning_rl.errors import SettingError, check_range, missing_extra
+from lightning_rl.tuning.search_space import Dimension, SearchSpace, as_text, shorten_path
+from lightning_rl.tuning.study import Objective, StudySettings
+from lightning_rl.tuning.trials import Message
+
+MUTABLE = (
+    *("learning_rate", "gamma", "max_grad_norm", "ent_coef", "vf_coef", "clip_range", "clip_range_vf", "target_kl", "n_epochs"),
+    *("gae_lambda", "q_lambda", "lambda_", "clip_rho", "clip_c", "clip_pg_rho", "tau", "gradient_steps", "policy_delay", "action_noise"),
+    *("target_policy_noise", "target_noise_clip", "exploration_final_eps", "label_smoothing", "baseline_coef", "sigma", "momentum"),
+)
+"""Settings with which a run can continue from a checkpoint that was made with another value."""
+COPIED = ("config.yaml", "evaluations.csv", "metrics.csv", "checkpoints")
+"""What another member takes over of a run's folder."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """The settings of a member from a count on.
+
+    Args:
+        start: environment steps or updates.
+        values: of the settings that vary, by their paths.
+        source: the member whose run went on with them; None: its own.
+    """
+
+    start: int
+    values: Mapping[str, Any]
+    source: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of a member, and its settings so far."""
+
+    member: int
+    count: int
+    value: float
+    periods: tuple[Period, ...]
+
+
+class Population:
+    """Runs that are trained together, its members; those with bad evaluations continue from checkpoints of those with good ones.
+
+    Args:
+        folder: of the population.
+        runs: the folder of the members' runs.
+        space: what varies.
+        size: how many members.
+        seed: of the draws.
+        objective: what members are compared by, after each evaluation.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, folder: Path, runs: Path, space: SearchSpace, size: int, seed: int, objective: Objective, say: Callable[[str], None]
+    ) -> None:
+        check_range("--population", size, 2, whole=True)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.folder, self.runs, self.space, self.size, self.seed = folder, runs, space, size, seed
+        self.objective, self.say = objective, say
+        self.on_best: Callable[[Evaluation], None] = lambda best: None
+        """Called with each evaluation that is the best so far."""
+        self.periods: list[tuple[Period, ...]] = [(Period(0, self.draw(member)),) for member in range(size)]
+        self.evaluations: list[Evaluation] = []
+        self.best: Evaluation | None = None
+        self.errors: list[str] = []
+        self.ended = 0
+
+    def draw(self, member: int) -> dict[str, Any]:
+        """Draw the first settings of a member: those of the trial of its number in a study of random trials."""
+        sampler = StudySettings(sampler="random", seed=self.seed).make_sampler(member)
+        return optuna.create_study(sampler=sampler).ask(self.space.distributions).params
+
+    def record(self, member: int, message: Message) -> None:
+        """Record an evaluation of a member."""
+        found = Evaluation(member, message.count, message.value, self.periods[member])
+        self.evaluations.append(found)
+        write_text(self.folder / "population.csv", self._table())
+        if math.isfinite(found.value) and (self.best is None or self.objective.best([found.value, self.best.value]) == found.value):
+            self.best = found
+            self._keep_best()
+            self.on_best(found)
+
+    def end(self, member: int, error: str = "") -> None:
+        """Record that the run of a member has ended, or has failed."""
+        self.ended += 1
+        own = [each for each in self.evaluations if each.member == member]
+        result = f"{as_text(own[-1].value)} at {own[-1].count:,}" if own else "no evaluation"
+        if error:
+            self.errors.append(error)
+            result = f"failed ({error})"
+        best = "" if self.best is None else f"; best so far {as_text(self.best.value)}, member {self.best.member} at {self.best.count:,}"
+        self.say(f"member {member}: {result}; {self.space.describe(self.periods[member][-1].values)}{best}")
+
+    def replace(self, member: int, source: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Let a member continue from another one's run, with these settings in the ranges of the space; return them."""
+        values = {each.path: each.clip(values[each.path]) for each in self.space.dimensions}
+        last, own = ([each for each in self.evaluations if each.member == one][-1] for one in (source, member))
+        before = last.periods[-1].values
+        self.periods[member] = (*last.periods, Period(last.count, values, source))
+        changed = [
+            f"{shorten_path(path)} {as_text(before[path])} -> {as_text(values[path])}" for path in values if values[path] != before[path]
+        ]
+        line = f"at {last.count:,}: member {member} ({as_text(own.value)}) continues from member {source} ({as_text(last.value)})"
+        self.say(f"{line}: {', '.join(changed) or 'the same settings'}")
+        return values
+
+    def run_folder(self, member: int) -> Path:
+        """Return the folder of a member's run."""
+        return self.runs / member_name(member)
+
+    def _table(self) -> str:
+        """Return a row for each evaluation of each member, with its settings up to it; the first of a period names its source."""
+        paths = [each.path for each in self.space.dimensions]
+        rows: list[list[Any]] = [["count", "member", "value", "continued_from", *map(shorten_path, paths)]]
+        seen: set[int] = set()
+        for each in self.evaluations:
+            period = each.periods[-1]
+            source = "" if period.source is None or id(period) in seen else period.source
+            seen.add(id(period))
+            rows.append([each.count, each.member, repr(each.value), source, *(period.values[path] for path in paths)])
+        return as_csv(rows)
+
+    def _keep_best(self) -> None:
+        """Write `best.ckpt` and `schedule.csv`, the settings that led to it: its member may continue from another one later."""
+        assert self.best is not None
+        checkpoint = self.run_folder(self.best.member) / "checkpoints" / "best.ckpt"
+        for file, name in ((checkpoint, "best.ckpt"), (manifest_path(checkpoint), "best.ckpt.json")):
+            write_bytes(self.folder / name, file.read_bytes())
+        paths = [each.path for each in self.space.dimensions]
+        rows = [[each.start, *(each.values[path] for path in paths)] for each in self.best.periods]
+        write_text(self.folder / "schedule.csv", as_csv([["from", *map(shorten_path, paths)], *rows]))
+
+    def replay(self, scheduled: Collection[str]) -> dict[str, Any]:
+        """Return the settings that repeat the schedule of the best member: its last value for a setting that takes no schedule."""
+        assert self.best is not None
+        periods, found = self.best.periods, dict(self.best.periods[-1].values)
+        times = [each.start / self.objective.length for each in periods]
+        for path in found:
+            if shorten_path(path) in scheduled and len(periods) > 1:
+                values = [each.values[path] for each in periods]
+                points = [[at, value] for at, *both in zip(times[1:], values, values[1:], strict=False) for value in both]
+                found[path] = {"schedule": "piecewise", "points": [[0.0, values[0]], *points]}
+        return found
+
+    def write_best(self, config: Mapping[str, Any]) -> None:
+        """Write `best.yaml`, the config of a run that repeats the schedule of the best member."""
+        assert self.best is not None
+        first = f"# member {self.best.member} of {self.size}: {self.objective.monitor} {as_text(self.best.value)} at {self.best.count:,}"
+        write_text(self.folder / "best.yaml", f"{first}; see schedule.csv\n{yaml.safe_dump(dict(config), sort_keys=False)}")
+
+    def draw_picture(self) -> Path:
+        """Draw `population.png`: the evaluations and each setting of the members. Raises `SettingError`: matplotlib is not installed."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise missing_extra("matplotlib", "plots", "the picture of a population") from error
+        panels: list[tuple[str, Callable[[Evaluation], float]]] = [(self.objective.monitor, lambda each: each.value)]
+        for dimension in self.space.dimensions:
+            panels.append((shorten_path(dimension.path), partial(setting_of, dimension)))
+        columns = min(3, len(panels))
+        rows = math.ceil(len(panels) / columns)
+        figure = Figure(figsize=(4 * columns, 2.8 * rows), dpi=100, layout="constrained")
+        for number, (name, value) in enumerate(panels):
+            self._draw(figure.add_subplot(rows, columns, number + 1), name, value)
+        picture = BytesIO()
+        figure.savefig(picture, format="png")
+        write_bytes(self.folder / "population.png", picture.getvalue())
+        return self.folder / "population.png"
+
+    def _draw(self, axes: Any, name: str, value: Callable[[Evaluation], float]) -> None:
+        """Draw a line for each member, broken where it continues from another one."""
+        for member in range(self.size):
+            own = [each for each in self.evaluations if each.member == member]
+            for period in dict.fromkeys(id(each.periods[-1]) for each in own):
+                part = [each for each in own if id(each.periods[-1]) == period]
+                counts, values = [each.count for each in part], [value(each) for each in part]
+                label = f"member {member}" if part[0] is own[0] else None
+                axes.plot(counts, values, marker="o", markersize=3, linewidth=1, color=f"C{member % 10}", label=label)
+        axes.set_title(name, loc="left")
+        axes.grid(color="#dddddd", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel("steps of the run")
+        dimension = next((each for each in self.space.dimensions if shorten_path(each.path) == name), None)
+        distribution: Any = None if dimension is None else dimension.distribution
+        if dimension is None:
+            axes.legend(frameon=False, fontsize="small")
+        if isinstance(distribution, CategoricalDistribution):
+            axes.set_yticks(range(len(distribution.choices)), [as_text(each) for each in distribution.choices])
+        elif distribution is not None and distribution.log:
+            axes.set_yscale("log")
+
+
+def member_name(member: int) -> str:
+    """Return the name of a member's folder."""
+    return f"member_{member}"
+
+
+def setting_of(dimension: Dimension, evaluation: Evaluation) -> float:
+    """Return a setting of a member as a number that a picture can show."""
+    return dimension.place_of(evaluation.periods[-1].values[dimension.path])
+
+
+def as_csv(rows: list[list[Any]]) -> str:
+    """Return rows as the text of a CSV file."""
+    text = StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def save_run(run: Path, folder: Path) -> None:
+    """Copy what a run that is stopped needs to continue elsewhere, without previous generations of its checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        source, target = run / name, folder / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.previous.ckpt*"))
+        elif source.is_file():
+            shutil.copyfile(source, target)
+
+
+def restore_run(folder: Path, run: Path) -> None:
+    """Let a run continue from what `save_run` copied; nothing of its own stays in those files."""
+    for name in COPIED:
+        if (run / name).is_dir():
+            shutil.rmtree(run / name)
+        (run / name).unlink(missing_ok=True)
+    save_run(folder, run)
+
+
+def mutable_space(space: SearchSpace, is_packaged: bool) -> SearchSpace:
+    """Return the space of a population; a packaged one without what cannot change. Raises `SettingError`: a user's has such a setting."""
+    fixed = [each.path for each in space.dimensions if shorten_path(each.path) not in MUTABLE]
+    if fixed and not is_packaged:
+        known = ", ".join(sorted(MUTABLE))
+        raise SettingError(f"{space.source}: {fixed[0]} cannot change while a run is trained; --population varies {known}")
+    kept = tuple(each for each in space.dimensions if each.path not in fixed)
+    if not kept:
+        raise SettingError(f"{space.source} has no setting that can change while a run is trained: name another space, --space")
+    return SearchSpace(space.source, kept)
