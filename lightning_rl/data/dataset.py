@@ -122,10 +122,11 @@ class SampledDataset(ExperienceDataset):
         return tree_to_torch((steps, discount), self.device)
 
     def observations(self) -> Iterator[Tree]:
-        """Yield all observations that can be sampled, in batches of some thousand."""
-        for numbers in np.array_split(np.arange(self.buffer.ready), max(1, self.buffer.ready // 4096)):
-            rows = self.buffer.locate(numbers)
-            yield tree_to_torch(self.buffer.layout.read(rows, rows)[0].observation.obs, self.device)
+        """Yield all observations that can be sampled, those of `demonstration_share` too, in batches of some thousand."""
+        for buffer in (self.buffer, *([] if self.buffer.demonstrations is None else [self.buffer.demonstrations])):
+            for numbers in np.array_split(np.arange(buffer.ready), max(1, buffer.ready // 4096)):
+                rows = buffer.locate(numbers)
+                yield tree_to_torch(buffer.layout.read(rows, rows)[0].observation.obs, self.device)
 
     def metrics(self) -> dict[str, float]:
         """Return `rewards/<signal>` where there is more than the environment's reward."""

@@ -135,6 +135,15 @@ def test_a_policy_that_learned_offline_is_finetuned_online(algorithm, tmp_path):
     assert finetuned.env_steps == 96
 
 
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_online_observations_are_normalized_by_the_dataset_wherever_it_is_kept(share):
+    model = tiny(IQL, BOX, normalize_obs="frozen", online=True, replay={"demonstration_share": share})
+    fit(model)
+    (statistics,) = model.network.normalizer.statistics
+    seen = np.concatenate([each.obs[:-1] for each in model.source])
+    np.testing.assert_allclose(statistics.mean, seen.mean(0), rtol=1e-4)
+
+
 PROBES = {
     "the value of a constant reward": (ConstantReward, {}, [0], [1]),
     "the discount of a reward one step later": (DelayedReward, {}, [0, 1], [0.9, 1]),
