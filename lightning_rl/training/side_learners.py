@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.optim import Adam, Optimizer
 
-from lightning_rl.data.dataset import ReplayDataset
+from lightning_rl.data.dataset import ReplayDataset, SampledDataset
 from lightning_rl.data.demonstrations import EpisodeRows
 from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import split_mask
@@ -186,7 +186,7 @@ class CloningConfig:
     Args:
         demo_path: a Minari id or path; from Python also a list of `Demonstration`.
         strength: their learning rate, as a multiple of the algorithm's.
-        steps: environment steps over which it falls to 0; 0 keeps it for the whole run.
+        steps: environment steps, or updates of a run that counts these, over which it falls to 0; 0 keeps it for the whole run.
         batch_size: rows of a minibatch, with a memory in sequences of its sequence_length, all if there are fewer; default: the
             algorithm's, or 64 where it has none.
         n_epochs: passes each time; default: 3 on-policy and 1 off-policy.
@@ -235,7 +235,7 @@ class Cloning(SideLearner):
         return [self.optimizer]
 
     def begin(self, algorithm: Learner) -> None:
-        config, self.replays = self.config, isinstance(algorithm.dataset, ReplayDataset)
+        config, self.replays = self.config, isinstance(algorithm.dataset, SampledDataset)
         if config.demo_path is None:
             raise SettingError("behavioral_cloning.demo_path is missing: name a Minari dataset")
         batch_size = config.batch_size or algorithm.hparams.get("batch_size", 64)
@@ -245,7 +245,7 @@ class Cloning(SideLearner):
         rows = EpisodeRows(demonstrated_rows(algorithm, "behavioral_cloning.demo_path", config.demo_path), length)
         if not rows.num_rows:
             raise SettingError("behavioral_cloning.demo_path: there are no demonstrations to imitate")
-        how_long = f"over {config.steps:,} environment steps" if config.steps else "for the whole run"
+        how_long = f"over {config.steps:,} {algorithm.counted}" if config.steps else "for the whole run"
         algorithm.say(f"demonstrations: {rows.num_rows:,} steps of {rows.num_episodes:,} episodes; the policy follows them {how_long}")
         self.draws = demonstration_draws(algorithm, rows, batch_size)
         wanted = config.samples_per_update
@@ -280,7 +280,7 @@ class Cloning(SideLearner):
 
     def learning_rate(self, algorithm: Learner) -> float:
         """Return the algorithm's, times `strength`, times what is left of `steps`."""
-        left = 1 - algorithm.env_steps / self.config.steps if self.config.steps else 1.0
+        left = 1 - algorithm.count / self.config.steps if self.config.steps else 1.0
         return algorithm.learning_rate * self.config.strength * max(0.0, left)
 
     def get_state(self) -> State:

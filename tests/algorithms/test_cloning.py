@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl import DQN, GRU, LSTM, PPO, SAC, TD3
+from lightning_rl import DQN, GRU, IQL, LSTM, PPO, SAC, TD3
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
 from lightning_rl.training.side_learners import CloningConfig
@@ -47,6 +47,14 @@ def test_off_policy_one_minibatch_follows_each_update():
     assert steps_made(SAC, {"n_epochs": 2, "samples_per_update": 16})[0] == UPDATES[SAC] * 2 * 2
     rows = sum(len(episode.reward) for episode in shown(SAC))
     assert steps_made(SAC, {"samples_per_update": 0})[0] == UPDATES[SAC] * (rows // 8)
+
+
+def test_beside_offline_learning_one_minibatch_follows_each_update_and_steps_are_updates(capsys):
+    assert steps_made(IQL, {})[0] == 96
+    made, logged = steps_made(IQL, {"steps": 48}, learning_rate=0.01)
+    assert made == 47  # after the 48th the rate is 0
+    assert [row["behavioral_cloning/learning_rate"] for row in logged][-1] == 0
+    assert "the policy follows them over 48 updates" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("algorithm", "made"), [(PPO, 6 * 3 * (6 // 2)), (SAC, UPDATES[SAC])])
