@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.learning import LearningRun
-from lightning_rl.training.loading import best_of, load
+from lightning_rl.training.loading import checkpoint_of, load
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import ReplayFields, replay_settings, replay_updates
 from lightning_rl.types import Transition, Tree, tree_map, tree_to_numpy, tree_to_torch
@@ -69,7 +70,9 @@ class Teacher:
     """
 
     def __init__(self, source: str, env: Any, spaces: Spaces, device: torch.device) -> None:
-        path = best_of(source)
+        if not isinstance(source, str | Path):
+            raise SettingError(f"teacher must be a run's folder, a checkpoint or a shared agent, got {source!r}")
+        path = checkpoint_of(source, "teacher", "best.ckpt")
         unnamed = {"env": env} if is_zip(path) else {}  # what Stable-Baselines3 saves names no environment
         stored = choose_behavior(load(path, Run, LearningRun, device, **unnamed), None)
         theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))

@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
+from torch.nn import Module
 from torch.optim import Adam, Optimizer
 
 from lightning_rl.data.dataset import ReplaySettings
@@ -63,8 +64,8 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, object]) -> None:
-    """Raise `SettingError` for a setting that a class does not have, for one that a subclass sets without being a dataclass, and for
-    arguments that must have names.
+    """Raise `SettingError` for a setting that a class does not have, for one that a subclass sets without being a dataclass, for a module,
+    and for arguments that must have names.
     """
     for base in cls.__mro__:
         if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
@@ -76,6 +77,8 @@ def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, obj
         if name not in names:
             hint = way_out_of_algorithm(name, names, in_python=True) or f"; help({cls.__name__}) shows all"
             raise SettingError(f"{name} is not a setting of {cls.__name__}{hint}")
+        if isinstance(given[name], Module) and "__dataclass_fields__" in vars(cls):
+            raise SettingError(f"{name} must be plain data, which a checkpoint can hold, got a {type(given[name]).__name__}")
     kinds = [each.kind for each in inspect.signature(cls.__init__).parameters.values()][1:]  # type: ignore[misc]
     by_place = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if args and isinstance(args[0], str) and args[0].endswith("Policy"):

@@ -20,6 +20,11 @@ def test_the_signature_shows_every_setting_and_the_environment_first(algorithm):
     assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
+def test_an_algorithm_or_another_module_is_no_setting():
+    with pytest.raises(SettingError, match=r"^teacher must be plain data, which a checkpoint can hold, got a PPO$"):
+        tiny(lrl.DAgger, teacher=tiny(lrl.PPO))
+
+
 def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
     with pytest.raises(SettingError, match=r"^clip_rnge is not a setting of PPO; did you mean clip_range\?$"):
         lrl.PPO("CartPole-v1", clip_rnge=0.1)
