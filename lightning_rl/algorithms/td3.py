@@ -63,7 +63,7 @@ class TD3(CriticFields, ReplayFields, Algorithm):
     def __post_init__(self) -> None:
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
-        check_box_actions("TD3", self.spaces.action)
+        check_box_actions(type(self).__name__, self.spaces.action)
         self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.policy_delay)
         self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings, layers=self.actor_layers)

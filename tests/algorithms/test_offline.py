@@ -262,7 +262,7 @@ def test_masks_hold_in_the_policy_of_a_dataset():
         (AWAC, {"reward_signals": {"rnd": {}}}, "reward_signals.rnd needs online"),
         (CQL, {"env_id": "CartPole-v1"}, r"CQL needs a Box action space, got Discrete\(2\)"),
         (CQL, {"memory": GRU(4, 4)}, "memory is not a setting of CQL"),
-        (TD3BC, {"env_id": "CartPole-v1"}, r"TD3 needs a Box action space, got Discrete\(2\)"),
+        (TD3BC, {"env_id": "CartPole-v1"}, r"TD3BC needs a Box action space, got Discrete\(2\)"),
         (IQL, {"expectile": 0.3}, "expectile"),
     ],
 )
@@ -279,6 +279,18 @@ def test_a_dataset_is_not_stored_and_a_model_without_it_says_so(tmp_path):
     loaded = IQL.load_from_checkpoint(file)
     with pytest.raises(SettingError, match="dataset: name one to learn from"):
         fit(loaded)
+
+
+@pytest.mark.parametrize("first, then, reason", [({}, PRIORITIZED, "no priorities"), (PRIORITIZED, {}, "priorities")])
+def test_priorities_begin_or_end_with_a_notice_where_a_run_is_continued(first, then, reason, tmp_path, capsys):
+    def train(updates, **arguments):
+        trainer = Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False)
+        trainer.fit(model := tiny(IQL, BOX, max_updates=updates, **arguments.pop("settings")), **arguments)
+        return model
+
+    train(16, settings=first)
+    assert train(32, settings=then, ckpt_path="last").updates == 32
+    assert f"transitions are drawn in another order: the checkpoint has {reason}\n" in capsys.readouterr().out
 
 
 def test_dqn_knows_no_offline_settings():

@@ -365,6 +365,8 @@ class ReplayBuffer:
         """Restore what `sampling_state` returned; return the reason if there are other rows, or raise `ValueError` if it cannot be."""
         if state["ready"] != self.ready:
             return f"the checkpoint had {state['ready']:,} of them, not {self.ready:,}"
+        if bool(state["sampler"]) != (self.priorities is not None):
+            return f"the checkpoint has {'no ' if self.priorities is not None else ''}priorities"
         self.drawn = int(check_counts(state["drawn"], ()))
         self.rng.bit_generator.state = state["rng"]
         if self.priorities is not None:
