@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from lightning_rl import A2C, IMPALA, LSTM, POCA, PPO, SAC, TQC, TRPO, CrossQ, SettingError, export_policy, load_policy
+from lightning_rl import A2C, CQL, IMPALA, LSTM, POCA, PPO, SAC, TQC, TRPO, CrossQ, SettingError, export_policy, load_policy
 from lightning_rl.data.collector import Collector
 from lightning_rl.distributions import SDE, Exploration, make_distribution, state_dependent
 from lightning_rl.distributions.state_dependent import expln
@@ -226,6 +226,12 @@ def test_a_file_does_what_the_policy_does(algorithm, action, format, tmp_path):
 def test_settings_that_do_not_fit_are_refused(algorithm, settings, message):
     with pytest.raises(SettingError, match=message):
         tiny(algorithm, **{"env_id": BOX_ENV, **settings})
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TQC, CrossQ, CQL])
+def test_a_first_deviation_that_nothing_would_have_is_refused(algorithm):
+    with pytest.raises(SettingError, match=r"^log_std_init is a setting of use_sde, which is false; remove it$"):
+        tiny(algorithm, BOX_ENV, log_std_init=-1.0)
 
 
 def test_unbounded_boxes_are_explored_at_random_too():

@@ -90,6 +90,8 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         hidden = hidden_observations(self.critic_obs)
+        if not self.use_sde and self.log_std_init != type(self).log_std_init:
+            raise SettingError("log_std_init is a setting of use_sde, which is false; remove it")
         sde = sde_settings(self, max(1, self.train_freq // self.num_envs), learn_features=True)
         settings = {**self.network_settings, "critic_obs": hidden, "layers": self.actor_layers}
         settings |= {"sde": sde, "log_std_init": self.log_std_init}
