@@ -27,6 +27,7 @@ MUTABLE = (
     *("learning_rate", "gamma", "max_grad_norm", "ent_coef", "vf_coef", "clip_range", "clip_range_vf", "target_kl", "n_epochs"),
     *("gae_lambda", "q_lambda", "lambda_", "clip_rho", "clip_c", "clip_pg_rho", "tau", "gradient_steps", "policy_delay", "action_noise"),
     *("target_policy_noise", "target_noise_clip", "exploration_final_eps", "label_smoothing", "baseline_coef", "sigma", "momentum"),
+    *("expectile", "beta", "max_weight", "alpha", "cql_alpha"),
 )
 """Settings with which a run can continue from a checkpoint that was made with another value."""
 COPIED = ("config.yaml", "evaluations.csv", "metrics.csv", "checkpoints")

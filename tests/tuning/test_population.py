@@ -13,7 +13,7 @@ import torch
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from lightning_rl import A2C, DQN, IMPALA, PPO, PQN, SAC, TD3, TRPO, EvolutionStrategies, SettingError
+from lightning_rl import A2C, CQL, DQN, IMPALA, PPO, PQN, SAC, TD3, TRPO, EvolutionStrategies, SettingError
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.schedules import make_schedule
 from lightning_rl.training.loading import algorithm_class
@@ -24,7 +24,7 @@ from lightning_rl.tuning.study import Objective
 from lightning_rl.tuning.trials import Message
 from tests.apart import Apart
 from tests.command_line import run
-from tests.fitting import fit, tiny, weights
+from tests.fitting import OFFLINE, fit, tiny, weights
 
 RATE, EPOCHS, CLIP = "model.learning_rate", "model.n_epochs", "model.clip_range"
 SPACE = SearchSpace(
@@ -182,14 +182,18 @@ OTHER = {
     **{"gradient_steps": 3, "policy_delay": 5, "action_noise": 0.7, "target_policy_noise": 2.0, "target_noise_clip": 0.01},
     **{"exploration_final_eps": 0.9, "label_smoothing": 0.3, "baseline_coef": 5.0, "sigma": 0.1, "momentum": 0.1},
     **{"clip_rho": 0.1, "clip_c": 0.1, "clip_pg_rho": 0.1},
+    **{"expectile": 0.95, "beta": 0.01, "max_weight": 0.01, "alpha": 0.1, "cql_alpha": 0.1},
 }
 """Values far from the defaults."""
-BEFORE = {SAC: {"ent_coef": 0.2}, PPO: {"clip_range_vf": 0.5}}
+BEFORE = {SAC: {"ent_coef": 0.2}, CQL: {"ent_coef": 0.2}, PPO: {"clip_range_vf": 0.5}}
 """What the checkpoint was made with, where a default has another kind of value or no effect."""
 HOME = {SAC: "Pendulum-v1", TD3: "Pendulum-v1", DQN: "CartPole-v1"}
 """An environment whose rewards are small enough for all settings to have an effect; the scripted one of tests otherwise."""
-WITHOUT_EFFECT = {EvolutionStrategies: {"action_noise", "momentum"}, IMPALA: {"clip_rho", "clip_c", "clip_pg_rho"}, TRPO: {"max_grad_norm"}}
-"""In tiny runs: no Box actions, and Adam; policies without lag, whose ratios are 1; gradients of the value alone, by Adam."""
+WITHOUT_EFFECT = {
+    **{EvolutionStrategies: {"action_noise", "momentum"}, IMPALA: {"clip_rho", "clip_c", "clip_pg_rho"}, TRPO: {"max_grad_norm"}},
+    **{algorithm: {"gradient_steps", "action_noise"} for algorithm in OFFLINE},
+}
+"""In tiny runs: no Box actions, and Adam; policies without lag, whose ratios are 1; gradients of the value alone, by Adam; no acting."""
 
 
 class Save(pl.Callback):
@@ -204,7 +208,7 @@ class Save(pl.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA, PQN, TRPO, SAC, TD3, DQN, EvolutionStrategies])
+@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA, PQN, TRPO, SAC, TD3, DQN, EvolutionStrategies, *OFFLINE])
 def test_a_run_continues_with_another_value_of_each_setting_that_may_change(algorithm, tmp_path):
     own = [name for name in MUTABLE if name in settings_of(algorithm) and name not in WITHOUT_EFFECT.get(algorithm, set())]
     before = BEFORE.get(algorithm, {})
