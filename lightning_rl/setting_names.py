@@ -39,7 +39,7 @@ MOVED = {
     "lr": "model.learning_rate",
     "optimizer": "configure_optimizers of a subclass, see docs/your_own.md",
     "lr_scheduler": "a schedule as model.learning_rate, or configure_optimizers of a subclass",
-    "data": "nothing: algorithms make their own experience",
+    "data": "model.dataset of what learns offline; other algorithms make their own experience",
     "algo": "model",
     "normalize": "model.normalize_obs and model.normalize_reward",
     "seed": "seed_everything",

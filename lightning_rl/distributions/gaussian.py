@@ -231,10 +231,11 @@ class UnitGaussian(UnitActions, Gaussian):
         nn.init.constant_(self.log_std, log_std_init)
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        return self.moments(x)[1].exp() * torch.empty_like(x).normal_(generator=generator)
+        return torch.empty_like(x).normal_(generator=generator)
 
     def draw(self, x: Array, noise: Array) -> Array:
-        return (_tanh(x) + noise).clip(-1, 1)
+        std = self.log_std.detach().clamp(*LOG_STD_RANGE).exp()  # it learns while an environment is stepped
+        return (_tanh(x) + (std.numpy() if isinstance(noise, np.ndarray) else std) * noise).clip(-1, 1)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x.tanh(), self.log_std.clamp(*LOG_STD_RANGE).to(x.dtype)
