@@ -503,7 +503,7 @@ def test_a_single_legal_choice_is_certain():
 def test_the_policy_of_iql_explores_with_its_newest_deviation_while_an_iteration_goes_on():
     distribution = make_distribution(Box(-1, 1, (2,), np.float32), "unit_normal")
     x = torch.zeros(1000, 2)
-    noise = distribution.noise(x, torch.Generator().manual_seed(0))
+    noise = distribution.noise(x, torch.Generator().manual_seed(0)).detach()
     for log_std in (-3.0, -5.0):
         distribution.log_std.data.fill_(log_std)
         for drawn in (distribution.draw(x, noise), torch.from_numpy(distribution.draw(x.numpy(), noise.numpy()))):

@@ -96,7 +96,8 @@ def test_every_option_changes_what_is_learned(algorithm, name, given, value):
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_options_of_acting_and_learning_in_turn_count_online(name):
-    assert not torch.equal(learned(IQL, online=True, **{name: ONLINE[name]}), learned(IQL, online=True))
+    falls = {"online": True, "learning_rate": {"schedule": "linear", "start": 0.01}}  # once an iteration
+    assert not torch.equal(learned(IQL, **falls, **{name: ONLINE[name]}), learned(IQL, **falls))
 
 
 @every_offline_algorithm
