@@ -98,10 +98,14 @@ def prepared(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
-        for env_id, kind, rule in (("CartPole-v1", "cartpole", balance), ("Pendulum-v1", "pendulum", None)):
+        for env_id, dataset, rule in (
+            ("CartPole-v1", "cartpole/expert-v0", balance),
+            ("Pendulum-v1", "pendulum/expert-v0", None),
+            ("Pendulum-v1", "pendulum/medium-v0", None),
+        ):
             recorder = RecordEpisodes(gym.make(env_id, max_episode_steps=40))
             played(recorder, 6, rule)
-            recorder.save(f"{kind}/expert-v0")
+            recorder.save(dataset)
         trainer = lightning_rl.Trainer(enable_progress_bar=False, accelerator="cpu", evaluation={"episodes": 1, "max_episode_steps": 10})
         trainer.fit(lightning_rl.PPO("CartPole-v1", n_steps=32, max_env_steps=256))
     for file, text in FILES.items():
