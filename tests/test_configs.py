@@ -56,8 +56,11 @@ def test_a_packaged_config_trains_for_an_iteration(name, folder, monkeypatch, ca
         played(recorder, 6)
         recorder.save(dataset)
     if "teacher" in settings:
-        Trainer(default_root_dir=folder / "runs", enable_progress_bar=False).fit(PPO(env["id"], n_steps=16, max_env_steps=128))
+        trainer = Trainer(default_root_dir=folder / "runs", enable_progress_bar=False)
+        trainer.fit(PPO(env["id"], n_steps=16, batch_size=64, max_env_steps=128))
     quick = "--evaluation.episodes 1 --evaluation.max_episode_steps 10 --trainer.enable_progress_bar false"
+    if "dataset" in settings:
+        quick += " --model.updates_per_iteration 2"
     status, out, err = run(f"fit --config {name} --trainer.max_steps 1 --trainer.devices 1 --trainer.accelerator cpu {quick}", capfd)
     assert (status, err) == (0, "") and "evaluate it: " in out
     (last,) = (folder / "runs" / model["class_path"]).rglob("last.ckpt")

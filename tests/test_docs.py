@@ -132,6 +132,10 @@ def reader(folder, prepared, monkeypatch, capfd):
         yield Reader(folder, monkeypatch, capfd)
 
 
+OFFLINE = ("iql/", "cql/", "td3_bc/", "awac/", "--model IQL", "--model CQL", "--model TD3BC", "--model AWAC")
+"""What commands say that learn from a dataset: an iteration of theirs has many updates."""
+
+
 class Reader:
     """Reads a page from top to bottom."""
 
@@ -192,6 +196,8 @@ class Reader:
         self.iterations += "last" in arguments
         small = "--model.buffer_size 2000 " if "--model.replay.directory" in arguments else ""
         small += "--model.batch_size 16" if "sac/" in text or "--model SAC" in text else ""
+        if any(name in text for name in OFFLINE):
+            small += " --model.updates_per_iteration 4 --model.batch_size 16"
         return f"{text} --trainer.max_steps {self.iterations} {QUICK} {small}"
 
     @staticmethod
