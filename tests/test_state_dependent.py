@@ -142,7 +142,7 @@ def test_the_ratio_is_one_before_the_first_step(autoreset, memory, action):
     settings = {"use_sde": True, "sde_sample_freq": 3, "memory": memory, "n_epochs": 1, "batch_size": 16, "learning_rate": 0.01}
     env = {"autoreset": autoreset, "kwargs": {"action": action}}
     fit(tiny(Watching, "tests.environments:Anything-v0" if action != "nested" else "tests.environments:Choosy-v0", env=env, **settings))
-    assert len(ratios) >= 6 and all((ratio - 1).abs().max() <= 2e-6 for ratio in ratios)
+    assert len(ratios) >= 6 and all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios)  # float32 sums
 
 
 @pytest.mark.parametrize(
