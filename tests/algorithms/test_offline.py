@@ -246,7 +246,8 @@ def test_masks_hold_in_the_policy_of_a_dataset():
     obs, info = world.reset(seed=0)
     for _ in range(20):
         action, _ = policy.act(obs, action_mask=info["action_mask"], deterministic=False)
-        obs, _, terminated, truncated, info = world.step(action)  # which raises for an illegal one
+        assert info["action_mask"][action - world.action_space.start]
+        obs, _, terminated, truncated, info = world.step(action)
         if terminated or truncated:
             obs, info = world.reset()
 
