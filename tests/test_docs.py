@@ -61,7 +61,7 @@ ELSEWHERE = {
     **dict.fromkeys(("export RAY_", "ray start", "export GLOO_"), "benchmarks/machines.py makes several machines for them"),
     **dict.fromkeys(("wandb sweep", "wandb agent"), "tests/tuning/test_sweep.py runs what an agent would"),
     "--engine ray": "tests/tuning/test_study.py and test_population.py",
-    "_population/best.yaml": "tests/tuning/test_population.py",
+    "_population/best.yaml": "tests/tuning/test_population_based.py",
 }
 FILES = {
     "ppo.yml": "CartPole-v1: {n_envs: 8, n_timesteps: 1e5, policy: MlpPolicy, n_steps: 32, batch_size: 256, learning_rate: lin_0.001}\n",
