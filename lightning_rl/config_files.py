@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -174,3 +174,15 @@ def spell_out(config: Plain) -> Plain:
 def in_one_line(config: Plain) -> str:
     """Write a config as one line of YAML, with the type of each value: jsonargparse reads JSON's NaN and Infinity as words."""
     return yaml.safe_dump(config, default_style='"', default_flow_style=True, sort_keys=False, width=float("inf")).strip()
+
+
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:
+    """Return the dotted name of the first setting in which two mappings differ; None if there is none."""
+    for key in [*before, *(key for key in now if key not in before)]:
+        one, other = before.get(key), now.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            if (found := first_difference(one, other, f"{prefix}{key}.")) is not None:
+                return found
+        elif one != other:
+            return f"{prefix}{key}"
+    return None

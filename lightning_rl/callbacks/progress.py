@@ -89,9 +89,7 @@ class EnvStepsProgressBar(ProgressBar):
 
             self.cell_output = display({"text/plain": ""}, raw=True, display_id=True)
         elif self.enabled and self.live:
-            bar = BarColumn(bar_width=BAR_WIDTH, complete_style="green", finished_style="green")
-            text = TextColumn("{task.description}", style="none", markup=False)
-            self.bar = Progress(bar, text, console=self.console, auto_refresh=False, transient=False)
+            self.bar = make_bar(self.console)
             self.task = self.bar.add_task("", total=pl_module.length)
             self.bar.start()
 
@@ -125,22 +123,8 @@ class EnvStepsProgressBar(ProgressBar):
             self.print(f"hint: episodes of training return {short_number(sampled)}, with actions that are drawn; {way_out}")
 
     def text(self, algorithm: AlgorithmRun, width: int | None = None) -> str:
-        """Return what is done of what is planned, means of episodes, diagnostics, the speed since the start and the time left.
-
-        `width`: letters that there is room for; what does not fit after the mean return is left out.
-        """
-        seconds = max(time.monotonic() - self.started, 1e-9)
-        speed = (algorithm.count - self.first) / seconds
-        left = timedelta(seconds=round(max(0, algorithm.length - algorithm.count) / max(speed, 1e-9)))
-        name = unit(algorithm)
-        mean, *others = algorithm.in_short().split(" · ")
-        before, after = [f"{algorithm.count:,}/{algorithm.length:,} {name}", mean], [f"{speed:,.0f} {name}/s", f"ETA {left}"]
-        found: Any = algorithm.trainer.callback_metrics
-        others += [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
-        for other in others:
-            if width is None or len(" · ".join([*before, other, *after])) <= width:
-                before.append(other)
-        return printable(" · ".join(before + after))
+        """Return what `describe_progress` does, since the start."""
+        return describe_progress(algorithm, self.first, time.monotonic() - self.started, width)
 
     def cell(self, algorithm: AlgorithmRun) -> dict[str, str]:
         """Return the bar of a notebook, in HTML and as text."""
@@ -155,6 +139,31 @@ class EnvStepsProgressBar(ProgressBar):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: AlgorithmRun, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")
+
+
+def make_bar(console: Console) -> Progress:
+    """Return a display of bars with texts, which is refreshed when it is told to."""
+    bar = BarColumn(bar_width=BAR_WIDTH, complete_style="green", finished_style="green")
+    return Progress(bar, TextColumn("{task.description}", style="none", markup=False), console=console, auto_refresh=False)
+
+
+def describe_progress(algorithm: AlgorithmRun, first: int, seconds: float, width: int | None = None) -> str:
+    """Return what is done of what is planned, means of episodes, diagnostics, the speed since the start and the time left.
+
+    `first`: the count at the start, so many `seconds` ago.  `width`: letters that there is room for; what does not fit after the mean
+    return is left out.
+    """
+    speed = (algorithm.count - first) / max(seconds, 1e-9)
+    left = timedelta(seconds=round(max(0, algorithm.length - algorithm.count) / max(speed, 1e-9)))
+    name = unit(algorithm)
+    mean, *others = algorithm.in_short().split(" · ")
+    before, after = [f"{algorithm.count:,}/{algorithm.length:,} {name}", mean], [f"{speed:,.0f} {name}/s", f"ETA {left}"]
+    found: Any = algorithm.trainer.callback_metrics
+    others += [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
+    for other in others:
+        if width is None or len(" · ".join([*before, other, *after])) <= width:
+            before.append(other)
+    return printable(" · ".join(before + after))
 
 
 def unit(algorithm: AlgorithmRun) -> str:

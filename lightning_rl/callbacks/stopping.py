@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 
@@ -43,6 +43,10 @@ class StopOnEvaluation(pl.Callback):
         self.best = max(self.best, value)
         if value >= self.stop_at or self.since_best >= self.patience:
             trainer.should_stop = True
+
+    def has_stopped(self, state: State) -> bool:
+        """Return whether a run in whose checkpoint this state is was stopped."""
+        return state["best"] >= self.stop_at or state["since_best"] >= self.patience
 
     def state_dict(self) -> dict[str, float]:
         return {"best": self.best, "since_best": self.since_best}
@@ -155,6 +159,13 @@ class StopOnSignal(pl.Callback):
             self._seen.add(number)
             self.received = self.received or signal.Signals(number)
             self._forward(number)
+
+
+def end_program(received: signal.Signals) -> NoReturn:
+    """End the program after a signal that it has obeyed, with the signal's exit status."""
+    if received == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(143)
 
 
 def drop_lost_output() -> None:

@@ -1,12 +1,15 @@
-"""The subcommand `fit`."""
+"""The subcommand `fit`, and runs of it that other subcommands plan."""
 
+import importlib
 import logging
 import os
 import sys
 from argparse import ArgumentError
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pydoc import locate
+from shlex import join
 from typing import Any
 
 import yaml
@@ -15,12 +18,17 @@ from lightning_utilities.core.enums import StrEnum
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from lightning_rl.cli.names import Option
+from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig
+from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.checkpoints.files import last_generation
+from lightning_rl.cli.names import Option, read_options
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError, check_range, printable
 from lightning_rl.loggers import is_wanted
 from lightning_rl.setting_names import SECTIONS
+from lightning_rl.startup import find_modules_here
 from lightning_rl.training.run import Run
+from lightning_rl.training.run_processes import Ask, ReportRun, RunPlan
 from lightning_rl.training.trainer import Trainer
 
 
@@ -95,6 +103,67 @@ class CLI(LightningCLI):
         trainer: Any = self.trainer
         trainer.imports = self.imports
         trainer.config = {name: config[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
+
+
+class CheckingCLI(CLI):
+    """Builds the algorithm and the Trainer, and does not train."""
+
+    def fit(self, **arguments: Any) -> None:
+        """Do nothing."""
+
+
+def check(options: list[str], imports: list[str]) -> CheckingCLI:
+    """Build the algorithm and the Trainer of a run, which refuse wrong settings."""
+    logging.disable(logging.WARNING)  # notices about a run that does not begin
+    try:
+        with redirect_stdout(StringIO()), one_line_errors(ArgumentError, MisconfigurationException):
+            return CheckingCLI(["fit", *read_arguments(read_options(options))], imports)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class PlannedCLI(CLI):
+    """Trains a planned run, from its last checkpoint if there is one."""
+
+    def __init__(self, plan: RunPlan, ask: Ask) -> None:
+        self.plan, self.ask = plan, ask
+        super().__init__(["fit", *read_arguments(read_options(plan.fit_options))], list(plan.imports))
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the options. Use one thread unless they say otherwise: other runs are measured against, and need, the other cores."""
+        super().parse_arguments(parser, args)
+        flags = self.config["fit"]["trainer"]
+        flags["torch_threads"] = flags["torch_threads"] or 1
+
+    def fit(self, model: Any, init_from: str | None = None, force: bool = False, **arguments: Any) -> None:
+        """Train, and report; `force` begins again although there is a checkpoint."""
+        trainer: Any = self.trainer
+        monitor = next((each.monitor for each in callbacks_of(trainer, BestModel)), CheckpointConfig.monitor)
+        trainer.callbacks.append(ReportRun(self.ask, monitor, self.plan.width))
+        if force or last_generation(self.plan.folder / "checkpoints") is None:  # new, or killed before it saved anything
+            trainer.fit(model, init_from=init_from, force=True)
+        else:
+            trainer.fit(model, ckpt_path="last")
+
+
+def train(plan: RunPlan, ask: Ask) -> None:
+    """Train a planned run, in a process of its own."""
+    find_modules_here(plan.imports)
+    for module in plan.imports:
+        importlib.import_module(module)
+    redirect_notices()
+    with one_line_errors(ArgumentError, MisconfigurationException):
+        PlannedCLI(plan, ask)
+
+
+def command_line(subcommand: str, arguments: Iterable[str], imports: Iterable[str]) -> str:
+    """Return a command of this program."""
+    return join(["lightning-rl", subcommand, *(part for module in imports for part in ("--import", module)), *arguments])
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(printable(line), flush=True)
 
 
 def represent_word(dumper: yaml.SafeDumper, word: StrEnum) -> yaml.Node:

@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
-import signal
-from argparse import ArgumentError, Namespace
+from argparse import Namespace
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from functools import partial
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from shlex import join
 from typing import Any
 
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
-
 from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.callbacks.stopping import end_program
 from lightning_rl.checkpoints.atomic import locked
-from lightning_rl.checkpoints.files import last_generation
-from lightning_rl.cli.fit import CLI, one_line_errors, redirect_notices
-from lightning_rl.cli.names import check_option, read_options
-from lightning_rl.cli.settings import read_arguments
+from lightning_rl.cli.fit import CheckingCLI, check, command_line, redirect_notices, say, train
+from lightning_rl.cli.names import check_option
 from lightning_rl.cli.tune_options import ENGINES, TuneOptions
-from lightning_rl.errors import SettingError, check_choice, check_range, missing_extra, printable
-from lightning_rl.startup import find_modules_here
+from lightning_rl.errors import SettingError, check_choice, check_range, missing_extra
 from lightning_rl.training.run_folder import environment_name
+from lightning_rl.training.run_processes import RunPlan
 from lightning_rl.training.settings import settings_of
 from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
 from lightning_rl.tuning.population import Evaluation, Population, member_name, mutable_space
 from lightning_rl.tuning.report import draw_study, write_best, write_trials
 from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space
 from lightning_rl.tuning.study import Objective, Study, StudySettings
-from lightning_rl.tuning.trials import Ask, ReportEvaluations, RunPlan
-
-
-class CheckingCLI(CLI):
-    """Builds the algorithm and the Trainer, and does not train."""
-
-    def fit(self, **arguments: Any) -> None:
-        """Do nothing."""
-
-
-class TrialCLI(CLI):
-    """Trains a run of a trial, from its last checkpoint if there is one."""
-
-    def __init__(self, plan: RunPlan, ask: Ask) -> None:
-        self.plan, self.ask = plan, ask
-        super().__init__(["fit", *read_arguments(read_options(plan.fit_options))], list(plan.imports))
-
-    def fit(self, model: Any, init_from: str | None = None, **arguments: Any) -> None:
-        """Train, and report evaluations."""
-        trainer: Any = self.trainer
-        monitor = callbacks_of(trainer, BestModel)[0].monitor
-        trainer.callbacks.append(ReportEvaluations(self.ask, monitor))
-        run = self.plan.root / type(model).__name__ / environment_name(model.env) / self.plan.name
-        if last_generation(run / "checkpoints") is None:  # new, or killed before it saved anything
-            trainer.fit(model, init_from=init_from, force=True)
-        else:
-            trainer.fit(model, ckpt_path="last")
-
-
-def train(plan: RunPlan, ask: Ask) -> None:
-    """Train a run of a trial, in a process of its own."""
-    find_modules_here(plan.imports)
-    for module in plan.imports:
-        importlib.import_module(module)
-    redirect_notices()
-    with one_line_errors(ArgumentError, MisconfigurationException):
-        TrialCLI(plan, ask)
 
 
 def tune(given: TuneOptions, imports: list[str]) -> int:
@@ -88,17 +43,16 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     check_space(space, others, imports, type(base.model))
     folder = options.out or default_folder(base.model)
     config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
-    make_plan = partial(plan_run, folder.absolute() if options.engine == "ray" else folder, space, others, imports)
+    root = folder.absolute() if options.engine == "ray" else folder
+    make_plan = partial(plan_run, root, runs_in(root, base.model), space, others, imports)
     study = Study(folder, space, settings, objective, config, say)
     results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
     with study.open(results.write):
         engine.run()
         results.write()  # also if it was killed before it could
     if engine.received is not None:
-        say(f"stopped by {engine.received.name}; continue: {command_line(arguments, imports)}")
-        if engine.received == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + engine.received)
+        say(f"stopped by {engine.received.name}; continue: {command_line('tune', arguments, imports)}")
+        end_program(engine.received)
     print_results(study)
     return 0
 
@@ -112,7 +66,7 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
     space = mutable_space(read_space(find_space(options.space, type(model))), is_packaged=options.space is None)
     check_space(space, others, imports, type(model))
     folder = options.out or default_folder(model, "_population")
-    runs = folder.absolute() / type(model).__name__ / environment_name(model.env)
+    runs = runs_in(folder.absolute(), model)
     population = Population(folder, runs, space, options.population, options.seed, objective, say)
     if runs.exists():
         raise SettingError(f"there is a population in {folder}, and it cannot be continued: name another --out, or delete it")
@@ -127,7 +81,7 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
     from lightning_rl.tuning.ray_population import RayPopulation
 
     engine = RayPopulation(
-        population, train, partial(plan_member, folder.absolute(), space, others, imports), options.jobs, options.address
+        population, train, partial(plan_member, folder.absolute(), runs, space, others, imports), options.jobs, options.address
     )
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -140,11 +94,10 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
 
 
 def plan_member(
-    folder: Path, space: SearchSpace, options: list[str], imports: list[str], member: int, values: Mapping[str, Any]
+    root: Path, runs: Path, space: SearchSpace, options: list[str], imports: list[str], member: int, values: Mapping[str, Any]
 ) -> RunPlan:
     """Return the run of a member, whose seed is its number and one."""
-    name = member_name(member)
-    return RunPlan((*options, *space.options(values)), folder, name, member + 1, tuple(imports), folder / "logs" / f"{name}.txt")
+    return plan_named(root, runs / member_name(member), member + 1, [*options, *space.options(values)], imports)
 
 
 def print_population(population: Population) -> None:
@@ -180,16 +133,6 @@ def check_engine(engine: str, address: str | None) -> None:
     for package in ("ray", "pyarrow", "tensorboardX") if engine == "ray" else ():  # what `ray.tune` imports
         if find_spec(package) is None:
             raise missing_extra(package, "ray", "--engine ray")
-
-
-def check(options: list[str], imports: list[str]) -> CheckingCLI:
-    """Build the algorithm and the Trainer of a run, which refuse wrong settings."""
-    logging.disable(logging.WARNING)  # notices about a run that does not begin
-    try:
-        with redirect_stdout(StringIO()), one_line_errors(ArgumentError, MisconfigurationException):
-            return CheckingCLI(["fit", *read_arguments(read_options(options))], imports)
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def find_objective(base: CheckingCLI) -> Objective:
@@ -230,11 +173,21 @@ def check_space(space: SearchSpace, options: list[str], imports: list[str], algo
 
 
 def plan_run(
-    folder: Path, space: SearchSpace, options: list[str], imports: list[str], number: int, values: Mapping[str, Any], seed: int
+    root: Path, runs: Path, space: SearchSpace, options: list[str], imports: list[str], number: int, values: Mapping[str, Any], seed: int
 ) -> RunPlan:
     """Return a run of a trial."""
-    name = f"trial_{number}_seed_{seed + 1}"
-    return RunPlan((*options, *space.options(values)), folder, name, seed + 1, tuple(imports), folder / "logs" / f"{name}.txt")
+    return plan_named(root, runs / f"trial_{number}_seed_{seed + 1}", seed + 1, [*options, *space.options(values)], imports)
+
+
+def plan_named(root: Path, folder: Path, seed: int, options: list[str], imports: list[str]) -> RunPlan:
+    """Return the run in a folder."""
+    quiet = "--trainer.enable_progress_bar=false"
+    return RunPlan((*options, quiet), root, folder, seed, tuple(imports), root / "logs" / f"{folder.name}.txt")
+
+
+def runs_in(root: Path, model: Any) -> Path:
+    """Return the folder of the runs of an algorithm and environment."""
+    return root / type(model).__name__ / environment_name(model.env)
 
 
 class Results:
@@ -266,13 +219,3 @@ def print_results(study: Study) -> None:
         say(remark)
     say(f"trials: {study.folder / 'trials.csv'}, picture: {picture}")
     say(f"train with the best settings: {join(['lightning-rl', 'fit', '--config', str(study.folder / 'best.yaml')])}")
-
-
-def command_line(arguments: list[str], imports: list[str]) -> str:
-    """Return the command that continues the study."""
-    return join(["lightning-rl", "tune", *(part for module in imports for part in ("--import", module)), *arguments])
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    print(printable(line), flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -24,7 +23,7 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.recording import PlotCurve
-from lightning_rl.callbacks.stopping import StopOnEvaluation, StopOnSignal
+from lightning_rl.callbacks.stopping import StopOnEvaluation, StopOnSignal, end_program
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
@@ -88,6 +87,12 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
             name = getattr(each, "__name__", repr(each))
             instead = f"write {name}(…)" if isinstance(each, type) else "it must be a pytorch_lightning.Callback, see docs/your_own.md"
             raise SettingError(f"trainer.callbacks: {name} is not a callback; {instead}")
+
+
+def check_beginning(ckpt_path: object, init_from: object) -> None:
+    """Raise `SettingError` if a run shall both continue and begin."""
+    if ckpt_path is not None and init_from is not None:
+        raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
 
 
 class Trainer(EvaluatingTrainer):
@@ -250,8 +255,7 @@ class Trainer(EvaluatingTrainer):
             return
         if any(each is not None for each in (train_dataloaders, val_dataloaders, datamodule)):
             raise SettingError(describe_refused_data(model))
-        if ckpt_path is not None and init_from is not None:
-            raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
+        check_beginning(ckpt_path, init_from)
         ckpt_path = self.saved("best") if ckpt_path == "best" else ckpt_path
         for name, path in {"ckpt_path": ckpt_path or "", "init_from": init_from or ""}.items():
             check_path(name, path)
@@ -300,14 +304,15 @@ class Trainer(EvaluatingTrainer):
         try:
             return stack.enter_context(take_run(folder, ckpt_path, self.run_name, force, bool(self.savers), self.say))
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self.cannot_write(error) from error
 
     @property
     def _writes(self) -> bool:
         """Return whether the run writes files."""
         return not self.fast_dev_run and bool(self.default_loggers or self.given_loggers or self.savers or self.evaluators)
 
-    def _cannot_write(self, error: OSError) -> SettingError:
+    def cannot_write(self, error: OSError) -> SettingError:
+        """Return the error for a folder in which nothing can be written."""
         return SettingError(f"trainer.default_root_dir {self.default_root_dir!r}: {error.strerror}; name a folder to write to")
 
     def _choose_threads(self, model: Run, ckpt_path: str | Path | None) -> int:
@@ -355,7 +360,7 @@ class Trainer(EvaluatingTrainer):
         try:
             write_config(run, self.settings)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self.cannot_write(error) from error
         for callback in callbacks_of(self, object):
             if (
                 getattr(callback, "config_filename", "") == "config.yaml"
@@ -418,9 +423,7 @@ class Trainer(EvaluatingTrainer):
         self.say(at if command is None else f"{at}; continue: {command}")
         if self.local_rank:  # Lightning kills the other ranks if one that it started ends with another status
             raise SystemExit(0)
-        if self.stop.received == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(143)
+        end_program(self.stop.received)
 
     @rank_zero_only
     def say(self, text: str) -> None:

@@ -18,9 +18,9 @@ from ray.tune.stopper import Stopper
 
 from lightning_rl.errors import SettingError
 from lightning_rl.startup import restoring_signal_handlers
+from lightning_rl.training.run_processes import Message, RunProcess, Train
 from lightning_rl.tuning.local_engine import MakePlan
 from lightning_rl.tuning.study import Study
-from lightning_rl.tuning.trials import Message, RunProcess, Train
 
 END_TIMEOUT = 60.0
 """Seconds for a run that was told to end to save itself."""

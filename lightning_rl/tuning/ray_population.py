@@ -18,9 +18,9 @@ from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.stopper import Stopper
 
+from lightning_rl.training.run_processes import Message, RunPlan, RunProcess, Train
 from lightning_rl.tuning.population import Population, member_name, restore_run, save_run
 from lightning_rl.tuning.ray_engine import MAX_LOST_MACHINES, QUIET, join_cluster
-from lightning_rl.tuning.trials import Message, RunPlan, RunProcess, Train
 
 PlanMember = Callable[[int, Mapping[str, Any]], RunPlan]
 """Returns the run of a member with its values."""

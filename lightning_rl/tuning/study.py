@@ -18,9 +18,10 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from lightning_rl.checkpoints.atomic import locked
+from lightning_rl.config_files import first_difference
 from lightning_rl.errors import SettingError, check_choice, check_range, printable
+from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.search_space import SearchSpace, as_text
-from lightning_rl.tuning.trials import Message
 
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "hyperband", "none")
@@ -276,15 +277,3 @@ class Study:
         seconds = f"; {trial.user_attrs['seconds']:.1f} s" if "seconds" in trial.user_attrs else ""
         best = "" if self.best is None else f"; best so far {as_text(self.best.value)}, trial {self.best.number}"
         return printable(f"trial {trial.number}: {result}; {self.space.describe(trial.params)}{seconds}{best}")
-
-
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:
-    """Return the dotted name of the first setting in which two mappings differ; None if there is none."""
-    for key in [*before, *(key for key in now if key not in before)]:
-        one, other = before.get(key), now.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            if (found := first_difference(one, other, f"{prefix}{key}.")) is not None:
-                return found
-        elif one != other:
-            return f"{prefix}{key}"
-    return None
