@@ -66,6 +66,7 @@ def test_help_needs_no_torch(arguments):
         ("evaluate --ckpt_pth runs", "did you mean --ckpt_path?"),
         ("export", "--ckpt_path"),
         ("fitt", "did you mean fit?"),
+        ("fit --config ppo/cartpole --seeds x", "--seeds must be how many, such as 4, or the seeds themselves, such as [3,7,11], got 'x'"),
         ("tune --config ppo/cartpole --trial 3", "--trial is not an option of tune; did you mean trials?"),
         ("tune --config ppo/cartpole --model.n_step 3", "did you mean n_steps?"),
     ],
@@ -85,6 +86,7 @@ def test_a_wrong_option_is_told_without_torch(arguments, told):
         ("fit --model SA", "SAC"),
         ("tune --config ppo/cartpole_", "ppo/cartpole_curriculum"),
         ("evaluate --episo", "--episodes"),
+        ("fit --job", "--jobs"),
     ],
 )
 def test_a_shell_completes_subcommands_options_and_values(words, completed, script):

@@ -41,7 +41,7 @@ EPISODES = {
     "push": "--episodes 2 --no-video",
 }
 SLOW = (
-    *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "for seed in", "compare "),
+    *("ppo/lunarlander", "bc/lunarlander", "runs/PPO/LunarLander-v3", "wandb.yaml", "es/swimmer", "run_onnx.py", "--seeds", "compare "),
     *("num_actors 4", "--format torch", "devices 2 --trainer.accelerator cpu", "lightning_rl.Video", "Pendulum-v1 --model.stochastic"),
     *("torchrun", "configs/trainer/ray.yaml   ", "/fast/disk", "ppo/simple_spread", "ppo/vmas_simple_spread", "ppo/tictactoe"),
     *("lightning-rl tune", "studies/PPO_CartPole-v1"),
@@ -76,11 +76,8 @@ def blocks(page):
 
 
 def commands(line):
-    """What a line of bash runs: without its comment, a loop written out; nothing where something else runs it."""
-    line = re.sub(r"\s+#.*", "", line)
-    loop = re.fullmatch(r"for (\w+) in (.*); do (.*); done", line)
-    lines = [loop[3].replace(f"${loop[1]}", value) for value in loop[2].split()] if loop else [line]
-    return [] if has(line, ELSEWHERE) else [command for line in lines for command in line.split(" && ")]
+    """What a line of bash runs: without its comment; nothing where something else runs it."""
+    return [] if has(line, ELSEWHERE) else re.sub(r"\s+#.*", "", line).split(" && ")
 
 
 def has(line, parts):
@@ -182,7 +179,7 @@ class Reader:
             return self.check(words, run_python(launcher, self.quick(arguments), self.folder))
         if arguments[0] == "collect":
             shutil.rmtree(self.folder / "datasets" / arguments[arguments.index("--dataset") + 1], ignore_errors=True)
-        apart = {"--trainer.devices", "configs/trainer/ray.yaml"} & {*arguments}
+        apart = {"--trainer.devices", "configs/trainer/ray.yaml", "--seeds"} & {*arguments}
         text = self.quick(arguments)
         return self.check(words, run_apart(text, self.folder) if apart else run(text, self.capfd))
 

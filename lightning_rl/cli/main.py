@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from lightning_rl import MODELS, __version__
-from lightning_rl.cli.names import read_options
+from lightning_rl.cli.names import read_options, take_seeds
 from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS
 from lightning_rl.cli.tune_options import read_tune_options
 from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
@@ -90,6 +90,7 @@ def run(argv: list[str]) -> int:
     if subcommand == "tune" and find_spec("optuna") is None:
         raise missing_extra("optuna", "tune", "lightning-rl tune")
     options: Any = READERS[subcommand](arguments) if subcommand in READERS else PARSERS[subcommand]().parse_args(arguments)
+    several = take_seeds(options) if subcommand == "fit" else None
     if subcommand == "completion":
         from lightning_rl.cli.completion import print_completion
 
@@ -102,6 +103,10 @@ def run(argv: list[str]) -> int:
     from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
 
     raise_when_interrupted()
+    if several is not None:
+        from lightning_rl.cli import seeds
+
+        return seeds.fit_seeds(several, options, common.modules)
     if subcommand == "fit":
         return fit.fit(options, common.modules)
     if subcommand == "tune":

@@ -10,7 +10,7 @@ from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_model, setti
 from lightning_rl.startup import config_folder
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", *SECTIONS, "ckpt_path", "weights_only", "init_from", "force")
-OPTIONS = (*TOP_LEVEL, "config", "print_config", "plot", "help", "help_all")
+OPTIONS = (*TOP_LEVEL, "config", "seeds", "jobs", "print_config", "plot", "help", "help_all")
 CLASSES = ("callbacks", "logger", "strategy", "plugins", "profiler", "accelerator")
 """Trainer flags that may be objects, given by their class."""
 WHICH_MEMORY = "name it first, --model.memory LSTM or GRU, or memory: {class_path: LSTM, init_args: {…}} in a config"
@@ -58,6 +58,40 @@ def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:
         yield option.replace(".init_args.", "."), "null" if value == "None" else value  # as sweeps write it
 
 
+class SeedOptions(NamedTuple):
+    """seeds: of the runs, or how many of them.  jobs: how many are trained at a time; None: as many as there are processor cores."""
+
+    seeds: int | list[int]
+    jobs: int | None
+
+
+def take_seeds(options: list[Option]) -> SeedOptions | None:
+    """Remove `--seeds` and `--jobs` from the options, and return them; None for one run, or where its settings are asked for."""
+    given = {option.name: parse(option.value, option.name) for option in options if option.name in ("--seeds", "--jobs")}
+    options[:] = [option for option in options if option.name not in given]
+    names = [option.name for option in options]
+    if "--jobs" in given and "--seeds" not in given:
+        raise SettingError("--jobs is how many of several runs are trained at a time: add --seeds")
+    if "--seeds" not in given:
+        return None
+    seeds, jobs = given["--seeds"], given.get("--jobs")
+    if isinstance(seeds, list) and seeds:
+        for seed in seeds:
+            errors.check_range("--seeds", seed, 0, 2**32 - 1, whole=True)
+        if len(set(seeds)) < len(seeds):
+            raise SettingError(f"--seeds has {next(seed for seed in seeds if seeds.count(seed) > 1)} twice")
+        if "--seed_everything" in names:
+            raise SettingError(f"--seeds {seeds} names all seeds: leave out --seed_everything")
+    elif isinstance(seeds, int) and not isinstance(seeds, bool):
+        errors.check_range("--seeds", seeds, 1, whole=True)
+    else:
+        raise SettingError(f"--seeds must be how many, such as 4, or the seeds themselves, such as [3,7,11], got {seeds!r}")
+    if "--jobs" in given:
+        errors.check_range("--jobs", jobs, 1, whole=True)
+    shows = any(name in ("--print_config", "--help_all") or name.endswith(".help") for name in names)
+    return None if shows else SeedOptions(seeds, jobs)
+
+
 def instead_of(word: str, following: list[str]) -> str:
     """Return what to write instead of a word that is not an option: the name of an algorithm or config, or anything else."""
     named = next((model for model in MODELS if model.lower() == word.lower()), None)
@@ -66,7 +100,7 @@ def instead_of(word: str, following: list[str]) -> str:
         return f"write --model {named} --model.env.id {env_id}"
     if (config_folder() / f"{word}.yaml").is_file() or word.endswith((".yaml", ".yml")):
         return f"write --config {word}"
-    return "options start with -- and a name"
+    return "write a list in brackets, such as [3,7,11]" if word.isdecimal() else "options start with -- and a name"
 
 
 def config_of(option: str, value: str) -> Plain | None:

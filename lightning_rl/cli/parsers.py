@@ -12,6 +12,7 @@ HELP = """usage: lightning-rl <subcommand> [options]
 
   fit         train:     lightning-rl fit --config configs/ppo/cartpole.yaml
                          lightning-rl fit --model PPO --model.env.id CartPole-v1
+                         lightning-rl fit --config ppo/cartpole --seeds 4                 several seeds side by side
   tune        search:    lightning-rl tune --config ppo/cartpole --trials 20 --jobs 2      for better settings
   evaluate    play:      lightning-rl evaluate --ckpt_path RUN/checkpoints/best.ckpt --episodes 100
   validate    play:      lightning-rl validate --ckpt_path RUN      the episodes of the run's evaluations
@@ -52,6 +53,8 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --trainer.SETTING VALUE              any flag of Lightning's Trainer: accelerator, devices, strategy, precision, logger, max_time, ...
                                        all of them: lightning-rl fit --help_all
   --seed_everything N                  default: 0
+  --seeds N                            train N runs side by side, with the seeds from seed_everything on; --seeds [3,7,11]: these
+  --jobs N                             with --seeds: how many at a time (default: one for each processor core)
   --ckpt_path FILE                     continue from a checkpoint, or a run's folder; last: from the newest run, in its own folder
   --init_from RUN                      begin with the weights of another run: its folder, or a checkpoint
   --trainer.run_name NAME              the run's folder, instead of version_N
