@@ -78,14 +78,14 @@ def fit_seeds(given: SeedOptions, options: list[Option], imports: list[str]) -> 
     runs = [SeedRun(plan_run(base, seed, written, imports, display.width)) for seed in seeds]
     for run in runs:
         check_folder(run, base)
-    cores = len(os.sched_getaffinity(0)) // (trainer.torch_threads or 1)
-    pool = RunPool(train, given.jobs or max(1, cores))
-    at_a_time = min(pool.jobs, len(runs))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no affinity
+    pool = RunPool(train, given.jobs or max(1, cores // (trainer.torch_threads or 1)))
     display.print(
-        f"{type(base.model).__name__} on {environment_name(base.model.env)}, seeds {', '.join(map(str, seeds))}: {at_a_time} at a time"
+        f"{type(base.model).__name__} on {environment_name(base.model.env)}, {min(pool.jobs, len(runs))} of {len(runs)} seeds at a time"
     )
     display.print(f"  length   {base.model.length:,} {base.model.counted} each")
-    display.print(f"  folders  {runs[0].folder}, …; what runs print: {runs[0].plan.log}, …")
+    display.print(f"  runs     {runs[0].folder.parent}: {', '.join(run.folder.name for run in runs)}")
+    display.print(f"  logs     {runs[0].plan.log.parent}")
     train_all(runs, pool, display)
     if pool.received is not None:
         again = [f"--seeds={given.seeds}", *([f"--jobs={given.jobs}"] if given.jobs else [])]
@@ -262,6 +262,8 @@ def print_results(runs: list[SeedRun]) -> None:
     if folders:
         say(f"draw them: lightning-rl compare {' '.join(folders)} --out report.html")
     failed = [run for run in runs if run.state != "ended"]
+    for run in failed:
+        say(f"seed {run.seed} {run.text}; see {run.plan.log}")
     if failed:
         first, others = failed[0], f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise SettingError(f"seed {first.seed}{others} {first.text}; see {first.plan.log}")
