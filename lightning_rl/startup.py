@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -93,6 +94,16 @@ def restoring_signal_handlers() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(number, handler)
+
+
+def start_fork_server(module: str) -> None:
+    """Start the process from which others are forked, after it has imported a module; it ignores signals to a whole terminal or job."""
+    multiprocessing.set_forkserver_preload([module])
+    with restoring_signal_handlers():
+        if threading.current_thread() is threading.main_thread():
+            for name in SIGNALS:
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        forkserver.ensure_running()
 
 
 def _ignore(number: int, frame: object) -> None:

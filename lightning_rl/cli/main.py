@@ -15,7 +15,15 @@ from lightning_rl.cli.names import read_options, take_seeds
 from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS
 from lightning_rl.cli.tune_options import read_tune_options
 from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
-from lightning_rl.startup import INTERRUPTED, ROOT, config_folder, find_modules_here, leave_when_interrupted, raise_when_interrupted
+from lightning_rl.startup import (
+    INTERRUPTED,
+    ROOT,
+    config_folder,
+    find_modules_here,
+    leave_when_interrupted,
+    raise_when_interrupted,
+    start_fork_server,
+)
 
 READERS: dict[str, Callable[[list[str]], Any]] = {"fit": read_options, "tune": read_tune_options}
 """Turn the arguments behind a subcommand into options, without torch; of the others by the parsers of argparse."""
@@ -99,6 +107,8 @@ def run(argv: list[str]) -> int:
         warnings.simplefilter("ignore")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # in worker processes too
     import_modules(common.modules)
+    if several is not None:
+        start_fork_server("lightning_rl.cli.fit")  # while this process imports it too
     leave_when_interrupted()
     from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
 

@@ -24,6 +24,7 @@ from lightning_rl.callbacks.stopping import StopOnSignal
 from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import Child, error_line
+from lightning_rl.startup import start_fork_server
 
 Answer = Literal["go", "prune", "stop"]
 """What a run does after a report: go on; end; save and leave the rest for later."""
@@ -158,6 +159,7 @@ class RunPool:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Handle signals while runs are trained; end those that are left when an error ends this."""
+        start_fork_server(self.train.__module__)
         try:
             with self.signals.listening(self._stop_all):
                 yield
@@ -216,17 +218,17 @@ def work(train: Train, plan: RunPlan, pipe: Connection) -> None:
     except Exception as error:  # an environment of others may raise anything
         traceback.print_exc()
         end = Message("failed", text=error_line(error))
-    finish_wandb()
+    finish_wandb(end)
     sys.stdout.flush()
     with suppress(OSError):
         pipe.send(end)
 
 
-def finish_wandb() -> None:
+def finish_wandb(end: Message) -> None:
     """Let Weights & Biases write all it has, as it does when an ordinary program exits."""
     wandb: Any = sys.modules.get("wandb")
     if wandb is not None:
-        wandb.finish()
+        wandb.finish(exit_code=int(end.kind == "failed"))
 
 
 def print_into(log: Path) -> None:
