@@ -35,7 +35,8 @@ class EnvConfig:
         id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
         num_envs: how many step at once, in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
-            `auto` is `async` for several Atari games on several cores, else `sync`.
+            `auto` is `async` for several Atari games on several cores, else `sync`, for gymnasium's classic control in numpy: the same bits in
+            less time.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (default: SAME_STEP), for the others
             what they do if their metadata do not name it.
         kwargs: arguments of the environment's constructor.
