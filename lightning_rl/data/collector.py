@@ -18,9 +18,6 @@ from lightning_rl.networks.acting import ActingNetwork, ExploringActor, Precisio
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
-copy_to = partial(np.copyto, casting="unsafe")
-"""Copy an array into storage, with its dtype."""
-
 
 class Ends(NamedTuple):
     """Last observations of K episodes whose last value counts. K may be 0; then obs and memory are ().
@@ -154,6 +151,7 @@ class Collector:
         self._mask_rows = [tree_index(self._masks, t) for t in range(n_steps)]
         self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
         self._flags = {name: np.zeros((n_steps + 1, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
+        self._sequence_length: int = network.memory.sequence_length
         self._actor: StepActor | None = None
         self._memory: Tree = ()
         self._memories: list[Tree] = []
@@ -229,7 +227,7 @@ class Collector:
             copy_to(self._mask_rows[t], self._mask)
         flags = self._flags
         flags["start"][t] = self._start
-        if t % self.network.memory.sequence_length == 0:
+        if t % self._sequence_length == 0:
             self._memories.append(self._memory)
         action, self._memory = actor.act(t, self._memory, self._start, self._mask_rows[t])
         step = self.stepper.restart_all() if self._restarts else self.stepper.step(action)
@@ -357,6 +355,11 @@ class Collector:
         self._restarts = episodes.get("begin_anew", False)
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
+
+
+def copy_to(storage: np.ndarray, array: np.ndarray) -> None:
+    """Copy an array into storage, with its dtype."""
+    storage[...] = array
 
 
 def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:

@@ -37,7 +37,7 @@ class ClassicControlEnvs(TurnVectorEnv):
         """Steps of all copies, by which `begun` says when the episode of each began."""
         self.begun = np.zeros(self.num_envs, dtype=np.int64)
         self.next_limit = 0
-        """When the longest episode has to end."""
+        """No episode reaches its limit before."""
         self.none = constant(self.num_envs, False)
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Any, Info]:
@@ -50,21 +50,27 @@ class ClassicControlEnvs(TurnVectorEnv):
         assert self.physics is not None, "reset first"
         rewards, terminated = self.physics.step(actions, self.stacked)
         self.clock += 1
-        truncated = self.none if self.clock < self.next_limit else self.clock - self.begun >= self.limit
-        if truncated is self.none and not np.count_nonzero(terminated):
-            return self.stacked, rewards, terminated, truncated, {}
-        return self.stacked, rewards, terminated, truncated, self._begin_next(self.physics, terminated | truncated)
+        truncated = self._truncate() if self.clock >= self.next_limit else self.none
+        over = terminated if truncated is self.none else terminated | truncated
+        infos = self._begin_next(self.physics, over) if np.count_nonzero(over) else {}
+        return self.stacked, rewards, terminated, truncated, infos
+
+    def _truncate(self) -> np.ndarray:
+        """Return whose episode reaches its limit, and look when the next one will."""
+        truncated = self.clock - self.begun >= self.limit
+        self.begun[truncated] = self.clock
+        self.next_limit = int(self.begun.min()) + self.limit
+        return truncated
 
     def _begin_next(self, physics: "Physics", over: np.ndarray) -> Info:
         """Begin the next episodes where one is over. Return the infos about the ends."""
-        final_obs = np.full(self.num_envs, None, dtype=object)
-        physics.first = np.flatnonzero(over)
+        final_obs = np.empty(self.num_envs, dtype=object)
+        physics.first = over.nonzero()[0]
         for i in physics.first.tolist():
             final_obs[i] = self.stacked[i].copy()
             self.stacked[i], _ = self.cores[i].reset()
-            physics.state[:, i] = self.cores[i].state
-        self.begun[over] = self.clock
-        self.next_limit = int(self.begun.min()) + self.limit
+            physics.state[physics.rows, i] = self.cores[i].state
+            self.begun[i] = self.clock
         return {"final_obs": final_obs, "_final_obs": over, "final_info": {}, "_final_info": over.copy()}
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -89,7 +95,7 @@ class ClassicControlEnvs(TurnVectorEnv):
             for i, steps in enumerate((self.clock - self.begun).tolist()):
                 setattr(self.envs[i], ELAPSED, steps)
                 if steps:
-                    self.cores[i].state = self.physics.own(self.physics.state[:, i].copy())
+                    self.cores[i].state = self.physics.own(self.physics.state[self.physics.rows, i].copy())
 
     def load_states(self) -> None:
         """Read states and numbers from the copies. Raises `SettingError`: one of them moves in a way that is not known here."""
@@ -123,6 +129,7 @@ class Physics:
 
     pays_from: of so many copies a step takes less time at once than in turn, as measured.
     numbers: attributes of the environment that are read, arrays `[N]` in `env`.
+    rows: in which row of `state` each part of the environment's own is.
     fixed: attributes that must have these values.
 
     Args:
@@ -132,12 +139,15 @@ class Physics:
 
     pays_from = 4
     numbers = ""
+    rows: Any = slice(None)
     fixed: dict[str, Any] = {}
 
     def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
         self.env = SimpleNamespace(**{name: np.array([float(getattr(env, name)) for env in envs]) for name in self.numbers.split()})
-        self.state = np.array([env.state for env in envs], dtype=np.float64).T.copy()
+        states = np.array([env.state for env in envs], dtype=np.float64).T
+        self.state = np.empty_like(states, order="C")
         """`[S, N]`"""
+        self.state[self.rows] = states
         self.first = np.flatnonzero(steps == 0)
         """Copies that were at the beginning of an episode; `step` may forget them."""
         self.never = constant(len(envs), False)
@@ -155,29 +165,30 @@ class CartPole(Physics):
     """A pole on a cart."""
 
     numbers = "force_mag gravity length masspole total_mass polemass_length tau x_threshold theta_threshold_radians _sutton_barto_reward"
+    rows = [0, 2, 1, 3]  # positions above velocities
     fixed = {"kinematics_integrator": "euler"}
     directions = np.array([-1.0, 1.0])
 
     def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
-        self.positions, self.velocities = self.state[::2], self.state[1::2]
-        self.accelerations = np.empty_like(self.positions)
+        self.positions, self.velocities, self.accelerations = self.state[:2], self.state[2:], np.empty((2, len(envs)))
         self.limits = np.array([self.env.x_threshold, self.env.theta_threshold_radians])
+        self.tau = np.array([self.env.tau, self.env.tau])
         self.ones = None if self.env._sutton_barto_reward.any() else constant(len(envs), 1.0)
 
     def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        env, theta, theta_dot = self.env, self.state[2], self.state[3]
+        env, theta, theta_dot = self.env, self.positions[1], self.velocities[1]
         cos, sin = np.cos(theta), np.sin(theta)
         force = self.directions[action] * env.force_mag
         temp = (force + env.polemass_length * np.square(theta_dot) * sin) / env.total_mass
         inertia = env.length * (4.0 / 3.0 - env.masspole * np.square(cos) / env.total_mass)
         theta_acc = np.divide(env.gravity * sin - cos * temp, inertia, out=self.accelerations[1])
         np.subtract(temp, env.polemass_length * theta_acc * cos / env.total_mass, out=self.accelerations[0])
-        self.positions += env.tau * self.velocities
-        self.velocities += env.tau * self.accelerations
+        self.positions += self.tau * self.velocities
+        self.velocities += self.tau * self.accelerations
         beyond = np.abs(self.positions) > self.limits
         terminated = beyond[0] | beyond[1]
-        obs[...] = self.state.T
+        obs[:, ::2], obs[:, 1::2] = self.positions.T, self.velocities.T
         return (np.where(terminated, -1.0, 0.0) if self.ones is None else self.ones), terminated
 
 
@@ -280,10 +291,10 @@ class Acrobot(Physics):
 
     def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
-        env = self.env
-        mass1, mass2, length, centre1, centre2 = (
-            env.LINK_MASS_1, env.LINK_MASS_2, env.LINK_LENGTH_1, env.LINK_COM_POS_1, env.LINK_COM_POS_2,
-        )
+        env, dt = self.env, np.tile(self.env.dt, (4, 1))
+        self.dt, self.half, self.sixth = dt, dt / 2.0, dt / 6.0
+        mass1, mass2, length = env.LINK_MASS_1, env.LINK_MASS_2, env.LINK_LENGTH_1
+        centre1, centre2 = env.LINK_COM_POS_1, env.LINK_COM_POS_2
         self.inertia1, self.inertia2 = mass1 * squares(centre1), mass2 * squares(centre2) + env.LINK_MOI
         self.lengths, self.length2 = squares(length) + squares(centre2), squares(centre2)
         self.coupling, self.lever = 2 * length * centre2, length * centre2
@@ -294,10 +305,10 @@ class Acrobot(Physics):
         """Integrate by the Runge-Kutta method of fourth order."""
         env, state, torque = self.env, self.state, self.torques[action]
         k1 = self.derivative(state, torque)
-        k2 = self.derivative(state + env.dt / 2.0 * k1, torque)
-        k3 = self.derivative(state + env.dt / 2.0 * k2, torque)
-        k4 = self.derivative(state + env.dt * k3, torque)
-        state += env.dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
+        k2 = self.derivative(state + self.half * k1, torque)
+        k3 = self.derivative(state + self.half * k2, torque)
+        k4 = self.derivative(state + self.dt * k3, torque)
+        state += self.sixth * (k1 + 2 * k2 + 2 * k3 + k4)
         angles, (theta1, theta2, speed1, speed2) = state[:2], state
         while np.count_nonzero(above := angles > np.pi):
             angles[above] -= 2 * np.pi
