@@ -181,7 +181,7 @@ class Collector:
                 found.append((t, ended, final, tree_to_numpy(tree_index(after, ended))))
         tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
-        memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories])
+        memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories]) if len(self._memory) else ()
         seen, start = self.rollout(), torch.from_numpy(self._flags["start"])
         ends = gather_ends(found, partial(allocate, self._space)) if found else NO_ENDS
         flags = seen.terminated, seen.truncated, seen.valid, start
@@ -291,7 +291,8 @@ class Collector:
         self.reset()
         current, mask, self._current = self._current, self._mask, None
         while True:
-            row = tree_map(lambda leaf, new: copy_to(leaf, new) or leaf, allocate(self._space, self.num_envs), current)
+            row = allocate(self._space, self.num_envs)
+            tree_map(copy_to, row, current)
             step = self.stepper.step(actor.act(0, (), self._start, mask)[0])
             if not (is_finite(step.obs) and is_finite(step.reward)):
                 step = self.guard.replace(step, row, self.env_steps)
