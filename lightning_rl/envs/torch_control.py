@@ -4,7 +4,7 @@ Their ids are `Torch/CartPole-v1` and `Torch/Pendulum-v1`; one copy, such as for
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -32,12 +32,12 @@ class TorchControl(VectorEnv):
         device: of all tensors that it gives and takes; `auto` is a GPU where there is one.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
     single: type[gym.Env]
     """gymnasium's environment, whose transitions these are."""
 
     def __init__(self, num_envs: int, max_episode_steps: int, device: str | torch.device = "auto") -> None:
         one = self.single()
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
         self.single_observation_space, self.single_action_space = one.observation_space, one.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
