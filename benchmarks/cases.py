@@ -196,6 +196,16 @@ CASES = {
         vectorization="auto",
         ours={"net_arch": [], "clip_reward": 1.0},
     ),
+    "ppo_torch_cartpole": Case(
+        algorithm="PPO",
+        env="Torch/CartPole-v1",
+        num_envs=4_096,
+        steps=2_097_152,
+        settings={"n_steps": 32, "batch_size": 32_768, "n_epochs": 4, "learning_rate": 1e-3},
+        peers=("on_host",),
+        goals=(Goal("on_host", 2.0),),
+        vectorization="auto",
+    ),
     "ippo_spread64": Case(**SPREAD, num_envs=64, steps=576_000),
     "ippo_spread512": Case(**SPREAD, num_envs=512, steps=1_536_000),
 }

@@ -23,6 +23,8 @@ from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv
+from lightning_rl.envs.tensors import HostView, gives_tensors
+from lightning_rl.envs.torch_control import PREFIX, register_torch_control
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
@@ -54,13 +56,14 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
     chosen = isinstance(env, EnvConfig) and env.vectorization == "auto"
     env = resolve_vectorization(env)
     if isinstance(env, VectorEnv):
-        return env
+        return HostView(env) if gives_tensors(env) else env
     if not isinstance(env, EnvConfig):
         return TurnVectorEnv([partial(make_env, env)] * num_envs)
     if env.vectorization == "envpool":
         return _make_envpool(env)
     if env.vectorization == "native":
-        return _build(env, partial(gym.make_vec, env.id, env.num_envs, "vector_entry_point", **_arguments(env)))
+        envs = _build(env, partial(gym.make_vec, env.id, env.num_envs, "vector_entry_point", **_arguments(env)))
+        return HostView(envs) if gives_tensors(envs) else envs
     build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "async":
         return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts, first)
@@ -275,6 +278,8 @@ def prepare_package(env_id: str) -> None:
         ale_py = importlib.import_module("ale_py")
         gym.register_envs(ale_py)
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    if env_id.startswith(PREFIX):
+        register_torch_control()
     if env_id.startswith("MinAtar/") and env_id not in gym.registry:
         importlib.import_module("minatar.gym").register_envs()
     if env_id.startswith(("MiniGrid-", "BabyAI-")):

@@ -41,6 +41,7 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.self_play import SelfPlayConfig, SelfPlayOpponent
 from lightning_rl.data.shared import FrozenCollector, SharedCollector, SharedStepper
+from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize, transitions
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
@@ -49,6 +50,7 @@ from lightning_rl.envs.config import count_envs, resolve_to_sync
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.stepping import make_fitting_stepper
+from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import Precision
 from lightning_rl.rewards.gail import GAIL
@@ -292,7 +294,10 @@ def write(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration
 
 def rollouts(algorithm: Learner, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
     """Return rollouts of `n_steps` steps of each environment, from actors if there are any."""
-    collector: Any = make_collector(algorithm, n_steps, log_probs) if actors is None else make_actor_pool(algorithm, n_steps, actors)
+    if actors is None:
+        collector: Any = make_collector(algorithm, n_steps, log_probs, rollouts=True)
+    else:
+        collector = make_actor_pool(algorithm, n_steps, actors)
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
 
 
@@ -320,8 +325,11 @@ def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, a
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
 
 
-def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collector:
-    """Make this rank's environments, which step `n_steps` times an iteration, and seed its draws."""
+def make_collector(algorithm: Learner, n_steps: int, log_probs: bool, rollouts: bool = False) -> Collector:
+    """Make this rank's environments, which step `n_steps` times an iteration, and seed its draws.
+
+    `rollouts`: whether whole rollouts are asked for, which environments on a device fill there.
+    """
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     acting = seed_draws(algorithm)
@@ -333,7 +341,8 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool) -> Collect
         seat_opponents(stepper, network)
     else:
         stepper.opponent = make_self_play_opponent(algorithm, len(stepper.seats))  # type: ignore[union-attr]
-    return Collector(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+    kind = TensorCollector if rollouts and isinstance(getattr(stepper, "envs", None), HostView) else Collector
+    return kind(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 
 def make_self_play_opponent(algorithm: Learner, num_copies: int) -> SelfPlayOpponent:

@@ -122,7 +122,7 @@ def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | No
     if isinstance(envs, SyncVectorEnv) and type(envs) in (SyncVectorEnv, TurnVectorEnv, ClassicControlEnvs):
         ways = _choose_each(envs) if config is None else [_choose_by_settings(config)] * envs.num_envs
         return SyncKeeper(envs, [way for way in ways if way is not None]) if None not in ways else None
-    if hasattr(envs, "get_state") and hasattr(envs, "set_state"):
+    if hasattr(envs.unwrapped, "get_state") and hasattr(envs.unwrapped, "set_state"):
         return WholeKeeper(envs, "own")
     if config is not None and config.vectorization == "native":
         way = choose_way(partial(make_vector_env, config), repr(config))
