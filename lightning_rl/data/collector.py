@@ -19,6 +19,10 @@ from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
+copy_to = partial(np.copyto, casting="unsafe")
+"""Copy an array into storage, with its dtype."""
+
+
 class Ends(NamedTuple):
     """Last observations of K episodes whose last value counts. K may be 0; then obs and memory are ().
 
@@ -291,8 +295,7 @@ class Collector:
         self.reset()
         current, mask, self._current = self._current, self._mask, None
         while True:
-            row = allocate(self._space, self.num_envs)
-            tree_map(copy_to, row, current)
+            row = tree_map(lambda leaf, new: copy_to(leaf, new) or leaf, allocate(self._space, self.num_envs), current)
             step = self.stepper.step(actor.act(0, (), self._start, mask)[0])
             if not (is_finite(step.obs) and is_finite(step.reward)):
                 step = self.guard.replace(step, row, self.env_steps)
@@ -356,11 +359,6 @@ class Collector:
         self._restarts = episodes.get("begin_anew", False)
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
         return None
-
-
-def copy_to(storage: np.ndarray, array: np.ndarray) -> None:
-    """Copy an array into storage, with its dtype."""
-    storage[...] = array
 
 
 def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:

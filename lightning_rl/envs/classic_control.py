@@ -1,15 +1,15 @@
 """Step all copies of one of gymnasium's classic control environments at once, in numpy, with the bits of its own class.
 
-Each copy remains an environment of gymnasium, which draws first states, holds the numbers of its physics, and is what checkpoints save. Only
-steps are computed here: the same operations in the same order, on the states of all copies. Where numpy rounds arrays in another way than
-single numbers, in powers and the cosine of `math`, numbers are computed one by one.
+Each copy remains an environment of gymnasium, which draws first states, holds the numbers of its physics, and is what checkpoints save.
+Steps are computed here: the same operations in the same order, on the states of all copies. Numbers are computed one by one only where
+arrays are rounded in another way: in powers, and in place of `math.cos`.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -25,7 +25,7 @@ ELAPSED, LIMIT = "_elapsed_steps", "_max_episode_steps"
 
 
 class ClassicControlEnvs(TurnVectorEnv):
-    """Copies of an environment that `can_step_at_once`. Actions must have the dtype of their space."""
+    """Steps copies of an environment of a class in `PHYSICS` at once. Actions must have the dtype of their space."""
 
     physics: "Physics | None" = None
 
@@ -100,22 +100,20 @@ class ClassicControlEnvs(TurnVectorEnv):
     def load_states(self) -> None:
         """Read states and numbers from the copies. Raises `SettingError`: one of them moves in a way that is not known here."""
         if not all(map(is_known, self.cores)):
-            raise SettingError(f"{name_of(self.envs[0])} moves in a way that only gymnasium's own steps know; set env.vectorization to sync")
+            raise SettingError(f"{name_of(self.envs[0])} was changed, and only its own steps know how; set env.vectorization to sync")
         steps = np.array([getattr(env, ELAPSED) for env in self.envs])
         self.physics = PHYSICS[type(self.cores[0])](self.cores, steps)
         self.begun = self.clock - steps
         self.next_limit = int(self.begun.min()) + self.limit
 
 
-def can_step_at_once(env: gym.Env) -> bool:
-    """Return whether an environment is one of gymnasium's own that move in a known way, in a time limit and nothing else."""
+def should_step_at_once(env: gym.Env, num_envs: int) -> bool:
+    """Return whether copies of an environment can be stepped at once, and are enough for that to save time.
+
+    It must be one of gymnasium's own, inside a time limit and nothing else.
+    """
     limited = type(env) is TimeLimit and type(env.env) is OrderEnforcing and env.env.env is env.unwrapped
-    return limited and is_known(env.unwrapped) and env.render_mode is None
-
-
-def pays_off(env: gym.Env, num_envs: int) -> bool:
-    """Return whether so many copies can be stepped at once, and take less time than in turn."""
-    return can_step_at_once(env) and num_envs >= PHYSICS[type(env.unwrapped)].pays_from
+    return limited and env.render_mode is None and is_known(env.unwrapped) and num_envs >= PHYSICS[type(env.unwrapped)].pays_from
 
 
 def is_known(env: gym.Env) -> bool:
@@ -127,9 +125,9 @@ def is_known(env: gym.Env) -> bool:
 class Physics:
     """How N copies of an environment move.
 
-    pays_from: of so many copies a step takes less time at once than in turn, as measured.
-    numbers: attributes of the environment that are read, arrays `[N]` in `env`.
-    rows: in which row of `state` each part of the environment's own is.
+    pays_from: how many copies take less time at once than in turn, as measured.
+    numbers: names of the environment's attributes that are read; in `env` they are arrays `[N]`.
+    rows: the row of `state` for each number of the environment's own state.
     fixed: attributes that must have these values.
 
     Args:
@@ -140,7 +138,7 @@ class Physics:
     pays_from = 4
     numbers = ""
     rows: Any = slice(None)
-    fixed: dict[str, Any] = {}
+    fixed: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
         self.env = SimpleNamespace(**{name: np.array([float(getattr(env, name)) for env in envs]) for name in self.numbers.split()})
@@ -165,8 +163,8 @@ class CartPole(Physics):
     """A pole on a cart."""
 
     numbers = "force_mag gravity length masspole total_mass polemass_length tau x_threshold theta_threshold_radians _sutton_barto_reward"
-    rows = [0, 2, 1, 3]  # positions above velocities
-    fixed = {"kinematics_integrator": "euler"}
+    rows = np.array([0, 2, 1, 3])  # positions above velocities
+    fixed: ClassVar[dict[str, Any]] = {"kinematics_integrator": "euler"}
     directions = np.array([-1.0, 1.0])
 
     def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
@@ -269,8 +267,9 @@ class ContinuousMountainCar(Physics):
         force = clip(action, self.rounded.min_action, self.rounded.max_action)
         slope = 0.0025 * cosines(3 * position)
         push = force * self.rounded.power - slope.astype(np.float32)
-        if np.count_nonzero(beyond := force != action):  # the bounds are numbers of Python, and what is computed from them is not rounded
-            push = np.where(beyond, (clip(action.astype(np.float64), self.env.min_action, self.env.max_action) * self.env.power - slope).astype(state.dtype), push)
+        if np.count_nonzero(beyond := force != action):  # there the force is a number of Python, a bound: nothing is rounded
+            bound = clip(action.astype(np.float64), self.env.min_action, self.env.max_action)
+            push = np.where(beyond, (bound * self.env.power - slope).astype(state.dtype), push)
         velocity += push
         clip(velocity, -env.max_speed, env.max_speed, out=velocity)
         position += velocity
@@ -286,7 +285,7 @@ class Acrobot(Physics):
     """Two links, of which the lower one is to swing above a line."""
 
     numbers = "dt LINK_LENGTH_1 LINK_MASS_1 LINK_MASS_2 LINK_COM_POS_1 LINK_COM_POS_2 LINK_MOI MAX_VEL_1 MAX_VEL_2"
-    fixed = {"book_or_nips": "book", "torque_noise_max": 0.0, "AVAIL_TORQUE": [-1.0, 0.0, 1.0]}
+    fixed: ClassVar[dict[str, Any]] = {"book_or_nips": "book", "torque_noise_max": 0.0, "AVAIL_TORQUE": [-1.0, 0.0, 1.0]}
     torques = np.array([-1.0, 0.0, 1.0])
 
     def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:

@@ -178,10 +178,15 @@ def resolve_vectorization(env: T) -> T:
 
 
 def resolve_to_sync(env: T) -> T:
-    """Decide `vectorization: auto` where this is one process of several: `sync`."""
+    """Decide `vectorization: auto` for what needs neither processes nor a device: `sync`."""
     if not isinstance(env, EnvConfig) or env.vectorization != "auto":
         return env
     return replace(env, vectorization="sync", step_timeout=None, max_restarts=None)
+
+
+def resolve_in_actor(env: T) -> T:
+    """Decide `vectorization: auto` where this is one process of several, and would start more of them or share a device."""
+    return resolve_to_sync(env) if isinstance(env, EnvConfig) and (env.is_several_games or env.lives_on_device) else env
 
 
 def single_env_config(config: EnvConfig, max_episode_steps: int | None = None) -> EnvConfig:

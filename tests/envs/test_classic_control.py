@@ -15,7 +15,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import lightning_rl as lrl
 from lightning_rl.envs.classic_control import PHYSICS, ClassicControlEnvs
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, resolve_in_actor
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.envs.sync import TurnVectorEnv
@@ -162,7 +162,7 @@ def test_attributes_of_the_copies_can_be_read_and_set(values):
 def test_copies_that_come_to_move_in_another_way_are_refused():
     envs = make_vector_env(EnvConfig("CartPole-v1"))
     envs.reset(seed=1)
-    with closing(envs), pytest.raises(SettingError, match=r"^CartPole-v1 moves in a way .*; set env.vectorization to sync$"):
+    with closing(envs), pytest.raises(SettingError, match=r"^CartPole-v1 was changed, .*; set env.vectorization to sync$"):
         envs.set_attr("kinematics_integrator", "semi-implicit")
 
 
@@ -202,6 +202,13 @@ def test_an_id_that_was_registered_again_is_stepped_in_turn(monkeypatch):
     monkeypatch.setitem(gym.registry, "CartPole-v1", spec)
     with closing(make_vector_env(EnvConfig("CartPole-v1"))) as envs:
         assert type(envs) is TurnVectorEnv and type(envs.envs[0].unwrapped) is Renamed
+
+
+def test_actors_step_at_once_too():
+    with closing(make_vector_env(resolve_in_actor(EnvConfig("CartPole-v1")))) as envs:
+        assert type(envs) is ClassicControlEnvs
+    assert resolve_in_actor(EnvConfig("Torch/CartPole-v1")).vectorization == "sync"
+    assert resolve_in_actor(EnvConfig("ALE/Pong-v5", atari=True)).vectorization == "sync"
 
 
 @pytest.mark.parametrize("autoreset", ["NEXT_STEP", "DISABLED"])
