@@ -18,7 +18,6 @@ from lightning_rl.networks.acting import ActingNetwork, ExploringActor, Precisio
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
-
 copy_to = partial(np.copyto, casting="unsafe")
 """Copy an array into storage, with its dtype."""
 

@@ -1,4 +1,4 @@
-"""Step all copies of one of gymnasium's classic control environments at once, in numpy, with the bits of its own class.
+"""Step all copies of one of gymnasium's classic control environments at once in numpy, bit for bit like its own class.
 
 Each copy remains an environment of gymnasium, which draws first states, holds the numbers of its physics, and is what checkpoints save.
 Steps are computed here: the same operations in the same order, on the states of all copies. Numbers are computed one by one only where
