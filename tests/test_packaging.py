@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PLACES = {"lightning_rl/": "lightning_rl/", "configs/": "lightning_rl/configs/", "examples/": "lightning_rl/examples/", "zoo/": "lightning_rl/zoo/"}
+PLACES = {
+    "lightning_rl/": "lightning_rl/",
+    "configs/": "lightning_rl/configs/",
+    "examples/": "lightning_rl/examples/",
+    "zoo/": "lightning_rl/zoo/",
+}
 """Folders of the repository, and where an installed package has them."""
 
 
