@@ -36,7 +36,8 @@ class EnvConfig:
         id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
         num_envs: how many step at once, in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
-            `auto` is `async` for several Atari games on several cores, `native` for ids that begin with `Torch/`, else `sync`.
+            `auto` is `async` for several Atari games on several cores, `native` for ids that begin with `Torch/`, else `sync`; gymnasium's
+            classic control it steps at once, in numpy, with the same results.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (default: SAME_STEP), for the others
             what they do if their metadata do not name it.
         kwargs: arguments of the environment's constructor.
@@ -177,10 +178,15 @@ def resolve_vectorization(env: T) -> T:
 
 
 def resolve_to_sync(env: T) -> T:
-    """Decide `vectorization: auto` where this is one process of several: `sync`."""
+    """Decide `vectorization: auto` for what needs neither processes nor a device: `sync`."""
     if not isinstance(env, EnvConfig) or env.vectorization != "auto":
         return env
     return replace(env, vectorization="sync", step_timeout=None, max_restarts=None)
+
+
+def resolve_in_actor(env: T) -> T:
+    """Decide `vectorization: auto` where this is one process of several, and would start more of them or share a device."""
+    return resolve_to_sync(env) if isinstance(env, EnvConfig) and (env.is_several_games or env.lives_on_device) else env
 
 
 def single_env_config(config: EnvConfig, max_episode_steps: int | None = None) -> EnvConfig:

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
 from lightning_rl.envs.agents.vmas import VmasCopies, is_vmas
+from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
 from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
@@ -52,6 +53,7 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
 
     `num_envs` is used with a function only; `first` is the index of the first environment among those of all ranks.
     """
+    chosen = isinstance(env, EnvConfig) and env.vectorization == "auto"
     env = resolve_vectorization(env)
     if isinstance(env, VectorEnv):
         return HostView(env) if gives_tensors(env) else env
@@ -67,7 +69,9 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
         return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts, first)
     builders = [partial(build, first + i) for i in range(env.num_envs)]
     if mode is AutoresetMode.SAME_STEP:
-        return TurnVectorEnv(builders)
+        one = builders[0]()
+        cls = ClassicControlEnvs if chosen and should_step_at_once(one, env.num_envs) else TurnVectorEnv
+        return cls([lambda: one, *builders[1:]])
     return SyncVectorEnv([partial(CheckedEnv, each, i) for i, each in enumerate(builders)], autoreset_mode=mode, copy=False)
 
 

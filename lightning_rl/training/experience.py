@@ -39,7 +39,7 @@ from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
-from lightning_rl.envs.config import count_envs, resolve_to_sync
+from lightning_rl.envs.config import count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
@@ -245,7 +245,7 @@ def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> A
     num_envs = algorithm.num_envs // config.batch
     seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * count_envs(env)
     build = BuildActor(
-        env if threads else resolve_to_sync(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm)
+        env if threads else resolve_in_actor(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm)
     )
     workers = make_workers(build, config, algorithm.network)
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, get_precision_context(algorithm))
