@@ -34,7 +34,7 @@ class Case:
         settings: by Stable-Baselines3's names, which are ours.
         peers: who is measured beside us.
         goals: what the ratios shall be.
-        vectorization: of ours, and of the bare loop, which knows `sync` and `native`; peers use what they use by default.
+        vectorization: of ours; a bare loop steps gymnasium's own in turn unless it is `native`, peers use what they use by default.
         ours: settings that only we have. `log_interval`, where given, is that of a run of a usual length: a hundredth of this short one
             would log far more often.
         normalize: observations and rewards by running statistics.
@@ -48,7 +48,7 @@ class Case:
     settings: dict[str, Any]
     peers: tuple[str, ...]
     goals: tuple[Goal, ...]
-    vectorization: str = "sync"
+    vectorization: str = "auto"
     ours: dict[str, Any] = field(default_factory=dict)
     normalize: bool = False
     agents: int = 1
@@ -193,8 +193,16 @@ CASES = {
         settings={"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 2.5e-4},
         peers=("sb3",),
         goals=(Goal("sb3", 1.5), MEMORY),
-        vectorization="auto",
         ours={"net_arch": [], "clip_reward": 1.0},
+    ),
+    "ppo_torch_cartpole": Case(
+        algorithm="PPO",
+        env="Torch/CartPole-v1",
+        num_envs=4_096,
+        steps=2_097_152,
+        settings={"n_steps": 32, "batch_size": 32_768, "n_epochs": 4, "learning_rate": 1e-3},
+        peers=("on_host",),
+        goals=(Goal("on_host", 2.0),),
     ),
     "ippo_spread64": Case(**SPREAD, num_envs=64, steps=576_000),
     "ippo_spread512": Case(**SPREAD, num_envs=512, steps=1_536_000),

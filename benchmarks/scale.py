@@ -27,7 +27,7 @@ from install import python_of
 from throughput import check_installed, environment, measure
 
 NUM_ENVS = (1, 8, 64, 512)
-VECTORIZATIONS = ("sync", "native", "envpool")
+VECTORIZATIONS = ("auto", "sync", "native", "envpool")
 AGENT_STEPS = 1_000_000
 ROWS = (10_000, 100_000, 1_000_000, 5_000_000)
 PYTHONS = {peer: python_of(peer) for peer in ("ours", "sb3")}

@@ -2,14 +2,16 @@
 
     python benchmarks/zoo.py run [--configs ppo/cartpole a2c/*] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs] [--again]
     python benchmarks/zoo.py check ppo/cartpole:1 [a2c/acrobot:3 …]
+    python benchmarks/zoo.py keep ppo/cartpole:1 […] [--folder zoo_runs]
     python benchmarks/zoo.py table
 
 `run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint
 over episodes that no run has seen (`evaluate --seed 50000`), and writes a row to `benchmarks/results/<algorithm>_<config>.csv`: what was
 found, and the commit, processor and versions that found it. Rows that exist are kept, with `--again` those of the current commit; an
 interrupted run continues. `check` trains and judges rows again and compares: with the processor, the versions and the code of a row the
-return is the same, elsewhere it may be lower than every seed's by no more than the seeds differ. `table` writes the rows between the marks
-in docs/zoo.md, with the figures of `references.py`, and in short into README.md.
+return is the same, elsewhere it may be lower than every seed's by no more than the seeds differ. `keep` makes the best checkpoints of runs
+the agents that come with the package (`zoo:ppo/cartpole`). `table` writes the rows between the marks in docs/zoo.md, with the figures of
+`references.py`, and in short into README.md.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from threading import Lock
 
 import yaml
 from references import ATTEMPTS, REFERENCES, Reference
+
+from lightning_rl.sharing.agent import write_agent
+from lightning_rl.training.loading import read_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -151,6 +156,17 @@ def check(options: argparse.Namespace) -> None:
         wrong += not fine
         print(line, flush=True)
     raise SystemExit(1 if wrong else 0)
+
+
+def keep(options: argparse.Namespace) -> None:
+    """Write the best checkpoints of runs as packaged agents."""
+    for name in options.rows:
+        config, _, seed = name.partition(":")
+        (best,) = (options.folder.resolve() / config).rglob(f"seed_{seed}/checkpoints/best.ckpt")
+        folder = ROOT / "zoo" / config
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = write_agent(folder, read_checkpoint(best))
+        print(f"zoo:{config}: {sum(file.stat().st_size for file in folder.iterdir()):,} bytes, {weights.parent}", flush=True)
 
 
 def code_differs(old: str, new: str) -> bool:
@@ -277,9 +293,12 @@ def main() -> None:
     runs.add_argument("--again", action="store_true", help="measure rows of other commits again")
     checks = commands.add_parser("check", help="measure rows again and compare")
     checks.add_argument("rows", nargs="+", metavar="CONFIG:SEED")
+    keeps = commands.add_parser("keep", help="package agents")
+    keeps.add_argument("rows", nargs="+", metavar="CONFIG:SEED")
+    keeps.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
     commands.add_parser("table", help="write the tables")
     options = parser.parse_args()
-    {"run": run, "check": check, "table": lambda _: write_tables()}[options.command](options)
+    {"run": run, "check": check, "keep": keep, "table": lambda _: write_tables()}[options.command](options)
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ def load_policy(
 
     Args:
         source: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent on the hub, `hf://USER/NAME` or
-            `hf://USER/NAME@REVISION`, a `.zip` of Stable-Baselines3, or an algorithm, whose policy is copied: learning on does not change
-            what was loaded.
+            `hf://USER/NAME@REVISION`, one that comes with this package (`zoo:ppo/cartpole`), a `.zip` of Stable-Baselines3, or
+            an algorithm, whose policy is copied: learning on does not change what was loaded.
         map_location: the device that acts.
         behavior: which policy, where there are several.
         env: the environment, for a file that names none, such as a `.zip` of Stable-Baselines3.

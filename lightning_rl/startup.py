@@ -28,6 +28,12 @@ def config_folder() -> Path:
     return ROOT / "configs" if (ROOT / "configs").is_dir() else Path(__file__).parent / "configs"
 
 
+def packaged_agents() -> dict[str, Path]:
+    """Return the folders of the trained agents that come with this package, by the names of the configs that trained them."""
+    folder = ROOT / "zoo" if (ROOT / "zoo").is_dir() else Path(__file__).parent / "zoo"
+    return {path.parent.relative_to(folder).as_posix(): path.parent for path in sorted(folder.rglob("agent.json"))}
+
+
 def search_here_last() -> None:
     """Remove the current folder from the front of `sys.path`, where `python -m` puts it.
 

@@ -77,3 +77,12 @@ def test_the_ratio_is_one_on_a_gpu():
     model = Watching("CartPole-v1", max_env_steps=4_096, n_epochs=1, batch_size=1024, normalize_obs="running")
     fit(model, accelerator="gpu", devices=1)
     assert len(ratios) == 4 and all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios)
+
+
+@pytest.mark.gpu
+def test_environments_that_live_on_a_gpu_stay_there(tmp_path):
+    settings = {"n_steps": 16, "batch_size": 512, "max_env_steps": 200_000, "learning_rate": 1e-3}
+    model = lrl.PPO(lrl.EnvConfig("Torch/CartPole-v1", 256), **settings)
+    trainer = lrl.Trainer(accelerator="gpu", devices=1, default_root_dir=tmp_path, enable_progress_bar=False)
+    trainer.fit(model)
+    assert float(trainer.callback_metrics["rollout/ep_rew_mean"]) > 60

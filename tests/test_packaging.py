@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PLACES = {"lightning_rl/": "lightning_rl/", "configs/": "lightning_rl/configs/", "examples/": "lightning_rl/examples/"}
+PLACES = {
+    "lightning_rl/": "lightning_rl/",
+    "configs/": "lightning_rl/configs/",
+    "examples/": "lightning_rl/examples/",
+    "zoo/": "lightning_rl/zoo/",
+}
 """Folders of the repository, and where an installed package has them."""
 
 
@@ -41,6 +46,7 @@ def test_a_wheel_holds_every_module_config_search_space_and_example(built):
         for here, there in PLACES.items()
         if file.startswith(here) and (file.endswith((".py", ".typed")) or (file.endswith(".yaml") and here != "examples/"))
     }
+    expected |= {f"lightning_rl/{file}" for file in files_of_the_repository() if file.startswith("zoo/")}
     assert len(expected) > 200
     assert expected - set(zipfile.ZipFile(built[0]).namelist()) == set()
 

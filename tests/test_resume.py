@@ -83,6 +83,10 @@ CASES = [
         marks=pytest.mark.slow,
     ),
     pytest.param(A2C, {"id": "CartPole-v1", "vectorization": "native"}, {}, id="A2C CartPole native"),
+    pytest.param(
+        PPO, {"id": "Torch/CartPole-v1", "max_episode_steps": 11}, {"normalize_obs": "running", "memory": GRU(8, 4)}, id="PPO on a device"
+    ),
+    pytest.param(SAC, {"id": "Torch/Pendulum-v1", "max_episode_steps": 30}, {}, id="SAC on a device"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"normalize_obs": "running"}, id="SAC Pendulum"),
     pytest.param(PPO, {"id": "Pendulum-v1", "max_episode_steps": 11}, {"use_sde": True, "sde_sample_freq": 5}, id="PPO smooth"),
     pytest.param(SAC, {"id": "Pendulum-v1", "max_episode_steps": 30}, {"use_sde": True, "sde_sample_freq": 7}, id="SAC smooth"),

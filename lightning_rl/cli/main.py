@@ -21,6 +21,7 @@ from lightning_rl.startup import (
     config_folder,
     find_modules_here,
     leave_when_interrupted,
+    packaged_agents,
     raise_when_interrupted,
     start_fork_server,
 )
@@ -163,7 +164,7 @@ def one_line(text: str) -> str:
 
 
 def list_all() -> None:
-    """Print the algorithms and the packaged configs, each with the first line of its file. Imports no torch."""
+    """Print the algorithms and the packaged configs, each with the first line of its file, and the packaged agents. Imports no torch."""
     print("algorithms (lightning-rl fit --model NAME --model.env.id ENVIRONMENT):")
     for name, module in MODELS.items():
         file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
@@ -174,3 +175,5 @@ def list_all() -> None:
     for path in sorted(folder.rglob("*.yaml")):
         first = path.read_text(encoding="utf-8").splitlines()[0]
         print(f"  {path.relative_to(folder).with_suffix('').as_posix():20} {first.lstrip('# ')}")
+    print("\ntrained agents (lightning-rl evaluate --ckpt_path zoo:NAME, record --ckpt_path zoo:NAME --out FILE.mp4):")
+    print("\n".join(f"  {name}" for name in packaged_agents()))

@@ -79,7 +79,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_checkpoint(self) -> None:
         """Add the option for a checkpoint."""
-        where = "a checkpoint, a run's folder (its checkpoints/best.ckpt), hf://USER/NAME[@REVISION], or a .zip of Stable-Baselines3"
+        where = "a checkpoint, a run's folder (its checkpoints/best.ckpt), zoo:NAME (see list), hf://USER/NAME[@REVISION], or a .zip of "
+        where += "Stable-Baselines3"
         self.add_argument("--ckpt_path", required=True, help=where)
         self.add_argument("--env", help="its environment, where the file names none; an id, or settings of model.env in YAML")
 

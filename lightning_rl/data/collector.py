@@ -154,6 +154,7 @@ class Collector:
         self._mask_rows = [tree_index(self._masks, t) for t in range(n_steps)]
         self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
         self._flags = {name: np.zeros((n_steps + 1, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
+        self._sequence_length: int = network.memory.sequence_length
         self._actor: StepActor | None = None
         self._memory: Tree = ()
         self._memories: list[Tree] = []
@@ -183,7 +184,7 @@ class Collector:
                 found.append((t, ended, final, tree_to_numpy(tree_index(after, ended))))
         tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
-        memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories])
+        memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories]) if len(self._memory) else ()
         seen, start = self.rollout(), torch.from_numpy(self._flags["start"])
         ends = gather_ends(found, partial(allocate, self._space)) if found else NO_ENDS
         flags = seen.terminated, seen.truncated, seen.valid, start
@@ -229,7 +230,7 @@ class Collector:
             copy_to(self._mask_rows[t], self._mask)
         flags = self._flags
         flags["start"][t] = self._start
-        if t % self.network.memory.sequence_length == 0:
+        if t % self._sequence_length == 0:
             self._memories.append(self._memory)
         action, self._memory = actor.act(t, self._memory, self._start, self._mask_rows[t])
         step = self.stepper.restart_all() if self._restarts else self.stepper.step(action)

@@ -16,6 +16,7 @@ from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.lessons import as_parameters
+from lightning_rl.envs.torch_control import PREFIX
 from lightning_rl.errors import SettingError, as_settings, check_choice, check_range
 
 Vectorization = Literal["auto", "sync", "async", "native", "envpool"]
@@ -35,7 +36,8 @@ class EnvConfig:
         id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
         num_envs: how many step at once, in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
-            `auto` is `async` for several Atari games on several cores, else `sync`.
+            `auto` is `async` for several Atari games on several cores, `native` for ids that begin with `Torch/`, else `sync`; gymnasium's
+            classic control it steps at once, in numpy, with the same results.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (default: SAME_STEP), for the others
             what they do if their metadata do not name it.
         kwargs: arguments of the environment's constructor.
@@ -110,6 +112,12 @@ class EnvConfig:
         return is_path(self.id)
 
     @property
+    def lives_on_device(self) -> bool:
+        """Return whether these are copies in torch, which `auto` steps at once, unless something is asked for that single ones have."""
+        singles = self.wrappers, self.frame_stack, self.atari, self.parameters
+        return self.id.startswith(PREFIX) and not any(singles) and self.autoreset in (None, "SAME_STEP")
+
+    @property
     def is_several_games(self) -> bool:
         """Return whether these are several Atari games, which `auto` steps in a worker each."""
         return self.atari and self.num_envs > 1
@@ -162,16 +170,23 @@ def count_envs(env: object) -> int:
 
 def resolve_vectorization(env: T) -> T:
     """Decide `vectorization: auto`; return other environments as they are."""
+    if isinstance(env, EnvConfig) and env.vectorization == "auto" and env.lives_on_device:
+        return replace(env, vectorization="native")
     if isinstance(env, EnvConfig) and env.vectorization == "auto" and env.is_several_games and (os.cpu_count() or 1) > 1:
         return replace(env, vectorization="async")
     return resolve_to_sync(env)
 
 
 def resolve_to_sync(env: T) -> T:
-    """Decide `vectorization: auto` where this is one process of several: `sync`."""
+    """Decide `vectorization: auto` for what needs neither processes nor a device: `sync`."""
     if not isinstance(env, EnvConfig) or env.vectorization != "auto":
         return env
     return replace(env, vectorization="sync", step_timeout=None, max_restarts=None)
+
+
+def resolve_in_actor(env: T) -> T:
+    """Decide `vectorization: auto` where this is one process of several, and would start more of them or share a device."""
+    return resolve_to_sync(env) if isinstance(env, EnvConfig) and (env.is_several_games or env.lives_on_device) else env
 
 
 def single_env_config(config: EnvConfig, max_episode_steps: int | None = None) -> EnvConfig:

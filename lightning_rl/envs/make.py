@@ -17,11 +17,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
 from lightning_rl.envs.agents.vmas import VmasCopies, is_vmas
+from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
 from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv
+from lightning_rl.envs.tensors import HostView, gives_tensors
+from lightning_rl.envs.torch_control import PREFIX, register_torch_control
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
@@ -50,21 +53,25 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
 
     `num_envs` is used with a function only; `first` is the index of the first environment among those of all ranks.
     """
+    chosen = isinstance(env, EnvConfig) and env.vectorization == "auto"
     env = resolve_vectorization(env)
     if isinstance(env, VectorEnv):
-        return env
+        return HostView(env) if gives_tensors(env) else env
     if not isinstance(env, EnvConfig):
         return TurnVectorEnv([partial(make_env, env)] * num_envs)
     if env.vectorization == "envpool":
         return _make_envpool(env)
     if env.vectorization == "native":
-        return _build(env, partial(gym.make_vec, env.id, env.num_envs, "vector_entry_point", **_arguments(env)))
+        envs = _build(env, partial(gym.make_vec, env.id, env.num_envs, "vector_entry_point", **_arguments(env)))
+        return HostView(envs) if gives_tensors(envs) else envs
     build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "async":
         return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts, first)
     builders = [partial(build, first + i) for i in range(env.num_envs)]
     if mode is AutoresetMode.SAME_STEP:
-        return TurnVectorEnv(builders)
+        one = builders[0]()
+        cls = ClassicControlEnvs if chosen and should_step_at_once(one, env.num_envs) else TurnVectorEnv
+        return cls([lambda: one, *builders[1:]])
     return SyncVectorEnv([partial(CheckedEnv, each, i) for i, each in enumerate(builders)], autoreset_mode=mode, copy=False)
 
 
@@ -271,6 +278,8 @@ def prepare_package(env_id: str) -> None:
         ale_py = importlib.import_module("ale_py")
         gym.register_envs(ale_py)
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    if env_id.startswith(PREFIX):
+        register_torch_control()
     if env_id.startswith("MinAtar/") and env_id not in gym.registry:
         importlib.import_module("minatar.gym").register_envs()
     if env_id.startswith(("MiniGrid-", "BabyAI-")):

@@ -98,13 +98,13 @@ class Stepper:
             valid = ~start
             terminated, truncated = terminated & valid, truncated & ~terminated & valid
             self.resetting = terminated | truncated
-            ended = np.flatnonzero(self.resetting)
+            ended = self.resetting.nonzero()[0]
             obs, mask = self.masks.split(obs, info, over=terminated)
             final_obs, final_mask = tree_index((obs, mask), ended) if len(ended) else (None, ())
             return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
         truncated = truncated & ~terminated
         start, final_obs, mask, final_mask, valid = terminated | truncated, None, (), (), self.all_valid
-        ended = np.flatnonzero(start)
+        ended = start.nonzero()[0]  # np.flatnonzero takes six times as long
         if len(ended):
             restart = self._reset_ended if self.mode is AutoresetMode.DISABLED else self._split_ended
             (obs, mask), (final_obs, final_mask), info = restart(obs, info, terminated, ended)

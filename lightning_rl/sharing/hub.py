@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from lightning_rl.errors import SettingError, missing_extra
+from lightning_rl.sharing import zoo
 from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, agent_of
 
 PREFIX = "hf://"
@@ -34,8 +35,8 @@ class Address(NamedTuple):
 
 
 def is_address(path: object) -> bool:
-    """Return whether a path is an address on the hub."""
-    return str(path).startswith((PREFIX, "hf:/"))  # `Path` keeps one slash
+    """Return whether a path is an address: on the hub, or of an agent that comes with this package."""
+    return str(path).startswith((PREFIX, "hf:/", zoo.PREFIX))  # `Path` keeps one slash
 
 
 def read_address(text: str | Path) -> Address:
@@ -56,11 +57,13 @@ def check_repo(repo: str) -> str:
 def download(text: str | Path) -> Path:
     """Bring an agent into the hub's cache, and return its file: weights of ours, or a zip of Stable-Baselines3 in the repository.
 
-    What is in the cache is used where the hub cannot be reached.
+    What is in the cache is used where the hub cannot be reached; agents of `zoo:` are there already.
 
     Raises:
-        SettingError: no such repository or revision, no network, no token, or nothing in the repository that can act.
+        SettingError: no such agent, repository or revision, no network, no token, or nothing in the repository that can act.
     """
+    if str(text).startswith(zoo.PREFIX):
+        return zoo.packaged_agent(text)
     address = read_address(text)
     hub = load_hub("an agent of the hub")
     with hub_errors(address):

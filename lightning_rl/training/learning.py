@@ -27,7 +27,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.optimization import FlatOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
 from lightning_rl.schedules import Schedule
-from lightning_rl.training.experience import load_buffer
+from lightning_rl.training.replay import load_buffer
 from lightning_rl.training.run import Run
 from lightning_rl.training.side_learners import SideLearner
 from lightning_rl.types import Experience, Rollout, State, Transition

@@ -56,7 +56,8 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
     """Load an algorithm from a checkpoint alone: no configuration, no environment is built.
 
     Args:
-        path: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent, `hf://USER/NAME[@REVISION]` or its folder.
+        path: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent, `hf://USER/NAME[@REVISION]` or its folder, or
+            `zoo:NAME`, one that comes with this package.
         wanted: the class that the file must hold, or its parent.
         base: the base of all algorithms.
         map_location: the device to load to.

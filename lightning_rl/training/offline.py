@@ -9,7 +9,8 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.demonstrations.dataset import summarize
 from lightning_rl.errors import SettingError, as_settings
-from lightning_rl.training.experience import make_full_buffer, read_demonstrations, rows_of, seed_draws
+from lightning_rl.training.experience import read_demonstrations, seed_draws
+from lightning_rl.training.replay import make_full_buffer, rows_of
 from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import shutil
@@ -96,6 +97,12 @@ class Scheduler(PopulationBasedTraining):
         config, operations = super()._get_new_config(trial, trial_to_clone)
         member = trial.config["member"]
         return {"member": member, "values": self.population.replace(member, trial_to_clone.config["member"], config["values"])}, operations
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Compare a member with the others; one whose evaluation is NaN is the worst, as Ray Tune would never replace it."""
+        if not math.isfinite(result["value"]):
+            result = result | {"value": -math.inf if self.population.objective.mode == "max" else math.inf}
+        return super().on_trial_result(tune_controller, trial, result)
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         """Let the others go on if they were waiting for a member that has ended."""

@@ -277,3 +277,25 @@ def test_the_others_go_on_when_a_member_fails(tmp_path):
     assert out.count("member 1: failed (") == 1 and "no more coins" in out
     found = [(int(row["count"]), int(row["member"])) for row in rows(tmp_path / "mine" / "population.csv")]
     assert sorted(found) == [(64, 0), (64, 1), (128, 0), (192, 0)]
+
+
+LOST = """
+import math
+import pytorch_lightning as pl
+
+class Lose(pl.Callback):
+    def on_evaluation_end(self, trainer, pl_module, metrics):
+        if trainer.run_folder.name == "member_1" and pl_module.env_steps == 64:
+            metrics["eval/mean_reward"] = math.nan
+"""
+
+
+@pytest.mark.slow
+def test_a_member_whose_evaluation_is_not_a_number_continues_from_another_one(tmp_path):
+    (tmp_path / "lost.py").write_text(LOST)
+    (tmp_path / "space.yaml").write_text("model.learning_rate: {low: 1e-5, high: 1e-1, log: true}")
+    options = f"--import lost {PPO_OPTIONS} --trainer.callbacks+=lost.Lose --space space.yaml --jobs 2 --out mine"
+    program = Apart(f"-m lightning_rl tune {options} --engine ray --population 2", tmp_path)
+    out, err = program.communicate(timeout=900)
+    assert (program.wait(), err) == (0, "")
+    assert "member 1 (nan) continues from member 0" in out

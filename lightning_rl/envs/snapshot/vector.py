@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from lightning_rl.envs.classic_control import ClassicControlEnvs
 from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.snapshot.attributes import CONSTRUCTOR_ARGUMENTS
@@ -79,6 +80,8 @@ class SyncKeeper:
         envs.envs = [record(env, way) for env, way in zip(envs.envs, ways, strict=True)]
 
     def get_states(self) -> State:
+        if isinstance(self.envs, ClassicControlEnvs):
+            self.envs.store_states()
         states = [get_state(env, way) for env, way in zip(self.envs.envs, self.ways, strict=True)]
         return {"envs": states, "autoreset": getattr(self.envs, PENDING_RESETS).copy()}
 
@@ -89,6 +92,8 @@ class SyncKeeper:
                 write_layers(env, state, lenient=True)
             return False
         setattr(self.envs, PENDING_RESETS, states["autoreset"].copy())
+        if isinstance(self.envs, ClassicControlEnvs):
+            self.envs.load_states()
         return True
 
 
@@ -114,10 +119,10 @@ def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | No
     if isinstance(envs, WorkerVectorEnv):
         way = choose_way(envs.build) if config is None else _choose_by_settings(config)
         return envs if envs.record(way) else None
-    if isinstance(envs, SyncVectorEnv) and type(envs) in (SyncVectorEnv, TurnVectorEnv):
+    if isinstance(envs, SyncVectorEnv) and type(envs) in (SyncVectorEnv, TurnVectorEnv, ClassicControlEnvs):
         ways = _choose_each(envs) if config is None else [_choose_by_settings(config)] * envs.num_envs
         return SyncKeeper(envs, [way for way in ways if way is not None]) if None not in ways else None
-    if hasattr(envs, "get_state") and hasattr(envs, "set_state"):
+    if hasattr(envs.unwrapped, "get_state") and hasattr(envs.unwrapped, "set_state"):
         return WholeKeeper(envs, "own")
     if config is not None and config.vectorization == "native":
         way = choose_way(partial(make_vector_env, config), repr(config))

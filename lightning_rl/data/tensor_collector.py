@@ -1,0 +1,175 @@
+"""Collect rollouts from environments that live on a device: nothing goes through the host between their first step and their last."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from lightning_rl.data.collector import NO_ENDS, Collector, Ends, Unroll
+from lightning_rl.envs import SUCCESS
+from lightning_rl.envs.tensors import HostView, on_host
+from lightning_rl.errors import NotFiniteError, SettingError
+from lightning_rl.nan_policy import first_bad
+from lightning_rl.spaces import MASK
+from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+
+
+class TensorCollector(Collector):
+    """Steps N environments that give and take tensors, see `envs/tensors.py`; other arguments as `Collector`.
+
+    The host waits for the device once an iteration, after its last step: then it learns which episodes ended, and whether all values are
+    finite and each mask leaves a choice. A value that is not finite ends the run, whatever `on_nan` says, since what followed was computed
+    from it.
+    """
+
+    def __init__(self, stepper: Any, *arguments: Any) -> None:
+        super().__init__(stepper, *arguments)
+        assert isinstance(stepper.envs, HostView)
+        self.envs: Any = stepper.envs.env
+        self.resets_late = stepper.mode is AutoresetMode.NEXT_STEP
+        if stepper.mode is AutoresetMode.DISABLED:
+            raise SettingError(f"env.autoreset DISABLED does not go with {self.name}, which lives on a device; use SAME_STEP or NEXT_STEP")
+        self.device = self.generator.device
+
+        def here(tree: Tree) -> Tree:
+            return tree_map(lambda leaf: torch.from_numpy(leaf).to(self.device), tree)
+
+        self._obs_tensor = here(self._obs)
+        self._final = tree_map(torch.zeros_like, tree_index(self._obs_tensor, slice(self.n_steps)))
+        """True observations after each step, of the copies whose episode it ended."""
+        self._next_tensor, self._mask_tensor = here(self._next_obs), here(self._masks)
+        self._rewards, self._marks = here(self._reward), here(self._flags)
+
+    @torch.no_grad()
+    def unroll(self) -> Unroll:
+        """Step `n_steps` times from where the last rollout ended. Return tensors on the device."""
+        if self._current is None or self._restarts:
+            self.statistics.forget()
+            self.reset()
+            self._restarts = False
+        self.statistics.finished.clear()
+        self._memories = []
+        obs, start, mask, memory = tree_to_torch((self._current, self._start, self._mask, self._memory), self.device)
+        resetting = torch.from_numpy(self.stepper.resetting).to(self.device)  # type: ignore[union-attr]
+        marks, taken, after, reports, told = self._marks, [], [], [], []
+        for t in range(self.n_steps):
+            put(self._obs_tensor, t, obs)
+            put(self._mask_tensor, t, mask)
+            marks["start"][t] = start
+            if t % self.network.memory.sequence_length == 0:
+                self._memories.append(memory)
+            with nullcontext() if self.exploration is None else self.exploration.step(), self.precision():
+                seen, allowed = tree_index(self._obs_tensor, t), tree_index(self._mask_tensor, t)
+                action, memory = self.network.sample(seen, memory, start, allowed, generator=self.generator)
+            taken.append(action)
+            obs, reward, terminated, truncated, info = self.envs.step(self.network.distribution.to_env(action))
+            reward, terminated, truncated = (leaf.to(self.device) for leaf in (reward, terminated, truncated))
+            valid = ~resetting
+            terminated, truncated = terminated & valid, truncated & ~terminated & valid
+            ended = terminated | truncated
+            final = obs if self.resets_late else info.get("final_obs")
+            told.append(final is not None)
+            self._rewards[t] = reward
+            marks["terminated"][t], marks["truncated"][t], marks["valid"][t] = terminated, truncated, valid
+            put(self._final, t, obs if final is None else final)
+            if len(self._next_tensor):
+                put(
+                    self._next_tensor, t, tree_map(lambda new, last, ended=ended: choose(ended, last, new), obs, tree_index(self._final, t))
+                )
+            reports.append({name: info[name] for name in SUCCESS if name in info})
+            after.append(memory)
+            start, resetting = (resetting, ended) if self.resets_late else (ended, resetting)
+            mask = self._read_mask(info, terminated)
+        put(self._obs_tensor, self.n_steps, obs)
+        marks["start"][self.n_steps] = start
+        self._current, self._start, self._mask, self._memory = obs, start, mask, memory
+        ends = self._tell_host(after, told, reports, resetting)
+        seen, memories = self.rollout(), tree_stack(self._memories)
+        flags = seen.terminated, seen.truncated, seen.valid, marks["start"]
+        return Unroll(self._obs_tensor, tree_stack(taken), (), seen.reward, *flags, seen.action_mask, memories, seen.next_obs, ends)
+
+    def _read_mask(self, info: dict[str, Any], terminated: Tensor) -> Tree:
+        """Return the mask of the next actions, `[N, M]`, all true where no action counts. Raises `SettingError`: there should be one."""
+        if not len(self._mask_tensor):
+            return ()
+        if not isinstance(info.get(MASK), Tensor):
+            raise SettingError(f'{self.name} lives on a device and rules out actions: each step needs info["{MASK}"], a tensor')
+        mask = info[MASK].flatten(1).bool()
+        return mask | terminated.unsqueeze(-1) if self.resets_late else mask
+
+    def _tell_host(self, after: list[Tree], told: list[bool], reports: list[dict[str, Tensor]], resetting: Tensor) -> Ends:
+        """Count steps and episodes, check all values, and return the last observations whose value counts.
+
+        Args:
+            after: the memory after each step.
+            told: whether each step told the last observations of episodes that it ended.
+            reports: what each step reported of successes.
+            resetting: whose next row is a reset.
+        """
+        reward = self._rewards.cpu().numpy()
+        terminated, truncated, valid = (self._marks[name][:-1].cpu().numpy() for name in ("terminated", "truncated", "valid"))
+        self._check_values(reward)
+        for allowed in self._mask_tensor.cpu().numpy() if len(self._mask_tensor) else ():
+            self.stepper.masks.batch(allowed, self.num_envs)  # type: ignore[union-attr]
+        over = terminated | truncated
+        for t in range(self.n_steps):
+            ended = np.flatnonzero(over[t])
+            if len(ended) and not told[t]:
+                raise SettingError(f'{self.name} ended an episode without info["final_obs"], its last observations')
+            info = on_host(reports[t]) if len(ended) else {}
+            nothing: Any = None
+            self.statistics.update(EnvStep(nothing, reward[t], terminated[t], truncated[t], valid[t], nothing, ended, None, info))
+        self.rows += reward.size
+        self.env_steps += int(np.count_nonzero(valid))
+        self.stepper.resetting = resetting.cpu().numpy()  # type: ignore[union-attr]
+        steps, envs = np.nonzero(over if len(self._next_tensor) else truncated)
+        if not len(steps):
+            return NO_ENDS
+        memory: Tree = ()
+        if len(after[0]):
+            memory = tree_map(lambda *leaves: torch.cat(leaves), *(tree_index(after[t], envs[steps == t]) for t in np.unique(steps)))
+        return Ends(steps, envs, tree_index(self._final, (steps, envs)), memory)
+
+    def _check_values(self, reward: np.ndarray) -> None:
+        """Raise `NotFiniteError`, on all ranks, unless all observations and rewards of the iteration are finite."""
+        leaves = [leaf for leaf in tree_leaves((self._obs_tensor, self._final)) if leaf.is_floating_point()]
+        if bool(torch.stack([leaf.isfinite().all() for leaf in (*leaves, self._rewards)]).all()):
+            return
+        everywhere = range(self.num_envs)
+        for t in range(self.n_steps):
+            obs = tree_to_numpy(tree_index(self._obs_tensor, t + 1))
+            if found := first_bad("reward", reward[t], everywhere) or first_bad("observation", obs, everywhere):
+                break
+        else:
+            found = (
+                first_bad("final observation", tree_to_numpy(tree_index(self._final, t)), everywhere) or "a last observation is not finite"
+            )
+        error = NotFiniteError(f"{found} at environment step {self.env_steps + (t + 1) * self.num_envs:,}")
+        if self.guard.ranks == 1:
+            raise error
+        self.guard.error = self.guard.error or error
+
+    def rollout(self) -> Rollout:
+        """Return what the environments returned in the last iteration, on the device; slots for what a network adds are empty."""
+        terminated, truncated, valid, start = (self._marks[name][:-1] for name in ("terminated", "truncated", "valid", "start"))
+        obs, empty = tree_index(self._obs_tensor, slice(-1)), torch.zeros(0)
+        reward = self._rewards.unsqueeze(-1)
+        return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, self._mask_tensor, (), self._next_tensor)
+
+    def get_state(self) -> State:
+        if self._current is not None:
+            self._current, self._start, self._mask = tree_to_numpy((self._current, self._start, self._mask))
+        return super().get_state()
+
+
+def put(rows: Tree, t: int, new: Tree) -> None:
+    """Write what belongs to step t."""
+    tree_map(lambda leaf, value: leaf[t].copy_(value), rows, new)
+
+
+def choose(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """Return the rows of one where `which [N]` is true, of the other elsewhere."""
+    return torch.where(which.view(-1, *[1] * (one.dim() - 1)), one, other.to(one.device, one.dtype))

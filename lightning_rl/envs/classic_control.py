@@ -1,0 +1,368 @@
+"""Step all copies of one of gymnasium's classic control environments at once in numpy, bit for bit like its own class.
+
+Each copy remains an environment of gymnasium, which draws first states, holds the numbers of its physics, and is what checkpoints save.
+Steps are computed here: the same operations in the same order, on the states of all copies. Numbers are computed one by one only where
+arrays are rounded in another way: in powers, and in place of `math.cos`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv, Continuous_MountainCarEnv, MountainCarEnv, PendulumEnv
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
+
+from lightning_rl.envs import Info, Options
+from lightning_rl.envs.sync import TurnVectorEnv, name_of
+from lightning_rl.errors import SettingError
+
+ELAPSED, LIMIT = "_elapsed_steps", "_max_episode_steps"
+"""Private attributes of gymnasium's `TimeLimit`: how many steps the episode has made, and how many it may make."""
+
+
+class ClassicControlEnvs(TurnVectorEnv):
+    """Steps copies of an environment of a class in `PHYSICS` at once. Actions must have the dtype of their space."""
+
+    physics: "Physics | None" = None
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
+        super().__init__(env_fns)
+        self.cores: list[Any] = [env.unwrapped for env in self.envs]
+        self.limit: int = getattr(self.envs[0], LIMIT)
+        self.clock = 0
+        """Steps of all copies, by which `begun` says when the episode of each began."""
+        self.begun = np.zeros(self.num_envs, dtype=np.int64)
+        self.next_limit = 0
+        """No episode reaches its limit before."""
+        self.none = constant(self.num_envs, False)
+
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Any, Info]:
+        obs, infos = super().reset(seed=seed, options=options)
+        self.load_states()
+        return obs, infos
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]:
+        """Step all environments. Return the same as `TurnVectorEnv`; some of the arrays are read-only."""
+        assert self.physics is not None, "reset first"
+        rewards, terminated = self.physics.step(actions, self.stacked)
+        self.clock += 1
+        truncated = self._truncate() if self.clock >= self.next_limit else self.none
+        over = terminated if truncated is self.none else terminated | truncated
+        infos = self._begin_next(self.physics, over) if np.count_nonzero(over) else {}
+        return self.stacked, rewards, terminated, truncated, infos
+
+    def _truncate(self) -> np.ndarray:
+        """Return whose episode reaches its limit, and look when the next one will."""
+        truncated = self.clock - self.begun >= self.limit
+        self.begun[truncated] = self.clock
+        self.next_limit = int(self.begun.min()) + self.limit
+        return truncated
+
+    def _begin_next(self, physics: "Physics", over: np.ndarray) -> Info:
+        """Begin the next episodes where one is over. Return the infos about the ends."""
+        final_obs = np.empty(self.num_envs, dtype=object)
+        physics.first = over.nonzero()[0]
+        for i in physics.first.tolist():
+            final_obs[i] = self.stacked[i].copy()
+            self.stacked[i], _ = self.cores[i].reset()
+            physics.state[physics.rows, i] = self.cores[i].state
+            self.begun[i] = self.clock
+        return {"final_obs": final_obs, "_final_obs": over, "final_info": {}, "_final_info": over.copy()}
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        with self._up_to_date():
+            return super().call(name, *args, **kwargs)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        with self._up_to_date():
+            super().set_attr(name, values)
+
+    @contextmanager
+    def _up_to_date(self) -> Iterator[None]:
+        """Let the copies themselves have their states meanwhile."""
+        self.store_states()
+        yield
+        if self.physics is not None:
+            self.load_states()
+
+    def store_states(self) -> None:
+        """Write the states into the copies. Those that begin an episode have theirs."""
+        if self.physics is not None:
+            for i, steps in enumerate((self.clock - self.begun).tolist()):
+                setattr(self.envs[i], ELAPSED, steps)
+                if steps:
+                    self.cores[i].state = self.physics.own(self.physics.state[self.physics.rows, i].copy())
+
+    def load_states(self) -> None:
+        """Read states and numbers from the copies. Raises `SettingError`: one of them moves in a way that is not known here."""
+        if not all(map(is_known, self.cores)):
+            raise SettingError(f"{name_of(self.envs[0])} was changed, and only its own steps know how; set env.vectorization to sync")
+        steps = np.array([getattr(env, ELAPSED) for env in self.envs])
+        self.physics = PHYSICS[type(self.cores[0])](self.cores, steps)
+        self.begun = self.clock - steps
+        self.next_limit = int(self.begun.min()) + self.limit
+
+
+def should_step_at_once(env: gym.Env, num_envs: int) -> bool:
+    """Return whether copies of an environment can be stepped at once, and are enough for that to save time.
+
+    It must be one of gymnasium's own, inside a time limit and nothing else.
+    """
+    limited = type(env) is TimeLimit and type(env.env) is OrderEnforcing and env.env.env is env.unwrapped
+    return limited and env.render_mode is None and is_known(env.unwrapped) and num_envs >= PHYSICS[type(env.unwrapped)].pays_from
+
+
+def is_known(env: gym.Env) -> bool:
+    """Return whether an unwrapped environment moves in a way that is known here."""
+    physics = PHYSICS.get(type(env))
+    return physics is not None and all(getattr(env, name) == value for name, value in physics.fixed.items())
+
+
+class Physics:
+    """How N copies of an environment move.
+
+    pays_from: how many copies take less time at once than in turn, as measured.
+    numbers: names of the environment's attributes that are read; in `env` they are arrays `[N]`.
+    rows: the row of `state` for each number of the environment's own state.
+    fixed: attributes that must have these values.
+
+    Args:
+        envs: the copies.
+        steps: `[N]`, how many steps their episodes have made.
+    """
+
+    pays_from = 4
+    numbers = ""
+    rows: Any = slice(None)
+    fixed: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+        self.env = SimpleNamespace(**{name: np.array([float(getattr(env, name)) for env in envs]) for name in self.numbers.split()})
+        states = np.array([env.state for env in envs], dtype=np.float64).T
+        self.state = np.empty_like(states, order="C")
+        """`[S, N]`"""
+        self.state[self.rows] = states
+        self.first = np.flatnonzero(steps == 0)
+        """Copies that were at the beginning of an episode; `step` may forget them."""
+        self.never = constant(len(envs), False)
+
+    def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Step all copies and write their observations `[N, F]`. Return rewards `[N]` and terminated `[N]`."""
+        raise NotImplementedError
+
+    def own(self, state: np.ndarray) -> Any:
+        """Return the state of one copy in the form in which the environment keeps it."""
+        return state
+
+
+class CartPole(Physics):
+    """A pole on a cart."""
+
+    numbers = "force_mag gravity length masspole total_mass polemass_length tau x_threshold theta_threshold_radians _sutton_barto_reward"
+    rows = np.array([0, 2, 1, 3])  # positions above velocities
+    fixed: ClassVar[dict[str, Any]] = {"kinematics_integrator": "euler"}
+    directions = np.array([-1.0, 1.0])
+
+    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+        super().__init__(envs, steps)
+        self.positions, self.velocities, self.accelerations = self.state[:2], self.state[2:], np.empty((2, len(envs)))
+        self.limits = np.array([self.env.x_threshold, self.env.theta_threshold_radians])
+        self.tau = np.array([self.env.tau, self.env.tau])
+        self.ones = None if self.env._sutton_barto_reward.any() else constant(len(envs), 1.0)
+
+    def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        env, theta, theta_dot = self.env, self.positions[1], self.velocities[1]
+        cos, sin = np.cos(theta), np.sin(theta)
+        force = self.directions[action] * env.force_mag
+        temp = (force + env.polemass_length * np.square(theta_dot) * sin) / env.total_mass
+        inertia = env.length * (4.0 / 3.0 - env.masspole * np.square(cos) / env.total_mass)
+        theta_acc = np.divide(env.gravity * sin - cos * temp, inertia, out=self.accelerations[1])
+        np.subtract(temp, env.polemass_length * theta_acc * cos / env.total_mass, out=self.accelerations[0])
+        self.positions += self.tau * self.velocities
+        self.velocities += self.tau * self.accelerations
+        beyond = np.abs(self.positions) > self.limits
+        terminated = beyond[0] | beyond[1]
+        obs[:, ::2], obs[:, 1::2] = self.positions.T, self.velocities.T
+        return (np.where(terminated, -1.0, 0.0) if self.ones is None else self.ones), terminated
+
+
+class Pendulum(Physics):
+    """A pendulum to swing up."""
+
+    numbers = "max_torque max_speed dt"
+
+    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+        super().__init__(envs, steps)
+        self.gravity = np.array([3 * env.g / (2 * env.l) for env in envs])
+        self.inertia = np.array([3.0 / (env.m * env.l**2) for env in envs], dtype=np.float32)  # the torque is float32, and rounds it
+        self.max_torque = self.env.max_torque.astype(np.float32)
+        self.costly = np.empty_like(self.state)
+
+    def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        env, (theta, speed) = self.env, self.state
+        torque = clip(action[:, 0], -self.max_torque, self.max_torque)
+        self.costly[0] = (theta + np.pi) % (2 * np.pi) - np.pi
+        self.costly[1] = speed
+        angle2, speed2 = squares(self.costly)
+        costs = angle2 + 0.1 * speed2 + 0.001 * np.array([each**2 for each in torque])
+        speed += (self.gravity * np.sin(theta) + self.inertia * torque) * env.dt
+        clip(speed, -env.max_speed, env.max_speed, out=speed)
+        theta += speed * env.dt
+        obs[:, 0], obs[:, 1], obs[:, 2] = np.cos(theta), np.sin(theta), speed
+        return -costs, self.never
+
+
+class MountainCar(Physics):
+    """A car in a valley, whose engine is too weak for the hill."""
+
+    numbers = "force gravity max_speed min_position max_position goal_position goal_velocity"
+
+    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+        super().__init__(envs, steps)
+        self.reward = constant(len(envs), -1.0)
+
+    def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        env, (position, velocity) = self.env, self.state
+        velocity += (action - 1) * env.force + cosines(3 * position) * -env.gravity
+        clip(velocity, -env.max_speed, env.max_speed, out=velocity)
+        position += velocity
+        clip(position, env.min_position, env.max_position, out=position)
+        velocity[(position == env.min_position) & (velocity < 0)] = 0
+        obs[...] = self.state.T
+        return self.reward, (position >= env.goal_position) & (velocity >= env.goal_velocity)
+
+    def own(self, state: np.ndarray) -> Any:
+        return tuple(state)
+
+
+class ContinuousMountainCar(Physics):
+    """The same with any force. States are float32, except the first one of an episode, and so is what is computed from them."""
+
+    pays_from = 8
+    numbers = "min_action max_action power max_speed min_position max_position goal_position goal_velocity"
+
+    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+        super().__init__(envs, steps)
+        self.rounded = SimpleNamespace(**{name: number.astype(np.float32) for name, number in vars(self.env).items()})
+
+    def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        action = action[:, 0]
+        moved = self.state.astype(np.float32)
+        terminated = self.drive(self.rounded, moved, action)
+        if len(self.first):
+            at_goal = self.drive(self.env, self.state, action)
+            moved[:, self.first], terminated[self.first] = self.state[:, self.first], at_goal[self.first]
+            self.first = self.first[:0]
+        self.state[...] = moved
+        obs[...] = moved.T
+        return np.where(terminated, 100.0, 0.0) - np.square(action, dtype=np.float64) * 0.1, terminated
+
+    def drive(self, env: SimpleNamespace, state: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """Change states, computing in the dtype of them and of the numbers. Return whether they are at the goal."""
+        position, velocity = state
+        force = clip(action, self.rounded.min_action, self.rounded.max_action)
+        slope = 0.0025 * cosines(3 * position)
+        push = force * self.rounded.power - slope.astype(np.float32)
+        if np.count_nonzero(beyond := force != action):  # there the force is a number of Python, a bound: nothing is rounded
+            bound = clip(action.astype(np.float64), self.env.min_action, self.env.max_action)
+            push = np.where(beyond, (bound * self.env.power - slope).astype(state.dtype), push)
+        velocity += push
+        clip(velocity, -env.max_speed, env.max_speed, out=velocity)
+        position += velocity
+        clip(position, env.min_position, env.max_position, out=position)
+        velocity[(position == env.min_position) & (velocity < 0)] = 0
+        return (position >= env.goal_position) & (velocity >= env.goal_velocity)
+
+    def own(self, state: np.ndarray) -> Any:
+        return state.astype(np.float32)
+
+
+class Acrobot(Physics):
+    """Two links, of which the lower one is to swing above a line."""
+
+    numbers = "dt LINK_LENGTH_1 LINK_MASS_1 LINK_MASS_2 LINK_COM_POS_1 LINK_COM_POS_2 LINK_MOI MAX_VEL_1 MAX_VEL_2"
+    fixed: ClassVar[dict[str, Any]] = {"book_or_nips": "book", "torque_noise_max": 0.0, "AVAIL_TORQUE": [-1.0, 0.0, 1.0]}
+    torques = np.array([-1.0, 0.0, 1.0])
+
+    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+        super().__init__(envs, steps)
+        env, dt = self.env, np.tile(self.env.dt, (4, 1))
+        self.dt, self.half, self.sixth = dt, dt / 2.0, dt / 6.0
+        mass1, mass2, length = env.LINK_MASS_1, env.LINK_MASS_2, env.LINK_LENGTH_1
+        centre1, centre2 = env.LINK_COM_POS_1, env.LINK_COM_POS_2
+        self.inertia1, self.inertia2 = mass1 * squares(centre1), mass2 * squares(centre2) + env.LINK_MOI
+        self.lengths, self.length2 = squares(length) + squares(centre2), squares(centre2)
+        self.coupling, self.lever = 2 * length * centre2, length * centre2
+        self.gravity1, self.gravity2 = (mass1 * centre1 + mass2 * length) * 9.8, mass2 * centre2 * 9.8
+        self.swing = mass2 * length * centre2
+
+    def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Integrate by the Runge-Kutta method of fourth order."""
+        env, state, torque = self.env, self.state, self.torques[action]
+        k1 = self.derivative(state, torque)
+        k2 = self.derivative(state + self.half * k1, torque)
+        k3 = self.derivative(state + self.half * k2, torque)
+        k4 = self.derivative(state + self.dt * k3, torque)
+        state += self.sixth * (k1 + 2 * k2 + 2 * k3 + k4)
+        angles, (theta1, theta2, speed1, speed2) = state[:2], state
+        while np.count_nonzero(above := angles > np.pi):
+            angles[above] -= 2 * np.pi
+        while np.count_nonzero(below := angles < -np.pi):
+            angles[below] += 2 * np.pi
+        clip(speed1, -env.MAX_VEL_1, env.MAX_VEL_1, out=speed1)
+        clip(speed2, -env.MAX_VEL_2, env.MAX_VEL_2, out=speed2)
+        cos1 = np.cos(theta1)
+        obs[:, 0], obs[:, 1], obs[:, 2], obs[:, 3] = cos1, np.sin(theta1), np.cos(theta2), np.sin(theta2)
+        obs[:, 4:] = state[2:].T
+        terminated = -cos1 - np.cos(theta2 + theta1) > 1.0
+        return np.where(terminated, 0.0, -1.0), terminated
+
+    def derivative(self, state: np.ndarray, torque: np.ndarray) -> np.ndarray:
+        """Return the derivative of states by time."""
+        theta1, theta2, speed1, speed2 = state
+        cos2, sin2 = np.cos(theta2), np.sin(theta2)
+        square1, square2 = squares(state[2:])
+        d1 = self.inertia1 + self.env.LINK_MASS_2 * (self.lengths + self.coupling * cos2) + self.env.LINK_MOI + self.env.LINK_MOI
+        d2 = self.env.LINK_MASS_2 * (self.length2 + self.lever * cos2) + self.env.LINK_MOI
+        phi2 = self.gravity2 * np.cos(theta1 + theta2 - np.pi / 2.0)
+        phi1 = -self.swing * square2 * sin2 - 2 * self.swing * speed2 * speed1 * sin2 + self.gravity1 * np.cos(theta1 - np.pi / 2) + phi2
+        change = np.empty_like(state)
+        change[:2] = state[2:]
+        change[3] = (torque + d2 / d1 * phi1 - self.swing * square1 * sin2 - phi2) / (self.inertia2 - squares(d2) / d1)
+        change[2] = -(d2 * change[3] + phi1) / d1
+        return change
+
+
+PHYSICS: dict[type, type[Physics]] = {
+    CartPoleEnv: CartPole,
+    PendulumEnv: Pendulum,
+    MountainCarEnv: MountainCar,
+    Continuous_MountainCarEnv: ContinuousMountainCar,
+    AcrobotEnv: Acrobot,
+}
+
+
+def constant(count: int, value: float) -> np.ndarray:
+    """Return an array `[count]` of a value that every step may return, as nobody can write into it."""
+    array = np.full(count, value)
+    array.flags.writeable = False
+    return array
+
+
+def clip(x: np.ndarray, low: np.ndarray, high: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Clip small arrays in a third of the time of `np.clip`."""
+    return np.minimum(np.maximum(x, low, out=out), high, out=out)
+
+
+def squares(x: np.ndarray) -> np.ndarray:
+    """Compute `x ** 2` as of single numbers: numpy computes x * x of arrays, which may differ in the last bit."""
+    return np.array([each**2 for each in x.ravel().tolist()]).reshape(x.shape)
+
+
+def cosines(x: np.ndarray) -> np.ndarray:
+    """Compute the cosine of `math`: numpy's may differ in the last bit where processors have instructions for several at once."""
+    return np.array([math.cos(each) for each in x.tolist()])

@@ -1,0 +1,179 @@
+"""Replay buffers of a run: made, filled with demonstrations, loaded from a checkpoint, and the experience that is drawn from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
+from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
+from lightning_rl.data.replay.hindsight import GoalReward, make_goal_reward
+from lightning_rl.data.replay.sampling import Sequences
+from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.demonstrations.dataset import Demonstration, summarize, transitions
+from lightning_rl.envs.make import count_stacked_frames
+from lightning_rl.envs.masks import make_masks
+from lightning_rl.errors import SettingError
+from lightning_rl.training.experience import Learner, make_actor_pool, make_collector, planned_iterations, read_demonstrations
+from lightning_rl.types import tree_index, tree_to_numpy
+
+
+def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
+    """Return experience from a replay buffer of this rank."""
+    ranks = algorithm.world_size
+    saved = saved_buffer(algorithm) is not None
+    buffer = make_replay_buffer(algorithm, settings, config, saved)
+    steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
+    if algorithm.has_trainer and getattr(algorithm.trainer, "fast_dev_run", False):
+        # its first iteration must run the losses; the policy of TD3 waits for the second update
+        enough = buffer.open_rows + settings.batch_size
+        settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
+        steps = max(steps, -(-(enough + 2 * settings.train_freq) // algorithm.num_envs))
+    if settings.learning_starts >= algorithm.max_env_steps:
+        algorithm.say(f"learning_starts {settings.learning_starts:,}: a run of {algorithm.max_env_steps:,} steps ends before it learns")
+    resumed = algorithm.env_steps > 0
+    if resumed and not saved:
+        goes_on = "with the demonstrations" if len(buffer) else f"after {settings.learning_starts:,} steps"
+        continues = algorithm.has_trainer and algorithm.trainer.ckpt_path is not None
+        why = "the checkpoint holds no replay buffer" if continues else "the replay buffer starts empty"
+        algorithm.say(f"{why}: learning continues {goes_on}")
+    collector: Any = make_collector(algorithm, steps, False) if actors is None else make_actor_pool(algorithm, steps, actors)
+    signals = dict(algorithm.reward_signals.items())
+    return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
+
+
+def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
+    """Make the replay buffer of this rank, empty, or with demonstrations in it or in a second one, and report its memory and contents.
+
+    Args:
+        algorithm: whose experience it will hold.
+        settings: its size, and what a batch is.
+        config: how it keeps rows and draws them.
+        saved: whether a checkpoint holds its rows.
+
+    Raises:
+        SettingError: it is too large or too small, or the demonstrations cannot be used.
+    """
+    rows = rows_of(algorithm, settings, config)
+    node = algorithm.world_size // algorithm.trainer.num_nodes if algorithm.has_trainer else 1
+    memory = () if settings.memory is None else rows["sequences"].memory
+    algorithm.say(describe_memory(algorithm.spaces, rows["action"], settings.buffer_size, config, node, rows["frames"], memory))
+    seed = torch.initial_seed() + algorithm.global_rank
+    own = {**rows, "capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed}
+    if config.demonstration_share is not None:
+        return make_mixed_buffer(algorithm, settings.batch_size, config, rows, own)
+    buffer = ReplayBuffer(**own)
+    if not saved:
+        fill_first(algorithm, buffer, read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations))
+    return buffer
+
+
+def rows_of(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig) -> dict[str, Any]:
+    """Return the arguments of `ReplayBuffer` that say what a row is, and what it pays for other goals."""
+    spaces, distribution = algorithm.spaces, algorithm.network.distribution
+    x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
+    action = tree_index(tree_to_numpy(distribution.random(x)), 0)
+    memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
+    sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
+    rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps, "action_mask": spaces.masks()}
+    goal_reward = None if config.relabel is None else find_goal_reward(algorithm, settings)
+    return {**rows, "frames": count_stacked_frames(algorithm.env), "sequences": sequences, "goal_reward": goal_reward}
+
+
+def find_goal_reward(algorithm: Learner, settings: ReplaySettings) -> GoalReward:
+    """Return what the environment pays for other goals; raise `SettingError` where they cannot be learned from."""
+    if settings.memory is not None:
+        raise SettingError("replay.relabel does not go with memory, which has seen the goals that rows had before; leave one out")
+    for name, signal in algorithm.reward_signals.items():
+        if signal.sees or signal.ignore_done:
+            what = ", which learns from the goals that rows had before" if signal.sees else ".ignore_done"
+            raise SettingError(f"replay.relabel does not go with reward_signals.{name}{what}; leave one out")
+    return make_goal_reward(algorithm.env, algorithm.spaces)
+
+
+def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+    """Write demonstrations into an empty buffer, and report them.
+
+    Raises:
+        SettingError: they do not all fit.
+    """
+    if not episodes:
+        return
+    write(algorithm, buffer, episodes)
+    if buffer.added > len(buffer):
+        rings = f"{len(buffer.envs)} x {buffer.length:,} rows (env.num_envs x …)"
+        raise SettingError(f"replay.demonstrations: {summarize(episodes)}; they do not fit into {rings}, raise buffer_size")
+    algorithm.say(f"demonstrations: {summarize(episodes)}; they fill the replay buffer first")
+
+
+def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> ReplayBuffer:
+    """Make a buffer that draws a share of each batch from demonstrations, which are kept for good, and report it.
+
+    Args:
+        algorithm: whose experience it will hold.
+        batch_size: rows of a batch.
+        config: how it keeps rows and draws them.
+        rows: arguments of `ReplayBuffer` for both.
+        own: those of the buffer of experience.
+
+    Raises:
+        SettingError: there are no demonstrations, or a batch takes none of them, nothing else, or more than there are.
+    """
+    assert config.demonstration_share is not None
+    episodes = read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations)
+    if not episodes:
+        raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} is a share of nothing: name replay.demonstrations")
+    sequences = rows["sequences"]
+    demonstrations = make_full_buffer(algorithm, episodes, rows, replace(config, prioritized=False))
+    buffer = ReplayBuffer(**own, demonstrations=demonstrations, share=config.demonstration_share)
+    drawn = buffer.demonstration_rows(batch_size)
+    what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
+    needed = 1 if config.replace else drawn // length
+    if demonstrations.ready < needed:
+        found = f"{summarize(episodes)}, of which {demonstrations.ready} {what} can be drawn"
+        raise SettingError(f"replay.demonstrations: {found}; a batch needs {needed}")
+    algorithm.say(f"demonstrations: {summarize(episodes)}; {drawn} of {batch_size} rows of each batch")
+    return buffer
+
+
+def make_full_buffer(algorithm: Learner, episodes: list[Demonstration], rows: dict[str, Any], config: ReplayConfig) -> ReplayBuffer:
+    """Make a buffer that holds demonstrations and has no room for more; `rows` are arguments of `ReplayBuffer`."""
+    least = rows["n_steps"] + 1 if rows["sequences"] is None else rows["sequences"].slots(rows["n_steps"])
+    capacity = max(least, sum(len(each.reward) for each in episodes))
+    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
+    buffer = ReplayBuffer(**rows, capacity=capacity, config=config, seed=seed)
+    write(algorithm, buffer, episodes)
+    return buffer
+
+
+def write(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+    """Write all steps of demonstrations into a buffer, actions as the policy samples them, converted an episode at a time."""
+    sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
+    buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
+
+
+def saved_buffer(algorithm: Learner) -> tuple[dict[str, Any], int] | None:
+    """Return the manifest of the replay buffer that a checkpoint holds for this rank, and the rank that saved it, which may be another
+    where there were more or fewer; None if there is no buffer, or it is of another number of environments."""
+    if not algorithm.ranks:
+        return None
+    number = algorithm.global_rank % len(algorithm.ranks)
+    state = algorithm.ranks[number]
+    manifest = state["data"].get("replay")
+    return None if manifest is None or state["num_envs"] != algorithm.num_envs else (manifest, number)
+
+
+def load_buffer(algorithm: Learner, continues: bool) -> None:
+    """Load the replay buffer, if any, that a checkpoint holds for this rank; `continues`: with the episodes in progress."""
+    if (saved := saved_buffer(algorithm)) is not None:
+        manifest, number = saved
+        folder = Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}" / algorithm.behavior
+        algorithm.dataset.load_buffer(manifest, folder)
+        if not continues:
+            algorithm.dataset.buffer.cut()
+            algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one

@@ -1,0 +1,78 @@
+"""CartPole and Pendulum on a device move as gymnasium's do."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import PPO, SAC, EnvConfig, Trainer
+from lightning_rl.envs.make import make_vector_env
+from lightning_rl.envs.torch_control import TorchCartPole, TorchPendulum
+from tests.fitting import TINY
+
+
+@pytest.mark.parametrize("kind, name, width", [(TorchCartPole, "CartPole-v1", 0.3), (TorchPendulum, "Pendulum-v1", 8.0)])
+def test_transitions_are_gymnasiums(kind, name, width):
+    envs, one, rng = kind(500, 10_000, "cpu"), gym.make(name).unwrapped, np.random.default_rng(0)
+    envs.reset(seed=0)
+    one.reset(seed=0)
+    for _ in range(10):
+        states = rng.uniform(-width, width, envs.state.shape)
+        envs.state = torch.from_numpy(states)
+        actions = np.array([envs.single_action_space.sample() for _ in range(500)])
+        _, reward, terminated, truncated, info = envs.step(torch.from_numpy(actions))
+        for i in range(500):
+            one.state = states[i]
+            one.steps_beyond_terminated = None
+            obs, paid, over, *_ = one.step(actions[i])
+            np.testing.assert_allclose(info["final_obs"][i].numpy(), obs, rtol=1e-6, atol=1e-6)
+            assert reward[i].item() == pytest.approx(float(paid), rel=1e-6) and terminated[i].item() == over
+        assert not truncated.any()
+
+
+def test_episodes_begin_anew_where_they_end_and_nowhere_else():
+    envs = TorchCartPole(64, 20, "cpu")
+    before, _ = envs.reset(seed=3)
+    assert before.abs().max() <= 0.05 and len(before.unique(dim=0)) == 64
+    lengths, ends = torch.zeros(64), 0
+    for _ in range(100):
+        obs, _, terminated, truncated, info = envs.step(torch.ones(64, dtype=torch.int64))
+        lengths += 1
+        assert torch.equal(truncated, (lengths == 20) & ~terminated)
+        ended = terminated | truncated
+        assert obs[ended].abs().max() <= 0.05 if ended.any() else True
+        assert torch.equal(obs[~ended], info["final_obs"][~ended])
+        assert (info["final_obs"][terminated].abs() > torch.tensor([2.4, 9, 0.2, 9])).any(1).all()
+        lengths[ended] = 0
+        ends += int(ended.sum())
+    assert ends > 500  # one side all the time: an episode takes about ten steps
+
+
+def test_seeds_and_states_decide_what_follows():
+    first, second, third = (TorchPendulum(5, 200, "cpu") for _ in range(3))
+    actions = torch.rand(30, 5, 1, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    assert torch.equal(first.reset(seed=7)[0], second.reset(seed=7)[0])
+    for action in actions[:10]:
+        first.step(action)
+    third.reset(seed=1)
+    third.set_state(first.get_state())
+    for action in actions[10:]:
+        for one, other in zip(first.step(action)[:4], third.step(action)[:4], strict=True):
+            assert torch.equal(one, other)
+    assert torch.equal(first.reset()[0], third.reset()[0])
+
+
+def test_auto_steps_copies_on_the_device_unless_single_ones_are_asked_for():
+    assert isinstance(make_vector_env(EnvConfig("Torch/CartPole-v1", 3)).unwrapped, TorchCartPole)
+    wrapped = make_vector_env(EnvConfig("Torch/CartPole-v1", 3, wrappers=["gymnasium.wrappers.NormalizeReward"]))
+    assert not isinstance(wrapped.unwrapped, TorchCartPole)
+
+
+@pytest.mark.parametrize("algorithm, env", [(PPO, "Torch/CartPole-v1"), (SAC, "Torch/Pendulum-v1")])
+def test_rollouts_and_replay_learn_from_them_and_are_evaluated_in_gymnasiums(algorithm, env, tmp_path):
+    model = algorithm(EnvConfig(env, 16), max_env_steps=1024, **TINY[algorithm])
+    trainer = Trainer(default_root_dir=tmp_path, enable_progress_bar=False)
+    trainer.fit(model)
+    assert model.updates > 0 and np.isfinite(float(trainer.callback_metrics["eval/mean_reward"]))
