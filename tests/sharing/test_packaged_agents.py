@@ -15,7 +15,7 @@ LEAST = {"ppo/cartpole": 475, "ars/cartpole": 475, "a2c/cartpole": 475, "trpo/ca
 
 def test_each_is_named_as_the_config_that_trained_it_and_all_are_small():
     agents = packaged_agents()
-    assert len(agents) >= 10
+    assert len(agents) >= 6
     for name, folder in agents.items():
         assert (config_folder() / f"{name}.yaml").is_file()
         assert {file.name for file in folder.iterdir()} == {"agent.json", "agent.safetensors"}
