@@ -14,6 +14,5 @@ def packaged_agent(address: str | Path) -> Path:
     name, known = str(address).removeprefix(PREFIX), packaged_agents()
     agent = agent_of(known[name]) if name in known else None
     if agent is None:
-        hint = nearest(name, known) or f"; there are {', '.join(known)}"
-        raise SettingError(f"{address} is none of the agents that come with this package{hint}")
+        raise SettingError(f"{address} is none of the agents that come with this package{nearest(name, known)}")
     return agent

@@ -33,7 +33,7 @@ def test_an_agent_is_evaluated_by_the_command_line(capfd):
     assert (status, err) == (0, "") and "500" in out
 
 
-@pytest.mark.parametrize("name, hint", [("ppo/cartpol", "did you mean ppo/cartpole"), ("x", "there are ")])
+@pytest.mark.parametrize("name, hint", [("ppo/cartpol", "did you mean ppo/cartpole"), ("x", "choose from ")])
 def test_an_unknown_name_is_one_line(name, hint, capfd):
     with pytest.raises(SettingError, match=f"zoo:{name} is none of the agents that come with this package.*{hint}"):
         lrl.load_policy(f"zoo:{name}")
