@@ -55,6 +55,7 @@ def environment(threads: int) -> dict[str, str]:
         "MKL_NUM_THREADS": str(threads),
         "XLA_FLAGS": XLA_FLAGS.format(threads),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
+        "PYTHONSAFEPATH": "1",  # else `python -m` would prefer the package of the current folder
         "PYTHONWARNINGS": "ignore",
         "PYTHONDONTWRITEBYTECODE": "",  # a checkout is compiled once, as what is installed is
     }

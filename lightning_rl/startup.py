@@ -25,12 +25,18 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 
 def config_folder() -> Path:
     """Find the packaged configs: next to the package in a checkout, inside it when installed."""
-    return ROOT / "configs" if (ROOT / "configs").is_dir() else Path(__file__).parent / "configs"
+    return folder_beside("configs")
+
+
+def folder_beside(name: str) -> Path:
+    """Return a folder inside the package where it is installed; next to it in a checkout."""
+    inside = Path(__file__).parent / name
+    return inside if inside.is_dir() else ROOT / name
 
 
 def packaged_agents() -> dict[str, Path]:
     """Return the folders of the trained agents that come with this package, by the names of the configs that trained them."""
-    folder = ROOT / "zoo" if (ROOT / "zoo").is_dir() else Path(__file__).parent / "zoo"
+    folder = folder_beside("zoo")
     return {path.parent.relative_to(folder).as_posix(): path.parent for path in sorted(folder.rglob("agent.json"))}
 
 

@@ -215,3 +215,23 @@ def test_a_terminal_shows_a_line_for_each_run(folder):
     for seed in (0, 1):
         assert f"seed {seed}  64/64 steps · return " in shown and f"seed {seed}  ended at 64" in shown
     assert "2 seeds: mean " in shown
+
+
+LATE = '''
+from pathlib import Path
+import pytorch_lightning as pl
+
+class Edit(pl.Callback):
+    """Change the config file while the first run trains."""
+
+    def on_train_start(self, trainer, pl_module):
+        Path("mine.yaml").write_text("model: {init_args: {learning_rate: 1e-2}}")
+'''
+
+
+def test_a_config_file_that_changes_meanwhile_changes_no_later_run(folder, capfd):
+    Path("late.py").write_text(LATE)
+    Path("mine.yaml").write_text("model: {init_args: {learning_rate: 1e-3}}")
+    status, out, err = run(f"{CARTPOLE} --config mine.yaml --import late --trainer.callbacks+=late.Edit --seeds 2 --jobs 1", capfd)
+    assert status == 2 and "model.init_args.learning_rate has changed in a config file since these runs began" in err
+    assert "seed 0  ended at 64" in out and not (RUNS / "seed_1" / "checkpoints").exists()

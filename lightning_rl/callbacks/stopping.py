@@ -162,7 +162,7 @@ class StopOnSignal(pl.Callback):
 
 
 def end_program(received: signal.Signals) -> NoReturn:
-    """End the program after a signal that it has obeyed, with the signal's exit status."""
+    """End the program after a signal that it has obeyed, with exit status 130 after Ctrl-C, else 143."""
     if received == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(143)

@@ -23,6 +23,7 @@ from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.names import Option, read_options
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
+from lightning_rl.config_files import first_difference
 from lightning_rl.errors import SettingError, check_range, printable
 from lightning_rl.loggers import is_wanted
 from lightning_rl.setting_names import SECTIONS
@@ -134,6 +135,13 @@ class PlannedCLI(CLI):
         super().parse_arguments(parser, args)
         flags = self.config["fit"]["trainer"]
         flags["torch_threads"] = flags["torch_threads"] or 1
+
+    def before_fit(self) -> None:
+        """Check that the settings are those that the runs began with."""
+        super().before_fit()
+        trainer: Any = self.trainer
+        if self.plan.settings is not None and (other := first_difference(self.plan.settings, trainer.config)) is not None:
+            raise SettingError(f"{other} has changed in a config file since these runs began; change it back, or begin others")
 
     def fit(self, model: Any, init_from: str | None = None, force: bool = False, **arguments: Any) -> None:
         """Train, and report; `force` begins again although there is a checkpoint."""

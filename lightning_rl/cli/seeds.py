@@ -137,7 +137,10 @@ def plan_run(base: CheckingCLI, seed: int, options: list[str], imports: list[str
         log.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise trainer.cannot_write(error) from error
-    return RunPlan(tuple(options), root, runs / name, seed, tuple(imports), log, width)
+    config = {name: base.config_dump[name] for name in ("model", "trainer", *SECTIONS)}
+    own = {"default_root_dir": str(root), "run_name": name, "torch_threads": config["trainer"]["torch_threads"] or 1}
+    settings = {**config, "seed_everything": seed, "trainer": {**config["trainer"], **own}}
+    return RunPlan(tuple(options), root, runs / name, seed, tuple(imports), log, width, settings)
 
 
 def check_folder(run: SeedRun, base: CheckingCLI) -> None:
@@ -151,20 +154,13 @@ def check_folder(run: SeedRun, base: CheckingCLI) -> None:
         say(f"no last.ckpt in {folder}: starting a new run")
     if is_blank(folder):
         return
-    other = None if continues else first_difference(read_config(folder / "config.yaml"), settings_of_run(run.plan, base))
+    other = None if continues else first_difference(read_config(folder / "config.yaml"), run.plan.settings or {})
     if saved is None and (other is not None or not trainer.savers):
         raise SettingError(f"there is a run in {folder} that saved nothing: --force starts again and deletes it")
     if other is not None:
         raise SettingError(f"there is a run in {folder} with another {other}: --ckpt_path last continues it, --force deletes it")
     if saved is not None and has_ended(base, saved):
         run.state, run.text = "ended", "ended before"
-
-
-def settings_of_run(plan: RunPlan, base: CheckingCLI) -> dict[str, Any]:
-    """Return what `config.yaml` of a run will hold."""
-    config = {name: base.config_dump[name] for name in ("model", "trainer", *SECTIONS)}
-    own = {"default_root_dir": str(plan.root), "run_name": plan.folder.name, "torch_threads": config["trainer"]["torch_threads"] or 1}
-    return {**config, "seed_everything": plan.seed, "trainer": {**config["trainer"], **own}}
 
 
 def has_ended(base: CheckingCLI, saved: Path) -> bool:

@@ -1,6 +1,7 @@
 """Collect rollouts from environments that live on a device: nothing goes through the host between their first step and their last."""
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,27 +35,29 @@ class TensorCollector(Collector):
             raise SettingError(f"env.autoreset DISABLED does not go with {self.name}, which lives on a device; use SAME_STEP or NEXT_STEP")
         self.device = self.generator.device
 
-        def here(tree: Tree) -> Tree:
+        def on_device(tree: Tree) -> Tree:
             return tree_map(lambda leaf: torch.from_numpy(leaf).to(self.device), tree)
 
-        self._obs_tensor = here(self._obs)
-        self._final = tree_map(torch.zeros_like, tree_index(self._obs_tensor, slice(self.n_steps)))
-        """True observations after each step, of the copies whose episode it ended."""
-        self._next_tensor, self._mask_tensor = here(self._next_obs), here(self._masks)
-        self._rewards, self._marks = here(self._reward), here(self._flags)
+        self._obs_tensor = on_device(self._obs)
+        self._following = tree_map(torch.zeros_like, tree_index(self._obs_tensor, slice(self.n_steps)))
+        """What was observed after each step, the true last observation where it ended an episode."""
+        self._mask_tensor = on_device(self._masks)
+        self._rewards, self._marks = on_device(self._reward), on_device(self._flags)
 
     @torch.no_grad()
     def unroll(self) -> Unroll:
         """Step `n_steps` times from where the last rollout ended. Return tensors on the device."""
-        if self._current is None or self._restarts:
-            self.statistics.forget()
+        if self._current is None:
             self.reset()
-            self._restarts = False
+        elif self._restarts:
+            self._current, self._mask = self.stepper.reset()
+            self._start, self._restarts = np.ones(self.num_envs, dtype=bool), False
+            self.statistics.forget()
         self.statistics.finished.clear()
         self._memories = []
         obs, start, mask, memory = tree_to_torch((self._current, self._start, self._mask, self._memory), self.device)
         resetting = torch.from_numpy(self.stepper.resetting).to(self.device)  # type: ignore[union-attr]
-        marks, taken, after, reports, told = self._marks, [], [], [], []
+        marks, taken, after, reports, has_final = self._marks, [], [], [], []
         for t in range(self.n_steps):
             put(self._obs_tensor, t, obs)
             put(self._mask_tensor, t, mask)
@@ -65,28 +68,25 @@ class TensorCollector(Collector):
                 seen, allowed = tree_index(self._obs_tensor, t), tree_index(self._mask_tensor, t)
                 action, memory = self.network.sample(seen, memory, start, allowed, generator=self.generator)
             taken.append(action)
-            obs, reward, terminated, truncated, info = self.envs.step(self.network.distribution.to_env(action))
+            sent = tree_map(lambda leaf: leaf.to(self.envs.device), self.network.distribution.to_env(action))
+            obs, reward, terminated, truncated, info = self.envs.step(sent)
             reward, terminated, truncated = (leaf.to(self.device) for leaf in (reward, terminated, truncated))
             valid = ~resetting
             terminated, truncated = terminated & valid, truncated & ~terminated & valid
             ended = terminated | truncated
-            final = obs if self.resets_late else info.get("final_obs")
-            told.append(final is not None)
+            final = info.get("final_obs") if not self.resets_late else obs
+            has_final.append(final is not None)
             self._rewards[t] = reward
             marks["terminated"][t], marks["truncated"][t], marks["valid"][t] = terminated, truncated, valid
-            put(self._final, t, obs if final is None else final)
-            if len(self._next_tensor):
-                put(
-                    self._next_tensor, t, tree_map(lambda new, last, ended=ended: choose(ended, last, new), obs, tree_index(self._final, t))
-                )
-            reports.append({name: info[name] for name in SUCCESS if name in info})
+            put(self._following, t, obs if final is None else tree_map(partial(choose, ended), final, obs))
+            reports.append({name: info[name].clone() for name in SUCCESS if name in info})  # which environments may overwrite
             after.append(memory)
             start, resetting = (resetting, ended) if self.resets_late else (ended, resetting)
             mask = self._read_mask(info, terminated)
         put(self._obs_tensor, self.n_steps, obs)
         marks["start"][self.n_steps] = start
         self._current, self._start, self._mask, self._memory = obs, start, mask, memory
-        ends = self._tell_host(after, told, reports, resetting)
+        ends = self._read_back(after, has_final, reports, resetting)
         seen, memories = self.rollout(), tree_stack(self._memories)
         flags = seen.terminated, seen.truncated, seen.valid, marks["start"]
         return Unroll(self._obs_tensor, tree_stack(taken), (), seen.reward, *flags, seen.action_mask, memories, seen.next_obs, ends)
@@ -97,15 +97,15 @@ class TensorCollector(Collector):
             return ()
         if not isinstance(info.get(MASK), Tensor):
             raise SettingError(f'{self.name} lives on a device and rules out actions: each step needs info["{MASK}"], a tensor')
-        mask = info[MASK].flatten(1).bool()
+        mask = info[MASK].to(self.device).flatten(1).bool()
         return mask | terminated.unsqueeze(-1) if self.resets_late else mask
 
-    def _tell_host(self, after: list[Tree], told: list[bool], reports: list[dict[str, Tensor]], resetting: Tensor) -> Ends:
+    def _read_back(self, after: list[Tree], has_final: list[bool], reports: list[dict[str, Tensor]], resetting: Tensor) -> Ends:
         """Count steps and episodes, check all values, and return the last observations whose value counts.
 
         Args:
             after: the memory after each step.
-            told: whether each step told the last observations of episodes that it ended.
+            has_final: whether the info of each step held last observations.
             reports: what each step reported of successes.
             resetting: whose next row is a reset.
         """
@@ -117,7 +117,7 @@ class TensorCollector(Collector):
         over = terminated | truncated
         for t in range(self.n_steps):
             ended = np.flatnonzero(over[t])
-            if len(ended) and not told[t]:
+            if len(ended) and not has_final[t]:
                 raise SettingError(f'{self.name} ended an episode without info["final_obs"], its last observations')
             info = on_host(reports[t]) if len(ended) else {}
             nothing: Any = None
@@ -125,28 +125,26 @@ class TensorCollector(Collector):
         self.rows += reward.size
         self.env_steps += int(np.count_nonzero(valid))
         self.stepper.resetting = resetting.cpu().numpy()  # type: ignore[union-attr]
-        steps, envs = np.nonzero(over if len(self._next_tensor) else truncated)
+        steps, envs = np.nonzero(over if len(self._next_obs) else truncated)
         if not len(steps):
             return NO_ENDS
         memory: Tree = ()
         if len(after[0]):
             memory = tree_map(lambda *leaves: torch.cat(leaves), *(tree_index(after[t], envs[steps == t]) for t in np.unique(steps)))
-        return Ends(steps, envs, tree_index(self._final, (steps, envs)), memory)
+        return Ends(steps, envs, tree_index(self._following, (steps, envs)), memory)
 
     def _check_values(self, reward: np.ndarray) -> None:
         """Raise `NotFiniteError`, on all ranks, unless all observations and rewards of the iteration are finite."""
-        leaves = [leaf for leaf in tree_leaves((self._obs_tensor, self._final)) if leaf.is_floating_point()]
+        leaves = [leaf for leaf in tree_leaves((self._obs_tensor, self._following)) if leaf.is_floating_point()]
         if bool(torch.stack([leaf.isfinite().all() for leaf in (*leaves, self._rewards)]).all()):
             return
-        everywhere = range(self.num_envs)
+        found, everywhere = None, range(self.num_envs)
         for t in range(self.n_steps):
-            obs = tree_to_numpy(tree_index(self._obs_tensor, t + 1))
-            if found := first_bad("reward", reward[t], everywhere) or first_bad("observation", obs, everywhere):
+            following, obs = (tree_to_numpy(tree_index(tree, at)) for tree, at in ((self._following, t), (self._obs_tensor, t + 1)))
+            found = first_bad("reward", reward[t], everywhere) or first_bad("observation", following, everywhere)
+            found = found or first_bad("observation", obs, everywhere)
+            if found is not None:
                 break
-        else:
-            found = (
-                first_bad("final observation", tree_to_numpy(tree_index(self._final, t)), everywhere) or "a last observation is not finite"
-            )
         error = NotFiniteError(f"{found} at environment step {self.env_steps + (t + 1) * self.num_envs:,}")
         if self.guard.ranks == 1:
             raise error
@@ -156,8 +154,8 @@ class TensorCollector(Collector):
         """Return what the environments returned in the last iteration, on the device; slots for what a network adds are empty."""
         terminated, truncated, valid, start = (self._marks[name][:-1] for name in ("terminated", "truncated", "valid", "start"))
         obs, empty = tree_index(self._obs_tensor, slice(-1)), torch.zeros(0)
-        reward = self._rewards.unsqueeze(-1)
-        return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, self._mask_tensor, (), self._next_tensor)
+        reward, next_obs = self._rewards.unsqueeze(-1), self._following if len(self._next_obs) else ()
+        return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, self._mask_tensor, (), next_obs)
 
     def get_state(self) -> State:
         if self._current is not None:
@@ -172,4 +170,4 @@ def put(rows: Tree, t: int, new: Tree) -> None:
 
 def choose(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """Return the rows of one where `which [N]` is true, of the other elsewhere."""
-    return torch.where(which.view(-1, *[1] * (one.dim() - 1)), one, other.to(one.device, one.dtype))
+    return torch.where(which.to(one.device).view(-1, *[1] * (one.dim() - 1)), one, other)

@@ -136,10 +136,23 @@ class TorchPendulum(TorchControl):
         return torch.stack([angle.cos(), angle.sin(), speed], -1).float()
 
 
+def single_cart_pole(device: str = "auto", **arguments: Any) -> gym.Env:
+    """Build gymnasium's own, for which there is no device."""
+    return CartPoleEnv(**arguments)
+
+
+def single_pendulum(device: str = "auto", **arguments: Any) -> gym.Env:
+    """Build gymnasium's own, for which there is no device."""
+    return PendulumEnv(**arguments)
+
+
 def register_torch_control() -> None:
     """Register the ids, unless they are there."""
-    environments: dict[str, tuple[type, int]] = {"CartPole-v1": (TorchCartPole, 500), "Pendulum-v1": (TorchPendulum, 200)}
-    for name, (cls, limit) in environments.items():
+    environments = {
+        "CartPole-v1": (single_cart_pole, TorchCartPole, 500),
+        "Pendulum-v1": (single_pendulum, TorchPendulum, 200),
+    }
+    for name, (single, copies, limit) in environments.items():
         if PREFIX + name not in gym.registry:
-            entry: Any = f"{__name__}:{cls.__name__}"
-            gym.register(PREFIX + name, gym.spec(name).entry_point, vector_entry_point=entry, max_episode_steps=limit)
+            entries: Any = f"{__name__}:{single.__name__}", f"{__name__}:{copies.__name__}"
+            gym.register(PREFIX + name, entries[0], vector_entry_point=entries[1], max_episode_steps=limit)

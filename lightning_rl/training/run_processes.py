@@ -69,6 +69,7 @@ class RunPlan:
         imports: modules to import first.
         log: the file for what the run prints.
         width: letters that there is room for in a report of its progress; None reports none.
+        settings: what its `config.yaml` shall hold, as config files may change before it starts; None checks nothing.
     """
 
     options: tuple[str, ...]
@@ -78,6 +79,7 @@ class RunPlan:
     imports: tuple[str, ...]
     log: Path
     width: int | None = None
+    settings: dict[str, Any] | None = None
 
     @property
     def fit_options(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,15 @@ def test_a_commit_that_is_measured_again_replaces_its_rows_and_the_readme_shows_
     text = history.README.read_text()
     assert "commit0" not in text and "2.0 at commit5 (0.25 of Stable-Baselines3's)." in text
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+
+
+def test_a_commit_is_measured_and_not_what_lies_in_the_current_folder(history, monkeypatch, tmp_path):
+    package = tmp_path / "lightning_rl"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("print('of the commit')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(FOLDER.parent)
+    command = [sys.executable, "-m", "lightning_rl"]
+    found = subprocess.run(command, capture_output=True, text=True, env=history.time_to_solve.environment(1))
+    assert found.stdout == "of the commit\n"

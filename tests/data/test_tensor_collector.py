@@ -16,7 +16,7 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.stepping import make_stepper
-from lightning_rl.envs.tensors import HostView
+from lightning_rl.envs.tensors import HostView, on_host
 from lightning_rl.errors import NotFiniteError, SettingError
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.spaces import MASK, single_spaces
@@ -42,7 +42,10 @@ class OnDevice(VectorWrapper):
         if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
             last = info.get("final_obs", [None] * self.num_envs)
             rows = [tree_map(lambda leaf, i=i: leaf[i], obs) if each is None else each for i, each in enumerate(last)]
-            told = self.told(info.get("final_info", {})) | {"final_obs": tensors(tree_stack(rows))} | told
+            ending = info.get("final_info", {})
+            told = self.told(ending) | {"final_obs": tensors(tree_stack(rows))} | told
+            if MASK in info:
+                told["final_action_mask"] = tensors(ending.get(MASK, np.ones_like(info[MASK])))
         return tensors(obs), tensors(reward), tensors(terminated), tensors(truncated), told
 
     def told(self, info):
@@ -170,3 +173,43 @@ def test_abandoned_episodes_begin_anew_and_count_for_nothing():
     again = collector.collect()
     assert again.episode_start[0].all() and again.obs[0, :, 0].tolist() == [1, 1]
     assert collector.statistics.running_length.tolist() == [2, 2] and isinstance(again.obs, Tensor)
+
+
+class Overwritten(OnDevice):
+    """Shows NaN where no episode ended, and writes whether episodes succeeded into the same tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__(SyncVectorEnv([Scripted, lambda: Scripted(period=2)], autoreset_mode=AutoresetMode.SAME_STEP))
+        self.success = torch.zeros(2)
+
+    def step(self, actions):
+        obs, reward, terminated, truncated, info = super().step(actions)
+        info["final_obs"][~(terminated | truncated)] = torch.nan
+        self.success.copy_(terminated)
+        return obs, reward, terminated, truncated, info | {"is_success": self.success}
+
+
+def test_rows_of_last_observations_that_are_none_are_not_read_and_what_is_overwritten_is_copied():
+    envs = HostView(Overwritten())
+    spaces = single_spaces(envs)
+    collector = TensorCollector(make_stepper(envs), spaces, ActorCritic(spaces), 4, 0, True, torch.no_grad, True)
+    assert collector.collect().next_obs.isfinite().all()
+    assert [each.success for each in collector.statistics.finished] == [1.0, 1.0, 0.0]
+
+
+def test_episodes_after_a_restart_are_not_those_before():
+    model = PPO(EnvConfig("Torch/CartPole-v1", 4), n_steps=8, batch_size=4)
+    collector = TensorCollector(make_stepper(make_vector_env(model.env), model.env), model.spaces, model.network, 8, 0)
+    first = collector.collect().obs[0].clone()
+    collector.restart_episodes()
+    assert not torch.equal(collector.collect().obs[0], first)
+
+
+def test_random_steps_obey_masks_over_time_limits():
+    _, collector = collect(TensorCollector, [Choosy, lambda: Choosy(endings=("truncation",))], "SAME_STEP", 2, 1)
+    assert len(collector.random_steps(30)) >= 30
+
+
+def test_the_host_gets_arrays_for_tensors_wherever_they_are():
+    seen = on_host({"final_obs": (torch.zeros(2), {"a": torch.ones(2)}), "name": "x"})
+    assert isinstance(seen["final_obs"][0], np.ndarray) and isinstance(seen["final_obs"][1]["a"], np.ndarray) and seen["name"] == "x"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -137,12 +138,12 @@ def test_a_saved_state_continues_at_once_and_in_turn(env_id, saved_by):
         for action in script[:before]:
             first.step(action)
         state = first.state_dict()
-        expected = [first.step(action) for action in script[before:]]
+        expected = [deepcopy(first.step(action)) for action in script[before:]]
         for stepper in (second, third):
             assert stepper.load_state_dict(state) is None
             for action, step in zip(script[before:], expected, strict=True):
                 for a, b in zip(stepper.step(action), step, strict=True):
-                    if isinstance(a, np.ndarray) and b is not first.envs.stacked:
+                    if isinstance(a, np.ndarray):
                         same(a, b)
 
 

@@ -64,6 +64,14 @@ def test_seeds_and_states_decide_what_follows():
     assert torch.equal(first.reset()[0], third.reset()[0])
 
 
+def test_the_device_is_an_argument_that_single_ones_take_too():
+    config = EnvConfig("Torch/CartPole-v1", 3, kwargs={"device": "cpu"})
+    assert make_vector_env(config).unwrapped.device == torch.device("cpu")
+    model = PPO(config, max_env_steps=192, **TINY[PPO])
+    Trainer(enable_progress_bar=False, logger=False, checkpoint=None).fit(model)
+    assert model.updates > 0
+
+
 def test_auto_steps_copies_on_the_device_unless_single_ones_are_asked_for():
     assert isinstance(make_vector_env(EnvConfig("Torch/CartPole-v1", 3)).unwrapped, TorchCartPole)
     wrapped = make_vector_env(EnvConfig("Torch/CartPole-v1", 3, wrappers=["gymnasium.wrappers.NormalizeReward"]))

@@ -9,8 +9,16 @@ from lightning_rl.errors import SettingError
 from lightning_rl.startup import config_folder, packaged_agents
 from tests.command_line import run
 
-LEAST = {"ppo/cartpole": 475, "ars/cartpole": 475, "a2c/cartpole": 475, "trpo/cartpole": 475, "ppo/lunarlander": 200, "ppo/acrobot": -90}
-"""What some reach in the mean of ten episodes."""
+LEAST = {
+    "ppo/cartpole": 475,
+    "ars/cartpole": 475,
+    "trpo/cartpole": 475,
+    "ppo/lunarlander": 150,
+    "ppo/acrobot": -95,
+    "ppo/pendulum": -300,
+    "es/mountaincar_continuous": 90,
+}
+"""What each reaches in the mean of ten episodes, less than what its config says by as much as ten episodes differ."""
 
 
 def test_each_is_named_as_the_config_that_trained_it_and_all_are_small():
@@ -24,8 +32,7 @@ def test_each_is_named_as_the_config_that_trained_it_and_all_are_small():
 
 @pytest.mark.parametrize("name", packaged_agents())
 def test_an_agent_plays_as_well_as_its_config_says(name):
-    episodes = 10 if name in LEAST else 1
-    assert lrl.evaluate(f"zoo:{name}", episodes=episodes, seed=1)["return_mean"] >= LEAST.get(name, -500)
+    assert lrl.evaluate(f"zoo:{name}", episodes=10, seed=1)["return_mean"] >= LEAST[name]
 
 
 def test_an_agent_is_evaluated_by_the_command_line(capfd):
