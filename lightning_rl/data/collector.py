@@ -216,9 +216,9 @@ class Collector:
         self.statistics.finished.clear()
         return self._actor
 
-    def reset(self) -> None:
-        """Start an episode in all environments."""
-        obs, self._mask = self.stepper.reset(self.seed)
+    def reset(self, seeded: bool = True) -> None:
+        """Start an episode in all environments, with the collector's seed or from their random generators as they are."""
+        obs, self._mask = self.stepper.reset(self.seed if seeded else None)
         self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps)
         self._memory = self.network.initial_memory(self.num_envs)
         self._start = np.ones(self.num_envs, dtype=bool)

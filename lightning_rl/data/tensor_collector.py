@@ -50,9 +50,9 @@ class TensorCollector(Collector):
         if self._current is None:
             self.reset()
         elif self._restarts:
-            self._current, self._mask = self.stepper.reset()
-            self._start, self._restarts = np.ones(self.num_envs, dtype=bool), False
+            self.reset(seeded=False)
             self.statistics.forget()
+            self._restarts = False
         self.statistics.finished.clear()
         self._memories = []
         obs, start, mask, memory = tree_to_torch((self._current, self._start, self._mask, self._memory), self.device)
