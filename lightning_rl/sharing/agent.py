@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.checkpoints.files import shown
 from lightning_rl.checkpoints.manifest import written_by
-from lightning_rl.errors import SettingError, missing_extra
+from lightning_rl.errors import SettingError
 
 FORMAT = "lightning_rl agent"
 FORMAT_VERSION = 1
@@ -43,9 +44,8 @@ def write_agent(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write what a checkpoint needs to act into a folder, and check that it reads back the same. Returns the weights.
 
     Raises:
-        SettingError: safetensors is not installed, or settings are not plain data.
+        SettingError: settings are not plain data.
     """
-    safetensors = _load_safetensors("sharing an agent")
     own = {key: value for key, value in checkpoint["lightning_rl"].items() if key not in UNSHARED}
     content = {"lightning_rl": own, "hyper_parameters": checkpoint["hyper_parameters"]}
     path = folder / WEIGHTS
@@ -54,7 +54,7 @@ def write_agent(folder: Path, checkpoint: Checkpoint) -> Path:
         weights = {
             name: weight.detach().cpu().clone(memory_format=torch.contiguous_format) for name, weight in checkpoint["state_dict"].items()
         }
-        safetensors.save_file(weights, path, {"format": "pt"})
+        save_file(weights, path, {"format": "pt"})
     except (TypeError, ValueError, KeyError) as error:  # a type that safetensors does not have is a KeyError
         raise SettingError(f"this agent cannot be shared: {error}") from error
     file = {"name": WEIGHTS, "size": path.stat().st_size, "sha256": _hash(path)}
@@ -71,9 +71,8 @@ def read_agent(path: Path, map_location: str | torch.device = "cpu") -> Checkpoi
     """Read a shared agent as the checkpoint that it came from, without what continuing needs.
 
     Raises:
-        SettingError: safetensors is not installed, or the files are missing, damaged, of another kind or of a newer format.
+        SettingError: the files are missing, damaged, of another kind or of a newer format.
     """
-    safetensors = _load_safetensors("a shared agent")
     description = read_description(path.with_name(DESCRIPTION))
     if not path.is_file():
         raise SettingError(f"ckpt_path {shown(path)} is not a file, although {DESCRIPTION} is there: download the agent again")
@@ -82,7 +81,7 @@ def read_agent(path: Path, map_location: str | torch.device = "cpu") -> Checkpoi
         if (path.stat().st_size, _hash(path)) != (file["size"], file["sha256"]):
             raise ValueError(f"its bytes are not those of {DESCRIPTION}")
         content = {name: decode(description[name]) for name in ("lightning_rl", "hyper_parameters")}
-        return {"state_dict": safetensors.load_file(path, str(map_location)), **content}
+        return {"state_dict": load_file(path, str(map_location)), **content}
     except Exception as error:  # a file from elsewhere: KeyError, TypeError, SafetensorError, …
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         raise SettingError(f"ckpt_path {shown(path)} is damaged ({reason}): delete it and download it again") from error
@@ -139,11 +138,3 @@ def decode(value: Any) -> Any:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _load_safetensors(needed_by: str) -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise missing_extra("safetensors", "hub", needed_by) from error
-    return safetensors.torch
