@@ -256,6 +256,17 @@ def test_a_member_continues_from_the_exact_weights_of_another_one_with_other_set
     assert len(rows(tmp_path / "mine" / "schedule.csv")) >= 1
 
 
+def train_two(folder, module, callback):
+    """Train a population of two, whose runs have a callback of a module; returns what is printed."""
+    (folder / "odd.py").write_text(module)
+    (folder / "space.yaml").write_text("model.learning_rate: {low: 1e-5, high: 1e-1, log: true}")
+    options = f"--import odd {PPO_OPTIONS} --trainer.callbacks+=odd.{callback} --space space.yaml --jobs 2 --out mine"
+    program = Apart(f"-m lightning_rl tune {options} --engine ray --population 2", folder)  # Ray's threads would stay in this process
+    out, err = program.communicate(timeout=900)
+    assert (program.wait(), err) == (0, "")
+    return out
+
+
 FAULT = """
 import pytorch_lightning as pl
 
@@ -268,12 +279,7 @@ class Fail(pl.Callback):
 
 @pytest.mark.slow
 def test_the_others_go_on_when_a_member_fails(tmp_path):
-    (tmp_path / "failing.py").write_text(FAULT)
-    (tmp_path / "space.yaml").write_text("model.learning_rate: {low: 1e-5, high: 1e-1, log: true}")
-    options = f"--import failing {PPO_OPTIONS} --trainer.callbacks+=failing.Fail --space space.yaml --jobs 2 --out mine"
-    program = Apart(f"-m lightning_rl tune {options} --engine ray --population 2", tmp_path)
-    out, err = program.communicate(timeout=900)
-    assert (program.wait(), err) == (0, "")
+    out = train_two(tmp_path, FAULT, "Fail")
     assert out.count("member 1: failed (") == 1 and "no more coins" in out
     found = [(int(row["count"]), int(row["member"])) for row in rows(tmp_path / "mine" / "population.csv")]
     assert sorted(found) == [(64, 0), (64, 1), (128, 0), (192, 0)]
@@ -292,10 +298,5 @@ class Lose(pl.Callback):
 
 @pytest.mark.slow
 def test_a_member_whose_evaluation_is_not_a_number_continues_from_another_one(tmp_path):
-    (tmp_path / "lost.py").write_text(LOST)
-    (tmp_path / "space.yaml").write_text("model.learning_rate: {low: 1e-5, high: 1e-1, log: true}")
-    options = f"--import lost {PPO_OPTIONS} --trainer.callbacks+=lost.Lose --space space.yaml --jobs 2 --out mine"
-    program = Apart(f"-m lightning_rl tune {options} --engine ray --population 2", tmp_path)
-    out, err = program.communicate(timeout=900)
-    assert (program.wait(), err) == (0, "")
+    out = train_two(tmp_path, LOST, "Lose")
     assert "member 1 (nan) continues from member 0" in out
