@@ -65,7 +65,7 @@ def row_of(commit: str, case: str, kind: str, ours: list[float], theirs: list[fl
     """A row of the file."""
     ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
     numbers = {"ours": statistics.median(ours), "sb3": statistics.median(theirs), "ratio": ratio}
-    shown = {name: f"{value:.4g}" for name, value in numbers.items()}
+    shown = {name: f"{float(f'{value:.4g}'):.9g}" for name, value in numbers.items()}  # 19010, not 1.901e+04
     place = {"commit": commit, "date": date.today().isoformat(), "case": case, "measure": kind}
     return {**place, **shown, "repeats": str(len(ours)), "processor": report.processor()}
 
@@ -95,9 +95,7 @@ def write(rows: list[Row]) -> None:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows([*kept, *rows])
-    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    README.write_text(f"{before}{begin}\n{line()}\n{end}{after}", encoding="utf-8")
+    report.put_between(README, BEGIN, END, line())
 
 
 def read() -> list[Row]:

@@ -64,6 +64,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def put_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Write a text between two marks of a page, in the place of what was there. Ends the program if the page has no such marks."""
+    before, first, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, last, after = rest.partition(end)
+    if not (first and last):
+        raise SystemExit(f"error: {page.name} has no {begin} … {end}")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
 def write(name: str, text: str, figures: Mapping[str, Any], folder: Path) -> None:
     """Print a report, and keep it as NAME.md with its figures in NAME.json."""
     folder.mkdir(parents=True, exist_ok=True)

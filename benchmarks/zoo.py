@@ -34,6 +34,7 @@ from threading import Lock
 
 import yaml
 from references import ATTEMPTS, REFERENCES, Reference
+from report import put_between
 
 from lightning_rl.sharing.agent import write_agent
 from lightning_rl.training.loading import read_checkpoint
@@ -243,8 +244,9 @@ def each_of(rows: list[Row]) -> str:
 
 
 def costs_of(rows: list[Row]) -> str:
-    """Two columns: environment steps and minutes."""
-    steps = span([float(row["env_steps"]) for row in rows], "{:,.0f}")
+    """Two columns: environment steps, of which a run from a dataset alone makes none, and minutes."""
+    made = [float(row["env_steps"]) for row in rows]
+    steps = span(made, "{:,.0f}") if any(made) else "none"
     return f"{steps} | {span([float(row['minutes']) for row in rows], '{:.1f}')}"
 
 
@@ -273,12 +275,7 @@ PAGES = {"docs/zoo.md": table, "README.md": short_table}
 def write_tables() -> None:
     """Put them in their places."""
     for name, make in PAGES.items():
-        page = ROOT / name
-        before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-        _, end, after = rest.partition(END)
-        if not (begin and end):
-            raise SystemExit(f"error: {name} has no {BEGIN} … {END}")
-        page.write_text(f"{before}{BEGIN}\n{make()}\n{END}{after}", encoding="utf-8")
+        put_between(ROOT / name, BEGIN, END, make())
 
 
 def main() -> None:
