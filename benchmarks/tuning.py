@@ -40,8 +40,21 @@ model.action_noise: {low: 0.0, high: 0.5}
 model.net_arch: {choices: [[32, 32], [64, 64]]}
 """
 """The packaged space of TD3 with smaller networks and batches, for a CPU."""
+CARTPOLE = """model.learning_rate: {low: 1e-5, high: 1e-2, log: true}
+model.gamma: {choices: [0.9, 0.95, 0.98, 0.99, 0.995]}
+model.batch_size: {choices: [32, 64, 128]}
+model.learning_starts: {choices: [100, 500, 1000]}
+model.train_freq: {choices: [2, 4, 8, 16]}
+model.gradient_steps: {choices: [1, 2, 4]}
+model.target_update_interval: {choices: [10, 100, 600]}
+model.exploration_fraction: {low: 0.05, high: 0.5}
+model.exploration_final_eps: {low: 0.01, high: 0.2}
+model.net_arch: {choices: [[32, 32], [64, 64]]}
+"""
+"""The same of DQN."""
 CASES = {
-    "cartpole": ("--model PPO --model.env.id CartPole-v1 --model.env.num_envs 8 --model.max_env_steps 20000", None),
+    "cartpole": ("--model DQN --model.env.id CartPole-v1 --model.env.num_envs 1 --model.max_env_steps 8000", CARTPOLE),
+    "cartpole_ppo": ("--model PPO --model.env.id CartPole-v1 --model.env.num_envs 8 --model.max_env_steps 3000", None),
     "pendulum": ("--model TD3 --model.env.id Pendulum-v1 --model.env.num_envs 1 --model.max_env_steps 5000", PENDULUM),
 }
 """Options of `fit`, and the space; the packaged one by default."""
@@ -122,7 +135,7 @@ def record(folder: Path) -> list[Any]:
 
 def killed(options: argparse.Namespace) -> int:
     """Kill a study at random moments; return 1 if it ends in another way than an undisturbed one."""
-    arguments = ["tune", *study_options("cartpole", options.out), "--trials", "6", "--seeds", "2", "--startup_trials", "2"]
+    arguments = ["tune", *study_options("cartpole_ppo", options.out), "--trials", "6", "--seeds", "2", "--startup_trials", "2"]
     began = time.monotonic()
     call([*arguments, "--out", str(options.out / "whole")])
     seconds, draw = time.monotonic() - began, random.Random(0)

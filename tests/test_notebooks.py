@@ -12,8 +12,8 @@ SHOWN = {
     "01_quickstart": {"'return_mean': ": (300, 500)},
     "02_write_an_algorithm": {r"REINFORCE over A2C +": (0, 1)},
     "03_rewards_memory_curriculum": {
-        "'without, seed 1': ": (0, 0.1),
-        "'with rnd, seed 1': ": (0.5, 1),
+        "'without rnd': ": (0, 0.1),
+        "'with rnd': ": (0.5, 1),
         "'without': ": (-10, 0.5),
         "'with a memory': ": (0.9, 1.02),
         "'in lessons': ": (300, 500),

@@ -1,5 +1,6 @@
 """Group runs that differ only in their seed, so that groups of one environment can be compared."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -131,6 +132,16 @@ def make_sections(runs: Iterable[Run]) -> list[Section]:
     return sections
 
 
+def shortened(values: set[str]) -> dict[str, str]:
+    """Return the values of a setting with as few digits, four or more, as tell them apart."""
+
+    def rounded(value: str, digits: int) -> str:
+        return f"{float(value):.{digits}g}" if re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", value) else value
+
+    forms = ({value: rounded(value, digits) for value in values} for digits in range(4, 18))
+    return next(form for form in forms if len({*form.values()}) == len(values))
+
+
 def group_runs(runs: list[Run], numbers: dict[str, dict[str, int]]) -> list[Group]:
     """Group runs of one environment by algorithm and by the settings in which the runs of an algorithm differ.
 
@@ -140,7 +151,8 @@ def group_runs(runs: list[Run], numbers: dict[str, dict[str, int]]) -> list[Grou
     for run in runs:
         siblings = [other.settings for other in runs if other.algorithm == run.algorithm]
         differing = [name for name in sorted(run.settings) if len({settings.get(name) for settings in siblings}) > 1]
-        settings = {name: run.settings[name] for name in differing}
+        values = {name: {settings[name] for settings in siblings if name in settings} for name in differing}
+        settings = {name: shortened(values[name])[run.settings[name]] for name in differing}
         label = " ".join([run.algorithm, *(f"{name}={value}" for name, value in settings.items())])
         groups.setdefault(label, Group(label, label, [], settings)).runs.append(run)
     long = {group.algorithm for group in groups.values() if len(group.label) > MAX_LABEL_LENGTH}

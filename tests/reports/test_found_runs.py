@@ -113,6 +113,14 @@ def test_schedules_have_a_short_form(tmp_path):
     }
 
 
+def test_numbers_in_names_have_only_the_digits_that_tell_them_apart(tmp_path):
+    for name, rate in {"a": 0.009859752140720513, "b": 0.00031234567, "c": 0.00031234999}.items():
+        write_run(tmp_path / name, {1: [1]}, learning_rate=rate)
+    assert labels_of(tmp_path) == {"PPO learning_rate=0.00985975": 1, "PPO learning_rate=0.000312346": 1, "PPO learning_rate=0.00031235": 1}
+    shutil.rmtree(tmp_path / "c")
+    assert labels_of(tmp_path) == {"PPO learning_rate=0.00986": 1, "PPO learning_rate=0.0003123": 1}
+
+
 def test_groups_whose_names_would_be_long_have_numbers_that_stand_for_the_same_settings_in_all_sections(tmp_path):
     one, other = (
         {"clip_range": {"schedule": "linear", "start": 0.2, "end": 0.0}, "gae_lambda": 0.8},
