@@ -58,7 +58,7 @@ def choose_threads(model: object) -> tuple[int, str | None]:
     one, many = measure_seconds(learning_step(network, spaces.observation), most)
     number = most if many < MAX_TIME_RATIO * one else 1
     times = f"{1e3 * one:.3g} ms with 1, {1e3 * many:.3g} ms with {most}"
-    return number, f"trainer.torch_threads {number}: {BATCH_ROWS} rows forward and backward take {times}"
+    return number, f"trainer.torch_threads {number} (measured: {BATCH_ROWS} rows forward and backward take {times})"
 
 
 def learning_step(network: PolicyNetwork, space: Space) -> Callable[[], None]:

@@ -313,6 +313,24 @@ def test_evaluate_prints_no_spread_for_one_episode(fit, folder):
     assert (result["episodes"], result["return_mean"], result["ci_low"], result["ci_high"]) == (1, 5.0, None, None)
 
 
+def test_evaluate_prints_the_share_of_successes_where_the_environment_reports_it(fit, folder):
+    out = fit(
+        "fit --model PPO --model.env.id tests.environments:Scripted-v0 --model.max_env_steps 64 --model.n_steps 8 --model.batch_size 8"
+    )
+    (folder_of_run,) = folder.glob("runs/PPO/*/version_0")
+    assert ", success " in next(line for line in out.splitlines() if line.startswith("evaluation at "))
+    command = f"evaluate --ckpt_path {folder_of_run} --episodes 6 --num_envs 1"
+    assert json.loads(fit(f"{command} --json"))["success_rate"] == pytest.approx(2 / 3)  # termination, truncation, both
+    assert "success 66.7%" in fit(command).splitlines()
+
+
+def test_a_run_that_is_not_there_is_told_with_those_that_are(fit, folder, capfd):
+    fit(CARTPOLE)
+    status, out, err = run(f"evaluate --ckpt_path {RUN}9", capfd)
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert "there is no such run" in err and "version_0" in err
+
+
 @pytest.mark.parametrize("way", ["config", "option"])
 def test_nulls_and_infinities_inside_a_mapping_are_kept(way, fit, folder):
     kwargs = "{a: null, b: .inf, c: {d: null}}"

@@ -43,5 +43,8 @@ def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
     if not evaluators:
         return "none"
     first = evaluators[0]
-    episodes = f"{first.episodes} episode{'s' * (first.episodes > 1)} every {first.interval:,} {algorithm.counted}"
+    iterations = trainer.num_training_batches
+    is_short = first.interval * iterations < algorithm.length  # shorter than an iteration, and evaluations lie between them
+    when = "after each iteration" if is_short else f"every {first.interval:,} {algorithm.counted}"
+    episodes = f"{first.episodes} episode{'s' * (first.episodes > 1)} {when}"
     return f"{episodes}, fewer if they would play over {first.max_share:.0%} of the steps" if first.is_bounded(algorithm) else episodes

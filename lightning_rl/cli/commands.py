@@ -96,6 +96,8 @@ def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
             f"IQM {result['iqm']:.2f}, 95 % interval of the mean {result['ci_low']:.2f} to {result['ci_high']:.2f}), "
             f"mean length {result['length_mean']:.1f}, trained for {trained}"
         )
+    if "success_rate" in result:
+        print(f"success {result['success_rate']:.1%}")
     if "win_rate" in result:
         lost = 1 - result["win_rate"] - result["draw_rate"]
         print(f"won {result['win_rate']:.1%}, drawn {result['draw_rate']:.1%}, lost {lost:.1%}")

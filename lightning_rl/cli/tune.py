@@ -53,7 +53,7 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     if engine.received is not None:
         say(f"stopped by {engine.received.name}; continue: {command_line('tune', arguments, imports)}")
         end_program(engine.received)
-    print_results(study)
+    print_results(study, base.model)
     return 0
 
 
@@ -207,7 +207,7 @@ class Results:
             self.written = best.number
 
 
-def print_results(study: Study) -> None:
+def print_results(study: Study, model: Any) -> None:
     """Print what was found and where it is. Raises `SettingError`: no trial could be completed."""
     best = study.best
     if best is None:
@@ -219,3 +219,4 @@ def print_results(study: Study) -> None:
         say(remark)
     say(f"trials: {study.folder / 'trials.csv'}, picture: {picture}")
     say(f"train with the best settings: {join(['lightning-rl', 'fit', '--config', str(study.folder / 'best.yaml')])}")
+    say(f"it is as long as a trial, {model.length:,} {model.counted}: --model.max_{model.counter} N is another length")

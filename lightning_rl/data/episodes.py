@@ -316,6 +316,8 @@ def summarize(episodes: list[Episode]) -> dict[str, Any]:
         "ci_high": high,
         "length_mean": np.mean([episode.length for episode in episodes]),
     }
+    if any(each.success is not None for each in episodes):  # an episode that does not report it is a failure
+        statistics["success_rate"] = np.mean([each.success or 0.0 for each in episodes])
     if results := [each.result for each in episodes if each.result is not None]:
         statistics |= {"win_rate": results.count(1.0) / len(results), "draw_rate": results.count(0.5) / len(results)}
     for part, own in returns_of_parts(episodes).items():

@@ -149,6 +149,8 @@ def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", 
         return checkpoint
     if not path.is_file() and not previous_path(path).is_file():
         others = [each.name for each in path.parent.glob("*.ckpt")]
+        if path.suffix != ".ckpt" and (runs := [each.name for each in path.parent.glob("*") if (each / "checkpoints").is_dir()]):
+            raise SettingError(f"ckpt_path {shown(path)}: there is no such run{nearest(path.name, runs)}")
         raise SettingError(f"ckpt_path {shown(path)} is not a file; checkpoints are in RUN/checkpoints{nearest(path.name, others)}")
     checkpoint = read_verified(path, map_location, say)
     check_content(checkpoint, path)

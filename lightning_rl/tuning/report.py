@@ -45,7 +45,7 @@ def write_best(study: Study, config: dict[str, Any]) -> Path:
     best, file = study.best, study.folder / "best.yaml"
     assert best is not None
     value = f"{study.objective.monitor} {as_text(best.value)}"
-    first = f"# trial {best.number} of {len(study.trials)}: {value}; {study.space.describe(best.params)}"
+    first = f"# trial {best.number}: {value}; {study.space.describe(best.params)}"
     write_text(file, f"{first}\n{yaml.safe_dump(config, sort_keys=False)}")
     return file
 

@@ -46,7 +46,7 @@ def test_a_log_file_gets_about_one_line_a_minute_and_one_at_the_end(capsys, monk
     assert [line.partition("/")[0] for line in shown] == ["48", "96", "144", "160"]  # after 72, 144, 216 and 240 seconds
     assert "· 1 steps/s ·" in shown[0] and shown[0].endswith("ETA 0:02:48") and shown[-1].endswith("ETA 0:00:00")
     assert [line.partition(":")[0] for line in told] == ["evaluation at 80 steps", "evaluation at 160 steps"]
-    assert all(re.search(r"mean return -?[\d.]+ ± [\d.]+$", line) for line in told)
+    assert all(re.search(r"mean return -?[\d.]+ ± [\d.]+, success \d+%$", line) for line in told)
 
 
 def test_a_short_run_prints_only_its_last_line(capsys):
@@ -89,7 +89,7 @@ def test_a_run_begins_with_what_it_is(capsys):
         "  actions       Discrete(2)",
         "  learns        107 parameters on the CPU, 1 thread",  # 4·8 + 8 and 8·2 + 2 of the policy, 4·8 + 8 and 8 + 1 of the value
         "  length        160 environment steps, no seed",
-        "  evaluation    3 episodes every 8 environment steps, fewer if they would play over 10% of the steps",
+        "  evaluation    3 episodes after each iteration, fewer if they would play over 10% of the steps",
         f"  folder        {Path.cwd()}",
     ]
 

@@ -21,6 +21,7 @@ from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
+from lightning_rl.training.run_folder import environment_name
 from tests.environments import Scripted, ScriptedDict
 from tests.fitting import fit
 
@@ -277,3 +278,9 @@ def test_a_run_learns_from_a_ready_environment_and_can_be_evaluated(tmp_path):
     model = PPO(gym.make("CartPole-v1"), n_steps=2, batch_size=16, net_arch=[8], max_env_steps=32)
     fit(model)
     assert model.env_steps == 32 and lrl.evaluate(model, episodes=2, num_envs=2)["episodes"] == 2
+
+
+def test_the_folder_of_a_run_in_a_ready_environment_without_a_name_is_named_for_its_class():
+    environment = gym.wrappers.TimeLimit(Scripted(), 50)
+    model = PPO(environment, n_steps=2, batch_size=16, net_arch=[8], max_env_steps=32)
+    assert environment_name(model.env) == "Scripted"

@@ -45,7 +45,8 @@ def test_more_than_one_thread_is_chosen_where_it_is_clearly_faster(monkeypatch):
         monkeypatch.setattr(threads, "measure_seconds", lambda step, most, many=many: (0.010, many))
         found, line = choose_threads(wide)
         assert found == number
-        assert line == f"trainer.torch_threads {number}: 64 rows forward and backward take 10 ms with 1, {1000 * many:.3g} ms with 3"
+        times = f"10 ms with 1, {1000 * many:.3g} ms with 3"
+        assert line == f"trainer.torch_threads {number} (measured: 64 rows forward and backward take {times})"
     assert choose_threads(narrow) == (1, None)
 
 

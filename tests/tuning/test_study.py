@@ -95,6 +95,7 @@ def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(f
     for row in table:
         assert float(row["value"]) == (float(row["seed_1"]) + float(row["seed_2"])) / 2
     best = max(table, key=lambda row: float(row["value"]))
+    assert "it is as long as a trial, " in out and " --model.max_env_steps N is another length\n" in out
     assert f"best: trial {best['trial']}, eval/mean_reward {float(best['value']):.2f}" in out
     runs, empty = find_runs([folder / "mine"])
     assert not empty and {each.folder.name for each in runs} == {f"trial_{number}_seed_{seed}" for number in (0, 1) for seed in (1, 2)}

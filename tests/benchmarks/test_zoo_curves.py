@@ -1,0 +1,57 @@
+"""Learning curves of the zoo's rows."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from pathlib import Path
+
+import pytest
+from matplotlib import image
+
+from tests.reports.folders import write_run
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ("ppo/cartpole", "trpo/cartpole", "iql/pendulum")
+
+
+@pytest.fixture
+def curves(monkeypatch, tmp_path):
+    """The script, on rows of two seeds of three configs."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script, zoo = importlib.import_module("zoo_curves"), importlib.import_module("zoo")
+    monkeypatch.setattr(zoo, "RESULTS", tmp_path)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "CURVES", tmp_path / "curves")
+    monkeypatch.setattr(script, "PICTURE", tmp_path / "picture.png")
+    for config in CONFIGS:
+        with zoo.results_file(config).open("w", newline="") as stream:
+            csv.writer(stream).writerows([["config", "seed"], [config, 1], [config, 2]])
+    return script
+
+
+def test_the_curves_of_measured_runs_are_kept_and_those_of_other_seeds_stay(curves, tmp_path):
+    write_run(tmp_path / "runs/ppo/cartpole/PPO/CartPole-v1/seed_1", {100: [1, 2], 200: [10, 20]})
+    write_run(tmp_path / "runs/ppo/cartpole/PPO/CartPole-v1/seed_3", {100: [7]})  # has no row
+    curves.keep("ppo/cartpole", tmp_path / "runs")
+    write_run(tmp_path / "later/ppo/cartpole/PPO/CartPole-v1/seed_2", {100: [4]})
+    curves.keep("ppo/cartpole", tmp_path / "later")
+    rows = (tmp_path / "curves/ppo_cartpole.csv").read_text().splitlines()
+    assert rows == ["seed,counted,count,return", "1,env_steps,100,1.5", "1,env_steps,200,15", "2,env_steps,100,4"]
+    counted, kept = curves.read("ppo/cartpole")
+    assert counted == "env_steps" and {seed: curve.tolist() for seed, curve in kept.items()} == {
+        "1": [[100, 1.5], [200, 15]],
+        "2": [[100, 4]],
+    }
+
+
+def test_the_picture_has_a_panel_for_each_config_and_none_for_others(curves, tmp_path):
+    for number, config in enumerate(CONFIGS):
+        counter = "updates" if config.startswith("iql") else "env_steps"
+        write_run(tmp_path / "runs" / config / "any/any/seed_1", {100: [number], 200: [10]}, counter=counter)
+        curves.keep(config, tmp_path / "runs")
+    curves.draw(list(CONFIGS))
+    picture = image.imread(tmp_path / "picture.png")[..., :3]
+    empty = [(quarter == 1).all() for quarter in (picture[:, : picture.shape[1] // 5], picture[:, -picture.shape[1] // 5 :])]
+    assert empty == [False, True]
+    assert curves.read("dqn/cartpole") == ("env_steps", {})
