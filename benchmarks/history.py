@@ -106,7 +106,9 @@ def read() -> list[Row]:
 def line() -> str:
     """The README's: seconds to solve CartPole-v1 of the last five commits measured."""
     rows = [row for row in read() if row["case"] == SOLVE][-5:]
-    each = ", ".join(f"{float(row['ours']):.1f} at {row['commit'][:7]} ({float(row['ratio']):.2f} of Stable-Baselines3's)" for row in rows)
+    each = ", ".join(
+        f"{float(row['ours']):.1f} at {row['commit'][:7]} (median ratio to Stable-Baselines3: {float(row['ratio']):.2f})" for row in rows
+    )
     return f"Seconds of training until CartPole-v1 is solved (475 over 100 episodes), by commit: {each}."
 
 

@@ -51,7 +51,7 @@ model.exploration_fraction: {low: 0.05, high: 0.5}
 model.exploration_final_eps: {low: 0.01, high: 0.2}
 model.net_arch: {choices: [[32, 32], [64, 64]]}
 """
-"""The same of DQN."""
+"""A space of DQN that is small enough for a CPU."""
 CASES = {
     "cartpole": ("--model DQN --model.env.id CartPole-v1 --model.env.num_envs 1 --model.max_env_steps 8000", CARTPOLE),
     "cartpole_ppo": ("--model PPO --model.env.id CartPole-v1 --model.env.num_envs 8 --model.max_env_steps 3000", None),

@@ -32,7 +32,7 @@ Curves = dict[str, np.ndarray]
 def keep(config: str, folder: Path) -> None:
     """Write the curves of a config's measured runs that lie in a folder; those of other seeds stay."""
     measured = {row["seed"] for row in rows_of(config)}
-    found = {run.name.removeprefix("seed_"): read_run(run) for run in (folder / config).glob("*/*/seed_*")}
+    found = {run.name.removeprefix("seed_"): read_run(run) for run in (folder / config).rglob("seed_*")}
     counted, curves = read(config)
     for seed in measured & found.keys():
         counted = found[seed].counter

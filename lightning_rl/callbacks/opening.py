@@ -43,8 +43,9 @@ def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
     if not evaluators:
         return "none"
     first = evaluators[0]
-    iterations = trainer.num_training_batches
-    is_short = first.interval * iterations < algorithm.length  # shorter than an iteration, and evaluations lie between them
+    collector = algorithm.collector
+    iteration = collector.n_steps * collector.num_envs * trainer.world_size  # evaluations lie between iterations; infinite if unknown
+    is_short = first.interval < iteration < math.inf
     when = "after each iteration" if is_short else f"every {first.interval:,} {algorithm.counted}"
     episodes = f"{first.episodes} episode{'s' * (first.episodes > 1)} {when}"
     return f"{episodes}, fewer if they would play over {first.max_share:.0%} of the steps" if first.is_bounded(algorithm) else episodes

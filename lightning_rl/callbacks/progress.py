@@ -114,7 +114,7 @@ class EnvStepsProgressBar(ProgressBar):
         current = metrics.get("eval/mean_reward_lesson")
         where = "" if current is None else f" in the final lesson, {short_number(current)} in the current one"
         success = f", success {metrics['eval/success_rate']:.0%}" if "eval/success_rate" in metrics else ""
-        result = f"mean return {short_number(mean)} ± {short_number(deviation)}{where}{success}{loss}"
+        result = f"mean return {short_number(mean)} ± {short_number(deviation)}{success}{where}{loss}"
         self.print(f"evaluation at {pl_module.count:,} {unit(pl_module)}: {result}")
         sampled = pl_module.collector.statistics.metrics().get("rollout/ep_rew_mean")
         without_chance = any(each.deterministic for each in callbacks_of(trainer, RolloutEvaluator))

@@ -219,4 +219,4 @@ def print_results(study: Study, model: Any) -> None:
         say(remark)
     say(f"trials: {study.folder / 'trials.csv'}, picture: {picture}")
     say(f"train with the best settings: {join(['lightning-rl', 'fit', '--config', str(study.folder / 'best.yaml')])}")
-    say(f"it is as long as a trial, {model.length:,} {model.counted}: --model.max_{model.counter} N is another length")
+    say(f"that run learns for {model.length:,} {model.counted}, as each trial did; --model.max_{model.counter} N changes that")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -165,14 +166,10 @@ class Safetensors:
     packages: tuple[str, ...] = ("safetensors",)
 
     def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
-        from safetensors.torch import save
-
         weights = {name: weight.detach().clone().contiguous() for name, weight in graph.network.state_dict().items()}  # shared ones too
         return save(weights, {METADATA: metadata})
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
-        from safetensors.torch import load
-
         other = copy.deepcopy(graph)
         for weight in other.state_dict().values():
             weight.zero_()  # whatever the file lacks

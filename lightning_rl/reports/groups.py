@@ -123,11 +123,16 @@ def make_sections(runs: Iterable[Run]) -> list[Section]:
     for run in runs:
         places[run.environment, run.counter].append(run)
     numbers: dict[str, dict[str, int]] = defaultdict(dict)
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run in (run for found in places.values() for run in found):
+        for name, value in run.settings.items():
+            values[run.algorithm, name].add(value)
+    forms = {place: shortened(known) for place, known in values.items()}
     sections = []
     for (environment, counter), found in places.items():
         unevaluated = [run for run in found if run.source == TRAINING]
         found = [run.in_training() for run in found] if unevaluated else found
-        groups = group_runs([run for run in found if len(run.counts)], numbers)
+        groups = group_runs([run for run in found if len(run.counts)], numbers, forms)
         sections.append(Section(environment, counter, groups, unevaluated, [run for run in found if not len(run.counts)]))
     return sections
 
@@ -139,20 +144,20 @@ def shortened(values: set[str]) -> dict[str, str]:
         return f"{float(value):.{digits}g}" if re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", value) else value
 
     forms = ({value: rounded(value, digits) for value in values} for digits in range(4, 18))
-    return next(form for form in forms if len({*form.values()}) == len(values))
+    return next((form for form in forms if len({*form.values()}) == len(values)), {value: value for value in values})
 
 
-def group_runs(runs: list[Run], numbers: dict[str, dict[str, int]]) -> list[Group]:
+def group_runs(runs: list[Run], numbers: dict[str, dict[str, int]], forms: dict[tuple[str, str], dict[str, str]]) -> list[Group]:
     """Group runs of one environment by algorithm and by the settings in which the runs of an algorithm differ.
 
     `numbers`: those that labels of each algorithm have so far; the labels of algorithms that have long ones are added.
+    `forms`: what to write for the values of an algorithm's settings.
     """
     groups: dict[str, Group] = {}
     for run in runs:
         siblings = [other.settings for other in runs if other.algorithm == run.algorithm]
         differing = [name for name in sorted(run.settings) if len({settings.get(name) for settings in siblings}) > 1]
-        values = {name: {settings[name] for settings in siblings if name in settings} for name in differing}
-        settings = {name: shortened(values[name])[run.settings[name]] for name in differing}
+        settings = {name: forms[run.algorithm, name][run.settings[name]] for name in differing}
         label = " ".join([run.algorithm, *(f"{name}={value}" for name, value in settings.items())])
         groups.setdefault(label, Group(label, label, [], settings)).runs.append(run)
     long = {group.algorithm for group in groups.values() if len(group.label) > MAX_LABEL_LENGTH}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import yaml
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
@@ -141,8 +141,8 @@ def environment_name(env: object) -> str:
     """Return the environment's id without its module, or the class or function of a ready environment."""
     if isinstance(env, EnvConfig):
         return env.id.rpartition(":")[2]
-    if isinstance(env, partial) and env.args and isinstance(env.args[0], gym.Env):  # copies of a ready one
-        env = env.args[0].unwrapped
+    if isinstance(env, partial):  # copies of a ready one, or a function with arguments
+        return type(env.args[0].unwrapped).__name__ if env.func is deepcopy else getattr(env.func, "__name__", "partial")
     spec = None if isinstance(env, type) else getattr(env, "spec", None)
     return spec.id if spec is not None else getattr(env, "__name__", type(env).__name__).strip("<>")
 

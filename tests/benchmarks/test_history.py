@@ -33,7 +33,7 @@ def test_a_commit_that_is_measured_again_replaces_its_rows_and_the_readme_shows_
     with history.FILE.open() as stream:
         assert [row["commit"] for row in csv.DictReader(stream)] == [f"commit{number}aa" for number in range(6)]
     text = history.README.read_text()
-    assert "commit0" not in text and "2.0 at commit5 (0.25 of Stable-Baselines3's)." in text
+    assert "commit0" not in text and "2.0 at commit5 (median ratio to Stable-Baselines3: 0.25)." in text
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
 
 

@@ -94,6 +94,14 @@ def test_a_run_begins_with_what_it_is(capsys):
     ]
 
 
+@pytest.mark.parametrize(("every", "words"), [(15, "after each iteration"), (16, "every 16 environment steps")])
+def test_an_evaluation_waits_for_the_end_of_its_iteration(every, words, capsys):
+    model = tiny(PPO, "CartPole-v1", max_env_steps=100)  # iterations of 16 steps
+    evaluator = RolloutEvaluator(every, episodes=3)
+    fit(model, callbacks=[EnvStepsProgressBar(), evaluator], enable_progress_bar=True, limit_train_batches=1)
+    assert f"  evaluation    3 episodes {words}" in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize(
     ("space", "words"),
     [

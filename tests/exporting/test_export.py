@@ -272,9 +272,7 @@ def test_the_suffix_implies_the_format_and_wrong_ones_are_refused(saved, tmp_pat
     assert checkpoint.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "package, format", [("onnx", "onnx"), ("onnxscript", "onnx"), ("onnxruntime", "onnx"), ("safetensors", "safetensors")]
-)
+@pytest.mark.parametrize("package, format", [("onnx", "onnx"), ("onnxscript", "onnx"), ("onnxruntime", "onnx")])
 def test_a_missing_package_is_named_with_what_installs_it(package, format, saved, monkeypatch, capfd):
     checkpoint = saved()
     monkeypatch.setitem(sys.modules, package, None)

@@ -119,6 +119,19 @@ def test_numbers_in_names_have_only_the_digits_that_tell_them_apart(tmp_path):
     assert labels_of(tmp_path) == {"PPO learning_rate=0.00985975": 1, "PPO learning_rate=0.000312346": 1, "PPO learning_rate=0.00031235": 1}
     shutil.rmtree(tmp_path / "c")
     assert labels_of(tmp_path) == {"PPO learning_rate=0.00986": 1, "PPO learning_rate=0.0003123": 1}
+    write_run(tmp_path / "d", {1: [1]}, learning_rate=0.00031231111, env="Acrobot-v1")
+    write_run(tmp_path / "e", {1: [1]}, learning_rate=0.5, env="Acrobot-v1")
+    labels = [{group.label for group in section.groups} for section in make_sections(find_runs([tmp_path])[0])]
+    assert labels == [
+        {"PPO learning_rate=0.0098598", "PPO learning_rate=0.00031235"},
+        {"PPO learning_rate=0.00031231", "PPO learning_rate=0.5"},
+    ]
+
+
+def test_text_settings_that_are_the_same_number_stay_apart(tmp_path):
+    for name, version in {"a": "1.10", "b": "1.1"}.items():
+        write_run(tmp_path / name, {1: [1]}, version=version)
+    assert labels_of(tmp_path) == {"PPO version=1.10": 1, "PPO version=1.1": 1}
 
 
 def test_groups_whose_names_would_be_long_have_numbers_that_stand_for_the_same_settings_in_all_sections(tmp_path):

@@ -95,7 +95,6 @@ def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(f
     for row in table:
         assert float(row["value"]) == (float(row["seed_1"]) + float(row["seed_2"])) / 2
     best = max(table, key=lambda row: float(row["value"]))
-    assert "it is as long as a trial, " in out and " --model.max_env_steps N is another length\n" in out
     assert f"best: trial {best['trial']}, eval/mean_reward {float(best['value']):.2f}" in out
     runs, empty = find_runs([folder / "mine"])
     assert not empty and {each.folder.name for each in runs} == {f"trial_{number}_seed_{seed}" for number in (0, 1) for seed in (1, 2)}
@@ -104,7 +103,10 @@ def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(f
     assert (first.folder / "checkpoints" / "best.ckpt").is_file()
     assert (folder / "mine" / "study.png").stat().st_size > 10_000
     config = yaml.safe_load((folder / "mine" / "best.yaml").read_text())
-    assert config["model"]["init_args"]["learning_rate"] == float(best["learning_rate"])
+    settings = config["model"]["init_args"]
+    assert settings["learning_rate"] == float(best["learning_rate"])
+    length = f"that run learns for {settings['max_env_steps']:,} environment steps, as each trial did"
+    assert f"{length}; --model.max_env_steps N changes that\n" in out
     assert run("fit --config mine/best.yaml --print_config", capfd)[0] == 0
 
     status, out, err = run(f"{options} --trials 3 --model.gamma 0.5", capfd)
