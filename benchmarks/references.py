@@ -127,6 +127,8 @@ ATTEMPTS: dict[str, str] = {
     "ppo/acrobot": "by 0.3, where the error of the mean over our 300 episodes is 1.0",
     "ppo/inverted_double_pendulum": "the reference is the best evaluation met in training, in ours 9353 9359 9354; those checkpoints "
     "fall in some of 100 other episodes",
+    "ars/swimmer": "one seed of three finds a poor optimum; PPO is the one to take",
+    "trpo/acrobot": "by 0.5, where the error of the mean over our 300 episodes is 1.2",
     "es/swimmer": "the reference is one run of twice the steps; seeds differ, and PPO is the one to take",
     "a2c/pendulum": "A2C does not find it with every seed; PPO and SAC do",
     "a2c/lunarlander": "A2C is weak here; PPO is the one to take",
