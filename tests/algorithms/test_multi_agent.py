@@ -234,8 +234,11 @@ def test_evaluate_shows_the_returns_of_each_behavior(tmp_path, capfd):
     assert (status, err) == (0, "") and found == lrl.evaluate(run, episodes=3)
     assert (found["return_mean"], found["a/return_mean"], found["b/return_mean"], found["b/return_std"]) == (6.0, 4.0, 8.0, 0.0)
     lines = command(f"evaluate --ckpt_path {run} --episodes 3", capfd)[1].splitlines()
-    assert lines[1:] == ["a: return 4.00 ± 0.00 (min 4.00, max 4.00)", "b: return 8.00 ± 0.00 (min 8.00, max 8.00)"]
-    assert command(f"evaluate --ckpt_path {run} --episodes 1", capfd)[1].splitlines()[1:] == ["a: return 4.00", "b: return 8.00"]
+    success = f"success {found['success_rate']:.1%}"
+    assert found["success_rate"] == 0.5 and lines[1] == success  # one agent of two reports it
+    assert lines[2:] == ["a: return 4.00 ± 0.00 (min 4.00, max 4.00)", "b: return 8.00 ± 0.00 (min 8.00, max 8.00)"]
+    lines = command(f"evaluate --ckpt_path {run} --episodes 1", capfd)[1].splitlines()
+    assert lines[1:] == [success, "a: return 4.00", "b: return 8.00"]
 
 
 def test_a_row_of_an_evaluation_has_the_return_of_each_behavior(tmp_path):
