@@ -23,7 +23,7 @@ class TensorCollector(Collector):
 
     The host waits for the device once an iteration, after its last step: then it learns which episodes ended, and whether all values are
     finite and each mask leaves a choice. A value that is not finite ends the run, whatever `on_nan` says, since what followed was computed
-    from it.
+    from it; only first observations, which the host checks before, are replaced as `on_nan` says.
     """
 
     def __init__(self, stepper: Any, *arguments: Any) -> None:
