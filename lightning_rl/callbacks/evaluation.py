@@ -21,7 +21,7 @@ from lightning_rl.callbacks.checkpoints import interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
-from lightning_rl.data.episodes import Episode, EpisodePlayer, returns_of_parts
+from lightning_rl.data.episodes import Episode, EpisodePlayer, rates_of, returns_of_parts
 from lightning_rl.data.exploitability import find_exploitability
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
@@ -314,19 +314,16 @@ class MultiEvaluator(RolloutEvaluator):
 
 def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, float]:
     """Return the metrics of an evaluation, `<group>/mean_reward` and others, with a success rate if any episode reports its success."""
-    returns, successes = [episode.return_ for episode in episodes], [episode.success for episode in episodes]
+    returns = [episode.return_ for episode in episodes]
     metrics = {
-        "mean_reward": np.mean(returns),
-        "std_reward": np.std(returns),
-        "mean_ep_length": np.mean([each.length for each in episodes]),
+        "mean_reward": float(np.mean(returns)),
+        "std_reward": float(np.std(returns)),
+        "mean_ep_length": float(np.mean([each.length for each in episodes])),
+        **rates_of(episodes),
     }
-    if any(success is not None for success in successes):
-        metrics["success_rate"] = np.mean([success or 0.0 for success in successes])
-    if results := [each.result for each in episodes if each.result is not None]:
-        metrics |= {"win_rate": np.mean([each == 1 for each in results]), "draw_rate": np.mean([each == 0.5 for each in results])}
     for part, own in returns_of_parts(episodes).items():
-        metrics[f"{part}/mean_reward"] = np.mean(own)
-    return {f"{group}/{name}": float(value) for name, value in metrics.items()}
+        metrics[f"{part}/mean_reward"] = float(np.mean(own))
+    return {f"{group}/{name}": value for name, value in metrics.items()}
 
 
 @contextmanager

@@ -296,6 +296,16 @@ def returns_of_parts(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     return {name: [episode.parts[name] for episode in episodes if name in episode.parts] for name in names}
 
 
+def rates_of(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return `success_rate` if any episode reports its success, one that does not being a failure, and of games `win_rate`, `draw_rate`."""
+    rates = {}
+    if any(each.success is not None for each in episodes):
+        rates["success_rate"] = float(np.mean([each.success or 0.0 for each in episodes]))
+    if results := [each.result for each in episodes if each.result is not None]:
+        rates |= {"win_rate": results.count(1.0) / len(results), "draw_rate": results.count(0.5) / len(results)}
+    return rates
+
+
 def summarize(episodes: list[Episode]) -> dict[str, Any]:
     """Compute statistics of the returns: mean, deviation, range, median, interquartile mean, and a 95 % bootstrap interval of the mean.
 
@@ -316,10 +326,7 @@ def summarize(episodes: list[Episode]) -> dict[str, Any]:
         "ci_high": high,
         "length_mean": np.mean([episode.length for episode in episodes]),
     }
-    if any(each.success is not None for each in episodes):  # an episode that does not report it is a failure
-        statistics["success_rate"] = np.mean([each.success or 0.0 for each in episodes])
-    if results := [each.result for each in episodes if each.result is not None]:
-        statistics |= {"win_rate": results.count(1.0) / len(results), "draw_rate": results.count(0.5) / len(results)}
+    statistics |= rates_of(episodes)
     for part, own in returns_of_parts(episodes).items():
         found = {"mean": np.mean(own), "std": np.std(own), "min": min(own), "max": max(own)}
         statistics |= {f"{part}/return_{name}": value for name, value in found.items()}
