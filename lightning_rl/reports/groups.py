@@ -120,13 +120,12 @@ class Section:
 def make_sections(runs: Iterable[Run]) -> list[Section]:
     """Return the sections of a report, with groups in the order in which their first runs came."""
     places: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for run in runs:
         places[run.environment, run.counter].append(run)
-    numbers: dict[str, dict[str, int]] = defaultdict(dict)
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for run in (run for found in places.values() for run in found):
         for name, value in run.settings.items():
             values[run.algorithm, name].add(value)
+    numbers: dict[str, dict[str, int]] = defaultdict(dict)
     forms = {place: shortened(known) for place, known in values.items()}
     sections = []
     for (environment, counter), found in places.items():
