@@ -225,15 +225,22 @@ def test_a_run_continues_with_another_value_of_each_setting_that_may_change(algo
     assert not unchanged
 
 
+def train_population(folder, callback, members):
+    """Train a population with the `space.yaml` of a folder, whose runs have a callback; returns what is printed."""
+    module = callback.partition(".")[0]
+    options = f"--import {module} {PPO_OPTIONS} --trainer.callbacks+={callback} --space space.yaml --jobs 2 --out mine"
+    program = Apart(f"-m lightning_rl tune {options} --engine ray --population {members}", folder)  # Ray's threads would stay here
+    out, err = program.communicate(timeout=900)
+    assert (program.wait(), err) == (0, "")
+    return out
+
+
 @pytest.mark.slow
 def test_a_member_continues_from_the_exact_weights_of_another_one_with_other_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("WATCHED", str(tmp_path / "watched.txt"))
     (tmp_path / "watching.py").write_text(WATCH)
     (tmp_path / "space.yaml").write_text("model.learning_rate: {low: 1e-5, high: 1e-1, log: true}\nmodel.n_epochs: {low: 1, high: 9}\n")
-    options = f"--import watching {PPO_OPTIONS} --trainer.callbacks+=watching.Watch --space space.yaml --jobs 2 --out mine"
-    program = Apart(f"-m lightning_rl tune {options} --engine ray --population 3", tmp_path)  # Ray's threads would stay in this process
-    out, err = program.communicate(timeout=900)
-    assert (program.wait(), err) == (0, "")
+    out = train_population(tmp_path, "watching.Watch", 3)
     watched = [json.loads(line) for line in (tmp_path / "watched.txt").read_text().splitlines()]
     states = {(name, count, when): (digest, epochs, rate) for name, count, when, digest, epochs, rate in watched}
     table = rows(tmp_path / "mine" / "population.csv")
@@ -260,11 +267,7 @@ def train_two(folder, module, callback):
     """Train a population of two, whose runs have a callback of a module; returns what is printed."""
     (folder / "odd.py").write_text(module)
     (folder / "space.yaml").write_text("model.learning_rate: {low: 1e-5, high: 1e-1, log: true}")
-    options = f"--import odd {PPO_OPTIONS} --trainer.callbacks+=odd.{callback} --space space.yaml --jobs 2 --out mine"
-    program = Apart(f"-m lightning_rl tune {options} --engine ray --population 2", folder)  # Ray's threads would stay in this process
-    out, err = program.communicate(timeout=900)
-    assert (program.wait(), err) == (0, "")
-    return out
+    return train_population(folder, f"odd.{callback}", 2)
 
 
 FAULT = """
