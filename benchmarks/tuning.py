@@ -1,6 +1,6 @@
 """Studies of `tune`: TPE against random trials, and a study that is killed against one that is not.
 
-    python benchmarks/tuning.py compare [--case cartpole pendulum] [--studies 3] [--trials 20] [--retrained 2] [--out FOLDER]
+    python benchmarks/tuning.py compare [--case cartpole pendulum] [--studies 3] [--trials 20] [--seeds 1] [--retrained 2] [--out FOLDER]
     python benchmarks/tuning.py killed [--kills 5] [--out FOLDER]
 
 `compare` repeats a study with each sampler and several seeds of the draws, the same pruner for both. What a study found is trained again
@@ -92,7 +92,7 @@ def measure(case: str, sampler: str, seed: int, options: argparse.Namespace) -> 
     """Run a study and train again what it found."""
     folder: Path = options.out / f"{case}_{sampler}_{seed}"
     began = time.monotonic()
-    drawn = ["--sampler", sampler, "--seed", str(seed), "--trials", str(options.trials), "--out", str(folder)]
+    drawn = ["--sampler", sampler, "--seed", str(seed), "--trials", str(options.trials), "--seeds", str(options.seeds), "--out", str(folder)]
     call(["tune", *study_options(case, options.out), *drawn])
     seconds = time.monotonic() - began
     with (folder / "trials.csv").open() as lines:
@@ -160,6 +160,7 @@ def main() -> int:
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--studies", type=int, default=3)
     parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each trial of compare (1)")
     parser.add_argument("--retrained", type=int, default=2)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("studies"))

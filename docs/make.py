@@ -59,7 +59,7 @@ EXAMPLES = {
     "TD3BC": ("td3_bc/pendulum", "Pendulum-v1", " --model.dataset pendulum/expert-v0 --model.max_updates 20000"),
     "AWAC": ("awac/pendulum", "Pendulum-v1", " --model.dataset pendulum/expert-v0 --model.max_updates 20000"),
     "BehavioralCloning": ("bc/cartpole", "CartPole-v1", " --model.dataset cartpole/expert-v0"),
-    "DAgger": ("dagger/cartpole", "CartPole-v1", " --model.teacher runs/PPO/CartPole-v1/version_0 --model.max_env_steps 5000"),
+    "DAgger": ("dagger/cartpole", "CartPole-v1", " --model.teacher zoo:ppo/cartpole --model.max_env_steps 5000"),
 }
 """A packaged config of each algorithm, an environment to begin with, and what else that needs."""
 

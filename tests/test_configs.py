@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl import PPO, RecordEpisodes, Trainer
+from lightning_rl import RecordEpisodes
 from lightning_rl.config_files import Loader
 from lightning_rl.startup import config_folder
 from tests.command_line import run
@@ -55,9 +55,6 @@ def test_a_packaged_config_trains_for_an_iteration(name, folder, monkeypatch, ca
         recorder = RecordEpisodes(gym.make(env["id"], max_episode_steps=40, **env.get("kwargs", {})))
         played(recorder, 6)
         recorder.save(dataset)
-    if "teacher" in settings:
-        trainer = Trainer(default_root_dir=folder / "runs", enable_progress_bar=False)
-        trainer.fit(PPO(env["id"], n_steps=16, batch_size=64, max_env_steps=128))
     quick = "--evaluation.episodes 1 --evaluation.max_episode_steps 10 --trainer.enable_progress_bar false"
     if "dataset" in settings:
         quick += " --model.updates_per_iteration 2"
