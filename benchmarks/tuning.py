@@ -92,8 +92,8 @@ def measure(case: str, sampler: str, seed: int, options: argparse.Namespace) -> 
     """Run a study and train again what it found."""
     folder: Path = options.out / f"{case}_{sampler}_{seed}"
     began = time.monotonic()
-    drawn = ["--sampler", sampler, "--seed", str(seed), "--trials", str(options.trials), "--seeds", str(options.seeds), "--out", str(folder)]
-    call(["tune", *study_options(case, options.out), *drawn])
+    drawn = f"--sampler {sampler} --seed {seed} --trials {options.trials} --seeds {options.seeds}".split()
+    call(["tune", *study_options(case, options.out), *drawn, "--out", str(folder)])
     seconds = time.monotonic() - began
     with (folder / "trials.csv").open() as lines:
         trials = list(csv.DictReader(lines))

@@ -527,6 +527,16 @@ def test_debug_shows_the_traceback(folder):
         main([*FIT.split(), "--model.n_steps", "0", "--debug"])
 
 
+def test_an_error_in_a_loss_of_a_users_own_is_shown_without_the_calls_of_lightning(folder, capfd):
+    (folder / "broken.py").write_text("from lightning_rl import PPO\nclass Broken(PPO):\n    def loss(self, *given):\n        return [][1]\n")
+    broken = "fit --import broken --model broken.Broken --model.env.id CartPole-v1 " + TINY.removeprefix("--model PPO ")
+    status, _, err = run(broken, capfd)
+    assert status == 1 and "return [][1]" in err and "IndexError: list index out of range" in err
+    assert "pytorch_lightning" not in err and err.endswith("(--debug shows all calls)\n")
+    with pytest.raises(IndexError):
+        main([*shlex.split(broken), "--debug"])
+
+
 def test_a_message_about_a_bare_value_gets_the_flag_in_front():
     given = {"accelerator": "gpu", "strategy": "auto", "devices": "auto", "default_root_dir": "runs"}
     text = explain_flag("No supported gpu backend found!", given)

@@ -5,9 +5,11 @@ import ast
 import importlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from lightning_rl import MODELS, __version__
@@ -35,7 +37,9 @@ SYNONYMS = {"train": "fit", "learn": "fit", "play": "evaluate", "enjoy": "evalua
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program. Returns its exit status: 0, 2 for wrong input, 1 if another process of the run is gone, 141 if its reader is."""
+    """Run the program. Returns its exit status: 0; 2 for wrong input; 1 for an error of a user's code or of ours, or if another process of
+    the run is gone; 141 if its reader is.
+    """
     raise_when_interrupted()
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
@@ -52,13 +56,26 @@ def main(argv: list[str] | None = None) -> int:
         return 2 if isinstance(error, SettingError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as error:
-        if not output_is_lost():
+    except Exception as error:
+        if isinstance(error, OSError) and output_is_lost():
+            if isinstance(error, BrokenPipeError):  # … | head
+                return 141
+            print(one_line(f"the output could not be written: {error.strerror}"), file=sys.stderr)
+            return 2
+        if debug:
             raise
-        if isinstance(error, BrokenPipeError):  # … | head
-            return 141
-        print(one_line(f"the output could not be written: {error.strerror}"), file=sys.stderr)
-        return 2
+        print_error(error)
+        return 1
+
+
+def print_error(error: Exception) -> None:
+    """Print an error that was not expected without the calls of Lightning between the program and what failed, often a user's code."""
+    shown = traceback.TracebackException.from_exception(error)
+    between = (str(Path(__file__).parent), f"{os.sep}pytorch_lightning{os.sep}")
+    if own := [frame for frame in shown.stack if not any(each in frame.filename for each in between)]:
+        shown.stack = traceback.StackSummary.from_list(own)
+    print("".join(shown.format()).rstrip(), file=sys.stderr)
+    print("(--debug shows all calls)", file=sys.stderr)
 
 
 def output_is_lost() -> bool:
