@@ -528,7 +528,8 @@ def test_debug_shows_the_traceback(folder):
 
 
 def test_an_error_in_a_loss_of_a_users_own_is_shown_without_the_calls_of_lightning(folder, capfd):
-    (folder / "broken.py").write_text("from lightning_rl import PPO\nclass Broken(PPO):\n    def loss(self, *given):\n        return [][1]\n")
+    lines = ("from lightning_rl import PPO", "class Broken(PPO):", "    def loss(self, *given):", "        return [][1]")
+    (folder / "broken.py").write_text("\n".join(lines))
     broken = "fit --import broken --model broken.Broken --model.env.id CartPole-v1 " + TINY.removeprefix("--model PPO ")
     status, _, err = run(broken, capfd)
     assert status == 1 and "return [][1]" in err and "IndexError: list index out of range" in err
