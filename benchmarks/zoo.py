@@ -31,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import yaml
 from references import ATTEMPTS, REFERENCES, Reference
@@ -41,6 +42,8 @@ from lightning_rl.training.loading import read_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PEERS = "peers"
+"""The folder in it with what `peers/zoo_sb3.py` found."""
 BEGIN, END = "<!-- zoo: begin -->", "<!-- zoo: end -->"
 FIGURES = ("return_mean", "return_std", "episodes", "best_env_steps", "env_steps", "minutes", "processes")
 MACHINE = ("processor", "python", "torch", "numpy", "gymnasium", "mujoco", "box2d")
@@ -101,8 +104,9 @@ def train(config: str, seed: int, folder: Path, processes: int) -> Row:
     call(*command, "--trainer.default_root_dir", home, "--trainer.run_name", name, "--ckpt_path", "last")
     (best,) = home.rglob(f"{name}/checkpoints/best.ckpt")
     last = best.with_name("last.ckpt")
-    judged = json.loads(call("evaluate", "--ckpt_path", best, "--episodes", EPISODES, "--seed", 50_000, "--json").splitlines()[-1])
-    steps = json.loads(call("evaluate", "--ckpt_path", last, "--episodes", 1, "--json").splitlines()[-1])["env_steps"]
+    judge = ["evaluate", *imports_of(config), "--json", "--ckpt_path"]
+    judged = json.loads(call(*judge, best, "--episodes", EPISODES, "--seed", 50_000).splitlines()[-1])
+    steps = json.loads(call(*judge, last, "--episodes", 1).splitlines()[-1])["env_steps"]
     figures = {"return_mean": round(judged["return_mean"], 3), "return_std": round(judged["return_std"], 3), "episodes": EPISODES}
     figures |= {"best_env_steps": judged["env_steps"], "env_steps": steps}
     figures |= {"minutes": round(minutes_of(best.parents[1] / "metrics.csv"), 2), "processes": processes}
@@ -192,16 +196,39 @@ def compare(rows: dict[str, Row], old: Row, new: Row) -> tuple[bool, str]:
     return float(new["return_mean"]) >= least, f"{values}: may differ, as {', '.join(others)} did; at least {least:.1f} is expected"
 
 
+def returns_of(rows: list[Row]) -> list[float]:
+    """Return what each seed reached."""
+    return [float(row["return_mean"]) for row in sorted(rows, key=lambda row: int(row["seed"]))]
+
+
 def mean_of(config: str) -> float:
     """Of its seeds; minus infinity if none was measured."""
-    returns = [float(row["return_mean"]) for row in rows_of(config)]
+    returns = returns_of(rows_of(config))
     return statistics.mean(returns) if returns else -math.inf
+
+
+def peer_rows(config: str) -> list[Row]:
+    """Return what Stable-Baselines3 reached here with rl-zoo's settings, none if it was not measured."""
+    file = RESULTS / PEERS / results_file(config).name
+    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
+
+
+def env_settings(config: str) -> dict[str, Any]:
+    """Return the settings of what a config learns."""
+    env = yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))["model"]["init_args"]["env"]
+    return {"id": env} if isinstance(env, str) else env
 
 
 def environment_of(config: str) -> str:
     """What a config learns."""
-    env = yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text("utf-8"))["model"]["init_args"]["env"]
-    return env if isinstance(env, str) else str(env["id"])
+    return str(env_settings(config)["id"])
+
+
+def imports_of(config: str) -> list[str]:
+    """Return the options by which a checkpoint is allowed to import the modules of its environment's wrappers."""
+    wrappers = (str(each["class_path"] if isinstance(each, dict) else each) for each in env_settings(config).get("wrappers", []))
+    modules = dict.fromkeys(each.rpartition(".")[0] for each in wrappers if "." in each)
+    return [option for module in modules for option in ("--import", module)]
 
 
 def verdict(config: str, reference: Reference | None) -> str:
@@ -214,16 +241,28 @@ def verdict(config: str, reference: Reference | None) -> str:
     if mean_of(config) >= least - 1e-9:
         return "yes"
     best = max((name for name in REFERENCES if environment_of(name) == environment_of(config)), key=mean_of)
-    return f"no: below {least:.1f}" + (f", which {best} reaches" if mean_of(best) >= least - 1e-9 else "")
+    short = f"no: below {least:.1f}" + (f", which {best} reaches" if mean_of(best) >= least - 1e-9 else "")
+    return "; ".join(filter(None, [short, beside_peer(returns_of(rows_of(config)), returns_of(peer_rows(config)))]))
+
+
+def beside_peer(ours: list[float], theirs: list[float]) -> str:
+    """Whether the mean is within two standard errors, over the seeds of both, of what Stable-Baselines3 reached on the same machine."""
+    if min(len(ours), len(theirs)) < 2:
+        return ""
+    error = math.hypot(*(statistics.stdev(each) / math.sqrt(len(each)) for each in (ours, theirs)))
+    least = statistics.mean(theirs) - 2 * error
+    return "as good as Stable-Baselines3 here" if statistics.mean(ours) >= least - 1e-9 else f"Stable-Baselines3 here: above {least:.1f}"
 
 
 def line(config: str) -> str:
     """A row of the table."""
     reference, rows = REFERENCES[config], sorted(rows_of(config), key=lambda row: int(row["seed"]))
     theirs = "" if reference is None else f"{reference}"
+    if peers := peer_rows(config):
+        theirs += f"; Stable-Baselines3 here, {int(peers[0]['env_steps']):,}: {each_of(peers)}"
     if not rows:
         return f"| {config} | *not yet measured* | | | | {theirs} | {ATTEMPTS.get(config, '')} |"
-    returns = [float(row["return_mean"]) for row in rows]
+    returns = returns_of(rows)
     places = 1 if abs(mean_of(config)) >= 2 else 2
     spread = f" ± {statistics.stdev(returns):.{places}f}" if len(returns) > 1 else ""
     note = "; ".join(filter(None, [verdict(config, reference), ATTEMPTS.get(config, "")]))
@@ -239,8 +278,7 @@ def short_line(config: str) -> str:
 
 def each_of(rows: list[Row]) -> str:
     """The return of each seed."""
-    returns = [float(row["return_mean"]) for row in rows]
-    return " ".join(f"{value:.{0 if abs(value) >= 20 else 1 if abs(value) >= 2 else 2}f}" for value in returns)
+    return " ".join(f"{value:.{0 if abs(value) >= 20 else 1 if abs(value) >= 2 else 2}f}" for value in returns_of(rows))
 
 
 def costs_of(rows: list[Row]) -> str:

@@ -58,6 +58,21 @@ def test_a_mean_two_errors_below_the_reference_is_as_good_and_one_further_below_
     assert zoo.verdict("ppo/pendulum", None) == "" and zoo.verdict("ppo/pendulum", zoo.Reference(1, None, "", "")) == "no error published"
 
 
+def test_a_row_that_falls_short_stands_beside_what_stable_baselines3_reached_here(zoo, measured, tmp_path):
+    reference = zoo.Reference(-172.0, 4.0, "100,000", "")
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers/ppo_pendulum.csv").write_text("seed,return_mean,env_steps\n1,-170,100000\n2,-186,100000\n")  # −178 ± 8
+    measured("ppo/pendulum", (-184, 1), (-196, 1))  # −190 ± 6, and 2 √(8² + 6²) = 20
+    assert zoo.verdict("ppo/pendulum", reference) == "no: below -180.0; as good as Stable-Baselines3 here"
+    assert "Stable-Baselines3 here, 100,000: -170 -186 |" in zoo.line("ppo/pendulum")
+    measured("ppo/pendulum", (-193, 1), (-205, 1))
+    assert zoo.verdict("ppo/pendulum", reference) == "no: below -180.0; Stable-Baselines3 here: above -198.0"
+
+
+def test_an_evaluation_may_import_the_wrappers_of_its_config(zoo):
+    assert zoo.imports_of("ppo/minigrid_doorkey_rnd") == ["--import", "minigrid.wrappers"] and zoo.imports_of("ppo/cartpole") == []
+
+
 def test_seeds_of_different_lengths_are_all_told(zoo, measured):
     measured("es/cartpole", (500, 542_794), (500, 520_932))
     assert zoo.line("es/cartpole").split(" | ")[1:4] == ["500.0 ± 0.0 (500 500)", "520,932 to 542,794", "1.0"]
