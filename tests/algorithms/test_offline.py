@@ -150,6 +150,8 @@ PROBES = {
     "the discount of a reward one step later": (DelayedReward, {}, [0, 1], [0.9, 1]),
     "the value beyond a time limit": (Endless, {}, [0], [10]),
 }
+FAST_PROBES = ("the value beyond a time limit",)
+"""The value of this one takes a reward, its discount and the bootstrap; the others say which is wrong."""
 FAST = {"learning_rate": {"schedule": "linear", "start": 0.02}, "batch_size": 64, "net_arch": [16], "gamma": 0.9, "tau": 0.1}
 SOFT = {"ent_coef": 1e-4}
 
@@ -158,7 +160,7 @@ def shown(env, action, episodes, **kwargs):
     return played(env(action=action, **kwargs), episodes)
 
 
-@pytest.mark.parametrize("name", PROBES)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[] if each in FAST_PROBES else [pytest.mark.slow]) for each in PROBES])
 @every_offline_algorithm
 def test_what_a_probe_teaches_offline(algorithm, name):
     env, kwargs, obs, values = PROBES[name]
