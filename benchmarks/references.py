@@ -122,6 +122,12 @@ REFERENCES: dict[str, Reference | None] = {
 }
 """By config, in the order of the table. CleanRL's are means over 3 seeds of training returns, Tianshou's over 10 seeds."""
 
+KNOWN = (
+    *("ppo/cartpole", "dqn/cartpole_quantiles", "ppo/mountaincar", "sac/pendulum", "td3/pendulum", "tqc/pendulum", "ppo/lunarlander"),
+    *("ppo/halfcheetah", "ppo/hopper", "ppo/walker2d", "ppo/ant", "ppo/swimmer"),
+)
+"""Those that README shows."""
+
 ATTEMPTS: dict[str, str] = {
     "ppo/lunarlander_continuous": "the reference is one run in LunarLander-v2; why ours stay 8 below it is not known",
     "ppo/inverted_double_pendulum": "the reference is the best evaluation met in training, in ours 9353 9359 9354; those checkpoints "
