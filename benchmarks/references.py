@@ -134,6 +134,7 @@ ATTEMPTS: dict[str, str] = {
     "fall in some of 100 other episodes",
     "ars/swimmer": "one seed of three finds a poor optimum; PPO is the one to take",
     "es/swimmer": "the reference is one run of twice the steps; seeds differ, and PPO is the one to take",
+    "a2c/pendulum": "single starts are not swung up in 1,000,000 steps; SAC and PPO do it in fewer",
     "ppo/mountaincar_rnd": "the reference normalizes observations and needs no novelty; without either, every episode here ends at -200",
     "sac/mountaincar_continuous": "by 0.05, where the error of the mean over our seeds is 0.2",
     "a2c/lunarlander": "A2C is weak here; PPO is the one to take",
