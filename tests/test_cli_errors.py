@@ -578,10 +578,11 @@ def test_output_that_cannot_be_written_is_one_line(arguments, folder):
     )
 
 
-def test_an_error_of_the_system_that_is_not_the_outputs_is_raised(monkeypatch):
+def test_an_error_of_the_system_that_is_not_the_outputs_is_shown(monkeypatch, capsys):
     def broken(*_):
         raise BrokenPipeError(32, "a worker is gone")
 
     monkeypatch.setattr("lightning_rl.cli.main.run", broken)
+    assert main(["list"]) == 1 and "BrokenPipeError: [Errno 32] a worker is gone" in capsys.readouterr().err
     with pytest.raises(BrokenPipeError, match="a worker is gone"):
-        main(["list"])
+        main(["list", "--debug"])
