@@ -31,10 +31,12 @@ Curves = dict[str, np.ndarray]
 
 def keep(config: str, folder: Path) -> None:
     """Write the curves of a config's measured runs that lie in a folder; those of other seeds stay."""
-    measured = {row["seed"] for row in rows_of(config)}
+    measured = {row["seed"]: row["env_steps"] for row in rows_of(config)}
     found = {run.name.removeprefix("seed_"): read_run(run) for run in (folder / config).rglob("seed_*")}
     counted, curves = read(config)
-    for seed in measured & found.keys():
+    for seed in measured.keys() & found.keys():
+        if found[seed].counter == "env_steps" and found[seed].counts[-1] != float(measured[seed]):
+            continue  # measured again, and interrupted
         counted = found[seed].counter
         curves[seed] = np.stack([found[seed].counts, found[seed].returns], 1)
     if curves:

@@ -26,7 +26,7 @@ def curves(monkeypatch, tmp_path):
     monkeypatch.setattr(script, "PICTURE", tmp_path / "picture.png")
     for config in CONFIGS:
         with zoo.results_file(config).open("w", newline="") as stream:
-            csv.writer(stream).writerows([["config", "seed"], [config, 1], [config, 2]])
+            csv.writer(stream).writerows([["config", "seed", "env_steps"], [config, 1, 200], [config, 2, 100]])
     return script
 
 
@@ -35,6 +35,7 @@ def test_the_curves_of_measured_runs_are_kept_and_those_of_other_seeds_stay(curv
     write_run(tmp_path / "runs/ppo/cartpole/PPO/CartPole-v1/seed_3", {100: [7]})  # has no row
     curves.keep("ppo/cartpole", tmp_path / "runs")
     write_run(tmp_path / "later/ppo/cartpole/PPO/CartPole-v1/seed_2", {100: [4]})
+    write_run(tmp_path / "later/ppo/cartpole/PPO/CartPole-v1/seed_1", {100: [9]})  # measured again, and interrupted before its 200 steps
     curves.keep("ppo/cartpole", tmp_path / "later")
     rows = (tmp_path / "curves/ppo_cartpole.csv").read_text().splitlines()
     assert rows == ["seed,counted,count,return", "1,env_steps,100,1.5", "1,env_steps,200,15", "2,env_steps,100,4"]
