@@ -62,8 +62,12 @@ def results_file(config: str) -> Path:
 
 def rows_of(config: str) -> list[Row]:
     """Return the results of a config, one a seed; what an older row does not hold is empty."""
-    file = results_file(config)
-    return [dict.fromkeys(COLUMNS, "") | row for row in csv.DictReader(file.read_text().splitlines())] if file.exists() else []
+    return [dict.fromkeys(COLUMNS, "") | row for row in read_rows(results_file(config))]
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Return the rows of a file, none if there is no file."""
+    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
 
 
 def call(*arguments: object) -> str:
@@ -209,8 +213,7 @@ def mean_of(config: str) -> float:
 
 def peer_rows(config: str) -> list[Row]:
     """Return what Stable-Baselines3 reached here with rl-zoo's settings, none if it was not measured."""
-    file = RESULTS / PEERS / results_file(config).name
-    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
+    return read_rows(RESULTS / PEERS / results_file(config).name)
 
 
 def env_settings(config: str) -> dict[str, Any]:

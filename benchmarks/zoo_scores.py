@@ -22,7 +22,7 @@ from report import put_between
 from lightning_rl.reports.aggregate import share_above
 from lightning_rl.reports.figures import COLORS, new_figure, png
 from lightning_rl.reports.tables import bootstrap, iqm
-from zoo import RESULTS, ROOT, environment_of, rows_of
+from zoo import RESULTS, ROOT, environment_of, read_rows, rows_of
 
 BEGIN, END = "<!-- scores: begin -->", "<!-- scores: end -->"
 PICTURE = ROOT / "docs" / "images" / "zoo_scores.png"
@@ -43,7 +43,7 @@ def suite_of(env: str) -> str | None:
 
 def random_return(env: str) -> float:
     """Return what random moves reach in an environment, played once."""
-    known = {row["env"]: float(row["return_mean"]) for row in read(RANDOM)}
+    known = {row["env"]: float(row["return_mean"]) for row in read_rows(RANDOM)}
     if env not in known:
         game, returns = gym.make(env), []
         for seed in range(FIRST_SEED, FIRST_SEED + EPISODES):
@@ -57,11 +57,6 @@ def random_return(env: str) -> float:
         known[env] = float(np.mean(returns))
         write(RANDOM, [{"env": name, "return_mean": f"{known[name]:.6g}"} for name in sorted(known)])
     return known[env]
-
-
-def read(file: Path) -> list[dict[str, str]]:
-    """Return the rows of a file, none if there is no file."""
-    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
 
 
 def write(file: Path, rows: list[dict[str, str]]) -> None:
