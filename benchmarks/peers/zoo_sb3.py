@@ -3,9 +3,9 @@
     pip install rl_zoo3==2.9.2 "gymnasium[box2d]"     # in an environment of its own
     PYTHONPATH=benchmarks python -m peers.zoo_sb3 ppo/acrobot [a2c/pendulum …] [--seeds 1 2 3] [--folder peer_runs]
 
-Trains with the settings and the step count of rl_zoo3's file, on our versions of the environments, and plays five episodes twenty times in a
-run; our runs evaluate at most as often. The best of those, with the statistics of its normalization, plays 100 episodes. A row a seed goes to
-`benchmarks/results/peers/<algorithm>_<config>.csv`, which `zoo.py table` shows.
+Trains with the settings and the step count of rl_zoo3's file, on our versions of the environments, and plays five episodes twenty times in
+a run; our runs evaluate at most as often. The best of those, with the statistics of its normalization, plays 100 episodes. A row a seed is
+written to `benchmarks/results/peers/<algorithm>_<config>.csv`, which `zoo.py table` shows.
 """
 
 from __future__ import annotations
