@@ -7,8 +7,8 @@
 with seeds that it has not seen, and the best checkpoint of each such run plays 100 episodes that no evaluation has played: the value of a
 study itself is the highest of many noisy ones, and says less. Prints a row a study, and the medians; repeating the command continues.
 
-`killed` kills a study at random moments, continues it each time, and compares all that it recorded, and the evaluations of its runs, with
-an undisturbed study: exits with status 1 if anything differs.
+`killed` kills a study in its second trial, its third, and so on, at a random moment, and continues it each time. Compares all that it
+recorded, and the evaluations of its runs, with an undisturbed study: exits with status 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ CASES = {
     "pendulum": ("--model TD3 --model.env.id Pendulum-v1 --model.env.num_envs 1 --model.max_env_steps 5000", PENDULUM),
 }
 """Options of `fit`, and the space; the packaged one by default."""
+TRIALS = 6
+"""Of the study that is killed."""
 COMMON = "--trainer.accelerator cpu --evaluation.episodes 5 --evaluation.num_envs 5"
 
 
@@ -134,19 +136,22 @@ def record(folder: Path) -> list[Any]:
 
 
 def killed(options: argparse.Namespace) -> int:
-    """Kill a study at random moments; return 1 if it ends in another way than an undisturbed one."""
-    arguments = ["tune", *study_options("cartpole_ppo", options.out), "--trials", "6", "--seeds", "2", "--startup_trials", "2"]
+    """Kill a study in its second trial, its third, …; return 1 if it ends in another way than an undisturbed one."""
+    arguments = ["tune", *study_options("cartpole_ppo", options.out), "--trials", str(TRIALS), "--seeds", "2", "--startup_trials", "2"]
     began = time.monotonic()
     call([*arguments, "--out", str(options.out / "whole")])
     seconds, draw = time.monotonic() - began, random.Random(0)
     print(f"undisturbed: {seconds:.0f} s", flush=True)
+    ended = 0
     for number in range(options.kills):
         study = subprocess.Popen([*PROGRAM, *arguments, "--out", str(options.out / "killed")], stdout=subprocess.PIPE, text=True)
-        time.sleep(draw.uniform(12, 12 + seconds / options.kills))
-        if study.poll() is None:
-            study.send_signal(signal.SIGKILL)
-        out = study.communicate()[0].splitlines()
-        print(f"kill {number + 1}: exit status {study.returncode} after: {out[-1] if out else 'nothing'}", flush=True)
+        lines = iter(study.stdout or ())
+        while ended <= number and (line := next(lines, "")):
+            ended += line.startswith("trial ")
+        time.sleep(draw.uniform(0, 0.5 * seconds / TRIALS))
+        study.send_signal(signal.SIGKILL)
+        ended += sum(line.startswith("trial ") for line in lines)
+        print(f"kill {number + 1}: exit status {study.wait()} when {ended} of {TRIALS} trials had ended", flush=True)
     call([*arguments, "--out", str(options.out / "killed")])
     equal = record(options.out / "killed") == record(options.out / "whole")
     print(f"{options.kills} kills: {'equal' if equal else 'DIFFERENT'}")

@@ -238,7 +238,8 @@ def load_with_env(path: str | Path, env: Env | None = None) -> Any:
     """Load the algorithm of a checkpoint that names its environment, or with the one given."""
     algorithm: Any = load(path, Run, Algorithm, **_given(env))
     if algorithm.env is None:
-        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; play it from Python")
+        call = f"lightning_rl.evaluate({str(path)!r}, env=...)"
+        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; from Python: {call}")
     return algorithm
 
 
