@@ -84,7 +84,7 @@ ERRORS = {
     "option: numbers out of range": [  # see RANGES
         ("--model.n_steps 0", "n_steps must be >= 1, got 0"),
         ("--model.batch_size 100", "batch_size 100 does not divide", "128 * 8 = 1024", "use 64 or 128"),
-        ("--model.gamma 1.5", "gamma must be >= 0 and <= 1, got 1.5"),
+        ("--model.gamma 1.5", "error: model.gamma must be >= 0 and <= 1, got 1.5"),
         ("--model.target_kl 0", "target_kl must be > 0, got 0"),
         ("--model.env.num_envs 0", "env.num_envs must be >= 1, got 0"),
         ("--model.env.max_episode_steps 0", "env.max_episode_steps must be >= 1, got 0"),

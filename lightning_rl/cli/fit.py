@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ from lightning_rl.setting_names import SECTIONS
 from lightning_rl.startup import find_modules_here
 from lightning_rl.training.run import Run
 from lightning_rl.training.run_processes import Ask, ReportRun, RunPlan
+from lightning_rl.training.settings import settings_of
 from lightning_rl.training.trainer import Trainer
 
 
@@ -95,7 +97,7 @@ class CLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build the algorithm and the Trainer, which may refuse their settings by any error."""
-        with one_line_errors(Exception):
+        with named_as_options(locate(self.config["fit"]["model"]["class_path"])), one_line_errors(Exception):
             super().instantiate_classes()
 
     def before_fit(self) -> None:
@@ -197,6 +199,18 @@ class Notices(logging.StreamHandler):
         if isinstance(sys.exception(), OSError):
             raise
         super().handleError(record)
+
+
+@contextmanager
+def named_as_options(algorithm: Any) -> Iterator[None]:
+    """Write `model.gamma` in an error that begins with `gamma`, a setting of the algorithm, as messages about types do."""
+    try:
+        yield
+    except SettingError as error:
+        setting = re.match(r"\w*", str(error))
+        if setting and setting[0] in settings_of(algorithm):
+            raise SettingError(f"model.{error}") from error
+        raise
 
 
 @contextmanager

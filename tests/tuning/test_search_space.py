@@ -92,7 +92,7 @@ REFUSED = {
     "model.learning_rat: {low: 1e-4, high: 1e-3}": "space.yaml: --model.learning_rat is not a setting of PPO; did you mean learning_rate?",
     "model.tau: {low: 0.1, high: 1.0}": "space.yaml: --model.tau is not a setting of PPO, only of SAC, TQC, DQN, TD3",
     "model.env.num_env: {choices: [1]}": "space.yaml: --model.env.num_env is not a setting; did you mean num_envs?",
-    "model.gamma: {low: 0.9, high: 1.1}": "space.yaml: gamma must be >= 0 and <= 1, got 1.1",
+    "model.gamma: {low: 0.9, high: 1.1}": "space.yaml: model.gamma must be >= 0 and <= 1, got 1.1",
     "model.n_epochs: {low: 1.0, high: 10.5}": "space.yaml: model.n_epochs must be an integer, got 10.5",
     "model.n_epochs: {choices: [2, many]}": "space.yaml: model.n_epochs must be an integer, got many",
     "model.ratio: {choices: [joint, per_prt]}": "space.yaml: model.ratio must be one of joint, per_part, per_dim, got per_prt",
