@@ -129,6 +129,8 @@ def find_config(name: str) -> Path:
     for path in (Path(name), folder / f"{name.removeprefix('configs/').removesuffix('.yaml')}.yaml"):
         if path.is_file():
             return path
+    if (Path(name) / "config.yaml").is_file():
+        raise SettingError(f"--config {name} is a run's folder; its config is {Path(name) / 'config.yaml'}")
     known = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
     raise SettingError(f"--config {name}: there is no such file or packaged config (see lightning-rl list){nearest(name, known)}")
 

@@ -4,11 +4,17 @@ import difflib
 import errno
 import math
 import os
+import sysconfig
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from numbers import Integral
+from pathlib import Path
 from typing import TypeVar
 
 Settings = TypeVar("Settings")
+NOT_OF_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"))
+"""Folders of code that is ours or Python's."""
 
 
 def printable(text: str) -> str:
@@ -29,6 +35,14 @@ class SettingError(Exception):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message)))
+
+
+def place_in_code(error: BaseException) -> str:
+    """Return the file and line of a user's code that raised an error, as ` (my_env.py:41)`; nothing where it was raised elsewhere."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *NOT_OF_USERS)) and "site-packages" not in frame.filename:
+            return f" ({Path(frame.filename).name}:{frame.lineno})"
+    return ""
 
 
 class NotFiniteError(SettingError):
@@ -79,6 +93,12 @@ def check_flag(name: str, value: object) -> None:
     """Raise `SettingError` unless value is true or false."""
     if not isinstance(value, bool):
         raise SettingError(f"{name} must be true or false, got {value!r}")
+
+
+def check_integers(name: str, value: object) -> None:
+    """Raise `SettingError` unless a value is a list of integers."""
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
+        raise SettingError(f"{name} must be a list of integers such as [64, 64], got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:

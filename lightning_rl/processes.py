@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from gymnasium.vector.utils import clear_mpi_env_vars
 
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, place_in_code
 from lightning_rl.startup import follow_parent
 
 ANSWER_TIMEOUT = 60.0
@@ -30,8 +30,8 @@ class WorkerError(SettingError):
 
 
 def error_line(error: Exception) -> str:
-    """Describe what a worker raised in one line."""
-    return shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
+    """Describe what a worker raised, and where, in one line."""
+    return shorten(f"{type(error).__name__}: {error}", 130, placeholder=" …") + place_in_code(error)
 
 
 class FailureLimit:

@@ -28,7 +28,7 @@ PARTS = {
 """An algorithm's settings that are mappings themselves, and their classes."""
 MOVED = {
     "policy": "model.encoder and model.net_arch: the spaces choose the network",
-    "policy_kwargs": "model.net_arch and model.activation",
+    "policy_kwargs": "model.net_arch, model.activation and model.encoder",
     "optimize_memory_usage": "model.replay.optimize_memory_usage",
     "replay_buffer_kwargs": "model.replay",
     "n_envs": "model.env.num_envs",
@@ -48,6 +48,7 @@ MOVED = {
     "tensorboard_log": "trainer.default_root_dir: each run has its TensorBoard events",
     "eval_freq": "evaluation.every_n_env_steps",
     "n_eval_episodes": "evaluation.episodes",
+    "import": "--import MODULE on the command line",
 }
 """Settings of Stable-Baselines3 and its zoo that have another name or place here, as on the command line."""
 IN_PYTHON = {
@@ -58,6 +59,7 @@ IN_PYTHON = {
     r"\bevaluation\.(\w+)": r"lrl.Trainer(evaluation=lrl.EvaluationConfig(\1=…))",
     r"\bcheckpoint\.(\w+)": r"lrl.Trainer(checkpoint=lrl.CheckpointConfig(\1=…))",
     r"\btrainer\.(\w+)": r"lrl.Trainer(\1=…)",
+    r"^(evaluation|checkpoint)$": r"lrl.Trainer(\1=…)",
     r"^seed_everything$": "pl.seed_everything(…) of pytorch_lightning, before the model is made",
 }
 """Patterns of settings as on the command line, and how they are written in Python."""
@@ -86,6 +88,8 @@ def owners_of(name: str) -> list[str]:
 
 def place_of(name: str) -> str | None:
     """Return where a config has a setting of that name, such as `model.env.num_envs`; None if it has none."""
+    if name in SECTIONS:
+        return name
     if owners_of(name):
         return f"model.{name}"
     places = [*(f"model.{part}" for part in PARTS), *SECTIONS, "trainer"]
@@ -101,7 +105,7 @@ def settings_of_model(name: str) -> list[str]:
 def settings_of_section(section: str) -> list[str]:
     """Return the settings in a section of a config, or in a part of an algorithm's."""
     if section == "trainer":
-        return [name for trainer in TRAINERS for name in read_names(trainer)]
+        return [name for trainer in TRAINERS for name in read_names(trainer) if name not in SECTIONS]
     return read_names({**SECTIONS, **PARTS}[section])
 
 

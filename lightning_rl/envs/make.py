@@ -26,7 +26,7 @@ from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv
 from lightning_rl.envs.tensors import HostView, gives_tensors
 from lightning_rl.envs.torch_control import PREFIX, register_torch_control
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
-from lightning_rl.errors import SettingError, missing_extra, nearest
+from lightning_rl.errors import SettingError, closest_of, missing_extra, nearest, place_in_code
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import Tree, tree_index
 
@@ -146,15 +146,23 @@ def _probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str
             return agents.with_joint(agents.find_spaces(), joint)
     name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
     with closing(single):
+        for space in ("observation_space", "action_space"):
+            if getattr(single, space, None) is None:
+                raise SettingError(f"the environment {name} has no {space}; see docs/environments.md")
         return _find_masks(single, as_spaces(single.observation_space, single.action_space), name)
 
 
 def _find_masks(env: gym.Env | VectorEnv, spaces: Spaces, name: str) -> Spaces:
     """Reset an environment, and mark its spaces as masked if the info has a mask."""
     try:
-        _, info = env.reset(seed=0)
+        result = env.reset(seed=0)
     except Exception as error:  # user code may raise anything
-        raise SettingError(f"the environment {name} cannot be reset: {_reason(error)}") from error
+        raise SettingError(f"the environment {name} cannot be reset: {_reason(error)}{place_in_code(error)}") from error
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise SettingError(
+            f"reset of the environment {name} must return an observation and an info, a mapping; got {shorten(repr(result), 60)}"
+        )
+    info = result[1]
     if isinstance(env, SyncVectorEnv) and MASK not in info and any(each.has_wrapper_attr("action_masks") for each in env.envs):
         raise SettingError("action_masks() of a ready vector environment is not called: wrap each in lightning_rl.envs.masks.MaskInfo")
     spaces = spaces._replace(masked=spaces.masked or MASK in info)
@@ -228,10 +236,11 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         prepare_package(config.id)
         return make()
     except gym.error.UnregisteredEnv as error:
-        hint = nearest(config.id.rpartition(":")[2], gym.registry)
-        raise SettingError(
-            f"env.id {config.id!r} is not a registered environment (one of your own: import its module first, or --import its_module){hint}"
-        ) from error
+        module, colon, name = config.id.rpartition(":")
+        close = closest_of(name, gym.registry)
+        hint = f"; did you mean {module}{colon}{close}?" if close else ""
+        own = "" if colon else f" (one of your own: its_module:{name}, or --import its_module)"
+        raise SettingError(f"env.id {config.id!r} is not a registered environment{own}{hint}") from error
     except Exception as error:  # a constructor may raise anything
         hint = "; try vectorization sync" if config.vectorization == "native" else ""
         if isinstance(error, ModuleNotFoundError | gym.error.DependencyNotInstalled):

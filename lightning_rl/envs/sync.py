@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, place_in_code
 from lightning_rl.spaces import MASK, mismatches, misshape
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
@@ -36,8 +36,12 @@ class Contract:
             raise SettingError(shorten(f"{self.who}: the reward {what}, and must be a number", 190, placeholder=" …"))
 
     def failure(self, error: Exception) -> SettingError:
-        """Return what the environment raised, in one line."""
-        return SettingError(shorten(f"{self.who} raised {type(error).__name__}: {error}", 190, placeholder=" …"))
+        """Return what the environment raised and where, in one line."""
+        place = place_in_code(error)
+        if isinstance(error, ValueError) and "to unpack" in str(error) and not place:
+            must = "step must return observation, reward, terminated, truncated and info, and reset observation and info"
+            return SettingError(f"{self.who}: {must} ({error})")
+        return SettingError(f"{self.who} raised {shorten(f'{type(error).__name__}: {error}', 130, placeholder=' …')}{place}")
 
     @contextmanager
     def naming(self, *passed: type[Exception]) -> Iterator[None]:

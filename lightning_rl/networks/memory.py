@@ -73,7 +73,7 @@ def as_memory(setting: Memory | Mapping[str, object] | None) -> Memory | None:
     if setting is None or isinstance(setting, Memory):
         return setting
     if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
-        raise SettingError(f"memory must be LSTM(…), GRU(…) or none, got {setting!r}")
+        raise SettingError(f"memory must be lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got {setting!r}")
     known, name = {cls.__name__: cls for cls in _subclasses(Memory)}, str(setting["class_path"]).rpartition(".")[2]
     if name not in known:
         raise SettingError(f"memory.class_path {name!r} is not a memory{nearest(name, known)}")

@@ -147,6 +147,15 @@ def environment_name(env: object) -> str:
     return spec.id if spec is not None else getattr(env, "__name__", type(env).__name__).strip("<>")
 
 
+def read_seed(ckpt_path: str | Path, otherwise: int | None) -> int | None:
+    """Return the seed that the run of a checkpoint began with, as its `config.yaml` says, for the run that continues it."""
+    with suppress(OSError, yaml.YAMLError):
+        settings = yaml.safe_load((Path(ckpt_path).parent.parent / "config.yaml").read_text())
+        if isinstance(settings, dict):
+            return settings.get("seed_everything", otherwise)
+    return otherwise
+
+
 @rank_zero_only
 def write_config(run: Path, config: dict[str, Any]) -> None:
     """Make the run's folder and write `config.yaml`, whole or not at all: `fit --config` repeats the run."""

@@ -17,7 +17,7 @@ from lightning_rl.data.dataset import ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SDE
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_integers, check_range
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
 from lightning_rl.networks.memory import Memory
@@ -78,7 +78,8 @@ def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, obj
             hint = way_out_of_algorithm(name, names, in_python=True) or f"; help({cls.__name__}) shows all"
             raise SettingError(f"{name} is not a setting of {cls.__name__}{hint}")
         if isinstance(given[name], Module) and "__dataclass_fields__" in vars(cls):
-            raise SettingError(f"{name} must be plain data, which a checkpoint can hold, got a {type(given[name]).__name__}")
+            instead = "; give its class" if name == "encoder" else ""
+            raise SettingError(f"{name} must be plain data, which a checkpoint can hold, got a {type(given[name]).__name__}{instead}")
     kinds = [each.kind for each in inspect.signature(cls.__init__).parameters.values()][1:]  # type: ignore[misc]
     by_place = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if args and isinstance(args[0], str) and args[0].endswith("Policy"):
@@ -114,6 +115,8 @@ def read_fields(instance: Any) -> dict[str, Schedule]:
             check_flag(name, value)
         elif get_origin(kind) is Literal and not others:
             check_choice(name, value, get_args(kind))
+        elif kind == list[int] and not others:
+            check_integers(name, value)
         setattr(instance, name, value)
     return schedules
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -28,7 +30,7 @@ from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
-from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
+from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_names, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
 from lightning_rl.setting_names import owners_of, way_out
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
@@ -41,12 +43,14 @@ from lightning_rl.training.run_folder import (
     cut_back_evaluations,
     environment_name,
     is_blank,
+    read_seed,
     replacing,
     take_run,
     write_config,
 )
 from lightning_rl.training.settings import plain, settings_of
 
+Section = TypeVar("Section", EvaluationConfig, CheckpointConfig)
 STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
 REFUSED_FLAGS = {
     "gradient_clip_val": ((), STEPS, "model.max_grad_norm"),
@@ -152,9 +156,9 @@ class Trainer(EvaluatingTrainer):
                     raise SettingError(f"trainer.barebones leaves out {name}: do not set it")
             evaluation = checkpoint = log_every_n_steps = None
             logger, enable_progress_bar = logger or False, enable_progress_bar or False
-        evaluation = EvaluationConfig(**evaluation) if isinstance(evaluation, Mapping) else evaluation
+        evaluation = make_section("evaluation", evaluation, EvaluationConfig)
         evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
-        checkpoint = CheckpointConfig(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint
+        checkpoint = make_section("checkpoint", checkpoint, CheckpointConfig)
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
         check_flag("trainer.plot", plot)
@@ -273,6 +277,10 @@ class Trainer(EvaluatingTrainer):
                 if found is None:
                     return
             self.run_folder = run_folder
+            if found is not None:
+                self.config["seed_everything"] = read_seed(found, self.config["seed_everything"])
+            elif "PL_GLOBAL_SEED" not in os.environ:
+                torch.manual_seed(int(torch.randint(2**62, ())))  # else a second run of a program would act as the first did
             for line in [] if init_from is None else take_weights(model, init_from):
                 self.say(line)
             if force and found is None:
@@ -420,6 +428,8 @@ class Trainer(EvaluatingTrainer):
         """End the program after a signal, with the command to continue and the signal's exit status."""
         assert self.stop.received is not None
         at, command = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}", self._command_to_continue(model)
+        if command is None and last_generation(self.run_folder / "checkpoints") is not None:
+            command = f'fit(model, ckpt_path="{self.run_folder}")'
         self.say(at if command is None else f"{at}; continue: {command}")
         if self.local_rank:  # Lightning kills the other ranks if one that it started ends with another status
             raise SystemExit(0)
@@ -432,6 +442,16 @@ class Trainer(EvaluatingTrainer):
             bars[0].print(text)
         else:
             print(printable(text), flush=True)
+
+
+def make_section(name: str, given: object, cls: type[Section]) -> Section | None:
+    """Return the settings of a section, given as they are, as a mapping, or as None for none."""
+    if isinstance(given, Mapping):
+        check_names(f"{name}.", given, [each.name for each in fields(cls)])  # type: ignore[arg-type]
+        return cls(**given)
+    if given is None or isinstance(given, cls):
+        return given
+    raise SettingError(f"{name} must be {cls.__name__}(…), a mapping of its settings, or None for none, got {given!r}")
 
 
 def in_notebook() -> bool:
