@@ -189,7 +189,7 @@ ERRORS = {
     "option: environments": [
         (
             "--model.env.id Mien-v0",
-            "env.id 'Mien-v0' is not a registered environment (one of your own: import its module first, or --import its_module)",
+            "env.id 'Mien-v0' is not a registered environment (one of your own: its_module:Mien-v0, or --import its_module)",
         ),
         ("--model.env.id CartPol-v1", "env.id 'CartPol-v1'", "did you mean CartPole-v1?"),
         ("--model.env.id CartPole-v9", "env.id 'CartPole-v9'", "did you mean CartPole-v1?"),
@@ -347,13 +347,16 @@ ERRORS = {
         (MODEL + "    learning_rat: 1e-3", "model.learning_rat in c.yaml", "did you mean learning_rate?"),
         (MODEL + "    n_steps_: 1", "model.n_steps_ in c.yaml is not a setting of PPO; did you mean n_steps?"),
         (MODEL + "    buffer_size: 1", "model.buffer_size in c.yaml is not a setting of PPO, only of SAC, TQC, CrossQ, DQN, TD3"),
-        ("model: {class_path: PPO, gamma: 0.9}", "model.gamma in c.yaml is not a setting; choose from class_path, init_args"),
+        ("model: {class_path: PPO, gamma: 0.9}", "model.gamma in c.yaml is not a setting; here it is model.init_args.gamma"),
         (
             MODEL + "trainer: {callbacks: [{class_path: X, monitor: y}]}",
             "trainer.callbacks.monitor in c.yaml is not a setting; choose from",
         ),
         (MODEL + "evaluation: {episode: 3}", "evaluation.episode in c.yaml", "did you mean episodes?"),
         (MODEL + "checkpoint: {kep: 3}", "checkpoint.kep in c.yaml", "did you mean keep?"),
+        ("model: {class_path: PPO, init_args: {evaluation: {episodes: 3}}}", "model.evaluation in c.yaml", "here it is evaluation"),
+        (MODEL + "trainer: {evaluation: {episodes: 3}}", "trainer.evaluation in c.yaml is not a setting; here it is evaluation"),
+        (MODEL + "import: [mine]", "import in c.yaml is not a setting; here it is --import MODULE on the command line"),
         ("model: {class_path: PPO, init_arg: {}}", "model.init_arg in c.yaml", "did you mean init_args?"),
         (
             "model: {class_path: PPO, init_args: {env: {id: CartPole-v1, num_env: 3}}}",

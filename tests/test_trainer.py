@@ -147,6 +147,31 @@ def test_a_runs_folder_continues_from_its_last_checkpoint_in_a_new_folder(fit):
     assert (trainer.run_folder.name, trainer.global_step) == ("version_1", 8)
 
 
+def test_two_runs_of_a_program_that_nobody_seeded_differ_and_a_seed_of_torch_repeats_one(folder, monkeypatch):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+    def learn(seed=None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model = PPO("CartPole-v1", n_steps=8, batch_size=64, max_env_steps=64, net_arch=[8])
+        with torch.no_grad():
+            for parameter in model.network.parameters():  # alike, so that only experience differs
+                parameter.fill_(0.1)
+        Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None).fit(model)
+        return weights(model)
+
+    assert not torch.equal(learn(), learn())
+    assert torch.equal(learn(3), learn(3))
+
+
+def test_a_continued_run_keeps_the_seed_that_it_began_with(fit):
+    pl.seed_everything(5)
+    run = fit(evaluation=None, max_env_steps=16).run_folder
+    pl.seed_everything(0)
+    assert fit(ckpt_path="last", evaluation=None, max_env_steps=32).run_folder == run
+    assert yaml.safe_load((run / "config.yaml").read_text())["seed_everything"] == 5
+
+
 def test_a_run_without_evaluations_has_no_best_checkpoint_and_the_line_names_its_last(fit):
     run = fit(evaluation=None, max_env_steps=16).run_folder
     with pytest.raises(SettingError) as error:

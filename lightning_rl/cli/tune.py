@@ -219,6 +219,5 @@ def print_results(study: Study, model: Any) -> None:
         say(remark)
     say(f"trials: {study.folder / 'trials.csv'}, picture: {picture}")
     say(f"train with the best settings: {join(['lightning-rl', 'fit', '--config', str(study.folder / 'best.yaml')])}")
-    say(
-        f"that run learns for {model.length:,} {model.counted}, as each trial did, to the end of an iteration; --model.max_{model.counter} N changes that"
-    )
+    length = f"{model.length:,} {model.counted}, as each trial did, in whole iterations"
+    say(f"that run learns for {length}; --model.max_{model.counter} N changes that")

@@ -48,7 +48,13 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
         ("PPO('CartPole-v1', seed=1)", "seed is not a setting of PPO; here it is pl.seed_everything(…) of pytorch_lightning"),
         ("PPO('CartPole-v1', device='cpu')", "device is not a setting of PPO; here it is lrl.Trainer(accelerator=…)"),
         ("PPO('CartPole-v1', tensorboard_log='a')", "tensorboard_log is not a setting of PPO; here it is lrl.Trainer(default_root_dir=…)"),
-        ("PPO('CartPole-v1', policy_kwargs={})", "policy_kwargs is not a setting of PPO; here it is net_arch and activation"),
+        ("PPO('CartPole-v1', policy_kwargs={})", "policy_kwargs is not a setting of PPO; here it is net_arch, activation and encoder"),
+        ("PPO('CartPole-v1', net_arch={'pi': [64]})", "net_arch must be a list of integers such as [64, 64], got {'pi': [64]}"),
+        ("PPO('CartPole-v1', net_arch=64)", "net_arch must be a list of integers such as [64, 64], got 64"),
+        ("PPO('CartPole-v1', memory='LSTM')", "memory must be lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got 'LSTM'"),
+        ("PPO('CartPole-v1', evaluation=None)", "evaluation is not a setting of PPO; here it is lrl.Trainer(evaluation=…)"),
+        ("Trainer(evaluation=False)", "evaluation must be EvaluationConfig(…), a mapping of its settings, or None for none, got False"),
+        ("Trainer(checkpoint={'kep': 1})", "checkpoint.kep is not a setting; did you mean keep?"),
         ("PPO('CartPole-v1', policy='MlpPolicy')", "policy is not a setting of PPO; here it is encoder and net_arch"),
         ("PPO('CartPole-v1', wxyz=1)", "wxyz is not a setting of PPO; help(PPO) shows all"),
         ("SAC('Pendulum-v1', n_epochs=4)", "n_epochs is not a setting of SAC, only of PPO, POCA, PQN"),
@@ -61,7 +67,10 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
         ),
         ("Trainer(callbacks=print)", "trainer.callbacks: print is not a callback; it must be a pytorch_lightning.Callback"),
         ("Trainer(callbacks=[lrl.Video])", "trainer.callbacks: Video is not a callback; write Video(…)"),
-        ("PPO('CartPol-v1')", "env.id 'CartPol-v1' is not a registered environment (one of your own: import its module first, or --import"),
+        (
+            "PPO('CartPol-v1')",
+            "env.id 'CartPol-v1' is not a registered environment (one of your own: its_module:CartPol-v1, or --import its",
+        ),
     ],
 )
 def test_a_habit_from_another_library_ends_in_one_line_with_the_way_out(wrong, words):

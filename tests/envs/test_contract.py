@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from contextlib import closing
 
 import gymnasium as gym
@@ -77,6 +79,10 @@ class Odd(gym.Env):
 gym.register("Odd-v0", f"{__name__}:Odd")
 
 
+def without_place(error):
+    return re.sub(r" \(test_contract\.py:\d+\)$", "", str(error), flags=re.M)
+
+
 def config(case, vectorization="sync", autoreset=None):
     return EnvConfig("Odd-v0", 2, vectorization, autoreset, {"case": case})
 
@@ -95,7 +101,7 @@ def test_a_wrong_return_value_of_a_sync_environment_is_reported_with_its_name(ca
     with pytest.raises(SettingError) as error:
         two_steps(case, "sync", autoreset)
     said = ODD[case][1]
-    assert str(error.value) == f"environment 0 of Odd-v0{' ' if said.startswith('raised') else ': '}{said}"
+    assert without_place(error.value) == f"environment 0 of Odd-v0{' ' if said.startswith('raised') else ': '}{said}"
 
 
 @pytest.mark.parametrize("case", ["a scalar observation", "a part of another shape", "a reward as a text"])
@@ -110,7 +116,7 @@ def test_a_wrong_return_value_in_evaluation_is_reported(case):
     model = tiny(PPO, "Odd-v0", env={"kwargs": {"case": case}})
     with closing(make_player(model.env, 1, None)) as player, pytest.raises(SettingError) as error:
         player.play(model.network, 1, 0, True)
-    assert str(error.value).startswith("environment 0 of Odd-v0") and str(error.value).endswith(ODD[case][1])
+    assert str(error.value).startswith("environment 0 of Odd-v0") and without_place(error.value).endswith(ODD[case][1])
 
 
 @pytest.mark.parametrize("case", FINE)
@@ -130,17 +136,64 @@ class Resets(Scripted):
 
 
 def test_an_error_in_reset_is_reported_with_the_environment():
-    with pytest.raises(SettingError, match=r"^environment 0 of Resets raised RuntimeError: the level is locked$"):
+    with pytest.raises(SettingError, match=r"^environment 0 of Resets raised RuntimeError: the level is locked \(test_contract\.py:\d+\)$"):
         fit(PPO(Resets, n_steps=8, batch_size=8, max_env_steps=64))
 
 
 def test_the_command_line_prints_one_line_and_with_debug_the_traceback(folder, capfd):
     arguments = f"fit --model.env.id {__name__}:Odd-v0 --model.env.vectorization sync {TINY}"
     status, _, err = run(f"{arguments} --model.env.kwargs.case 'an error'", capfd)
-    assert (status, err) == (2, "error: environment 0 of Odd-v0 raised ValueError: no sensor\n")
+    assert (status, without_place(err)) == (2, "error: environment 0 of Odd-v0 raised ValueError: no sensor\n")
     with pytest.raises(SettingError) as error:
         main([*arguments.split(), "--model.env.kwargs.case", "an error", "--debug"])
     cause = error.value
     while cause.__cause__ is not None:
         cause = cause.__cause__
     assert repr(cause) == "ValueError('no sensor')" and cause.__traceback__ is not None
+
+
+def test_an_error_of_an_environment_names_the_line_that_raised_it():
+    lines, first = inspect.getsourcelines(Odd.step)
+    line = first + next(i for i, text in enumerate(lines) if "raise" in text)
+    with pytest.raises(SettingError, match=rf"\(test_contract\.py:{line}\)$"):
+        two_steps("an error", "sync")
+
+
+class Bare(gym.Env):
+    """Has neither spaces nor the return values of gymnasium."""
+
+    def reset(self, **arguments):
+        return np.zeros(2, np.float32)
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, {}
+
+
+class OldReset(Bare):
+    """Returns an observation alone, whose two numbers might pass for an observation and an info."""
+
+    observation_space, action_space = Box(-1, 1, (2,), np.float32), Discrete(2)
+
+
+class OldStep(OldReset):
+    """Returns four values from a step."""
+
+    def reset(self, **arguments):
+        return super().reset(), {}
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (Bare, "the environment Bare has no observation_space; see docs/environments.md"),
+        (
+            OldReset,
+            "reset of the environment OldReset must return an observation and an info, a mapping; got array([0., 0.], dtype=float32)",
+        ),
+        (OldStep, "environment 0 of OldStep: step must return observation, reward, terminated, truncated and info, and reset"),
+    ],
+)
+def test_an_environment_of_an_older_interface_is_told_what_to_return(env, words):
+    with pytest.raises(SettingError) as error:
+        fit(PPO(env, n_steps=8, batch_size=8, max_env_steps=64))
+    assert str(error.value).startswith(words)

@@ -105,7 +105,7 @@ def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(f
     config = yaml.safe_load((folder / "mine" / "best.yaml").read_text())
     settings = config["model"]["init_args"]
     assert settings["learning_rate"] == float(best["learning_rate"])
-    length = f"that run learns for {settings['max_env_steps']:,} environment steps, as each trial did"
+    length = f"that run learns for {settings['max_env_steps']:,} environment steps, as each trial did, in whole iterations"
     assert f"{length}; --model.max_env_steps N changes that\n" in out
     assert run("fit --config mine/best.yaml --print_config", capfd)[0] == 0
 
