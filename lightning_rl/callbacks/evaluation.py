@@ -21,7 +21,7 @@ from lightning_rl.callbacks.checkpoints import interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
-from lightning_rl.data.episodes import Episode, EpisodePlayer, rates_of, returns_of_parts
+from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
 from lightning_rl.data.exploitability import find_exploitability
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
@@ -242,6 +242,9 @@ class RolloutEvaluator(pl.Callback):
         self.last_played = steps * algorithm.spaces.rows
         self.played += self.last_played
         episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
+        if self.evaluations == 1 and any(episode.length == MAX_EPISODE_STEPS for episode in episodes):
+            way_out = "evaluation.max_episode_steps ends them earlier, env.max_episode_steps those of training too"
+            algorithm.say(f"hint: episodes of the evaluation were ended after {MAX_EPISODE_STEPS:,} steps; {way_out}")
         statistics = algorithm.collector.statistics
         statistics.share_reports()
         self.reports_success |= statistics.reports_success or any(each.success is not None for each in episodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -315,3 +316,12 @@ def test_statistics_of_returns_worked_by_hand():
 def test_one_episode_has_no_interval():
     statistics = summarize([Episode(0, 5.0, 7, None)])
     assert statistics["return_mean"] == statistics["iqm"] == 5 and statistics["ci_low"] is statistics["ci_high"] is None
+
+
+def test_an_evaluation_that_had_to_end_episodes_says_so_once(capsys):
+    model = PPO(partial(Endless, period=20_000), n_steps=8, batch_size=8, n_epochs=1, max_env_steps=16, net_arch=[8])
+    fit(model, callbacks=[RolloutEvaluator(8, 1)])
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("hint")] == [
+        "hint: episodes of the evaluation were ended after 10,000 steps; evaluation.max_episode_steps ends them earlier, "
+        "env.max_episode_steps those of training too"
+    ]
