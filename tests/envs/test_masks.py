@@ -220,7 +220,7 @@ class Unplugged(Scripted):
 
 
 def test_an_environment_that_cannot_be_reset_is_reported_in_one_line():
-    with pytest.raises(SettingError, match=r"^the environment Unplugged cannot be reset: no power$"):
+    with pytest.raises(SettingError, match=r"^the environment Unplugged cannot be reset: no power \(test_masks\.py:\d+\)$"):
         probe_spaces(Unplugged)
 
 

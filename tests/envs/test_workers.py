@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,7 +144,7 @@ def test_a_worker_that_fails_too_often_ends_the_run_with_one_line():
     with pytest.raises(SettingError) as error:
         stepper.step(np.array([0, 0, 1]))
     expected = "worker 2 of FaultyWorker-v0 failed more than 2 times in an hour; last: ValueError: the motor is hot"
-    assert str(error.value) == expected
+    assert re.fullmatch(rf"{expected} \(test_workers\.py:\d+\)", str(error.value))
     stepper.close()
 
 
