@@ -129,18 +129,11 @@ KNOWN = (
 """The rows of README's table: what people know."""
 
 ATTEMPTS: dict[str, str] = {
-    "ppo/lunarlander_continuous": "the reference is one run in LunarLander-v2; why ours stay 8 below it is not known",
-    "ppo/inverted_double_pendulum": "the reference is the best evaluation met in training, in ours 9353 9359 9354; those checkpoints "
-    "fall in some of 100 other episodes",
-    "ars/swimmer": "one seed of three finds a poor optimum; PPO is the one to take",
-    "es/swimmer": "the reference is one run of twice the steps; seeds differ, and PPO is the one to take",
     "a2c/pendulum": "why ours stay below Stable-Baselines3's is not known",
-    "ars/acrobot": "why is not known",
-    "ars/mountaincar": "why is not known",
     "dqn/mountaincar": "why is not known",
     "ppo/minigrid_doorkey_rnd": "the most likely actions of seed 1 never reach the goal",
     "ppo/mountaincar_rnd": "the reference normalizes observations and needs no novelty; without either, every episode here ends at -200",
-    "sac/mountaincar_continuous": "by 0.05, where the error of the mean over our seeds is 0.2",
+    "sac/mountaincar_continuous": "by 0.03, where the error of the mean over our seeds is 0.14",
     "a2c/lunarlander": "A2C is weak here; PPO is the one to take",
     **{f"{name}/pendulum": "offline, from a set whose mean return is -1,065" for name in ("td3_bc", "iql", "awac", "cql")},
     "ppo/simple_spread": "per agent, where random moves reach -52.4 in the same episodes",

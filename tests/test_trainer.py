@@ -20,6 +20,7 @@ from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, Roll
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
+from lightning_rl.training import trainer as trainer_module
 from tests.command_line import MODULE
 from tests.environments import Endless
 from tests.fitting import tiny, weights
@@ -149,6 +150,7 @@ def test_a_runs_folder_continues_from_its_last_checkpoint_in_a_new_folder(fit):
 
 def test_two_runs_of_a_program_that_nobody_seeded_differ_and_a_seed_of_torch_repeats_one(folder, monkeypatch):
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    monkeypatch.setattr(trainer_module, "unseeded", torch.initial_seed())  # as in a new program
 
     def learn(seed=None):
         if seed is not None:

@@ -51,6 +51,8 @@ from lightning_rl.training.run_folder import (
 from lightning_rl.training.settings import plain, settings_of
 
 Section = TypeVar("Section", EvaluationConfig, CheckpointConfig)
+unseeded = torch.initial_seed()
+"""What torch draws from in a program that does not seed it."""
 STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
 REFUSED_FLAGS = {
     "gradient_clip_val": ((), STEPS, "model.max_grad_norm"),
@@ -279,8 +281,8 @@ class Trainer(EvaluatingTrainer):
             self.run_folder = run_folder
             if found is not None:
                 self.config["seed_everything"] = read_seed(found, self.config["seed_everything"])
-            elif "PL_GLOBAL_SEED" not in os.environ:
-                torch.manual_seed(int(torch.randint(2**62, ())))  # else a second run of a program would act as the first did
+            else:
+                draw_seed()
             for line in [] if init_from is None else take_weights(model, init_from):
                 self.say(line)
             if force and found is None:
@@ -442,6 +444,14 @@ class Trainer(EvaluatingTrainer):
             bars[0].print(text)
         else:
             print(printable(text), flush=True)
+
+
+def draw_seed() -> None:
+    """Seed a run that nobody seeded, in which torch has the seed that it began with: a second one would act as the first did."""
+    global unseeded
+    if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() == unseeded:
+        unseeded = int(torch.randint(2**62, ()))
+        torch.manual_seed(unseeded)
 
 
 def make_section(name: str, given: object, cls: type[Section]) -> Section | None:
