@@ -457,7 +457,7 @@ def draw_seed() -> None:
 def make_section(name: str, given: object, cls: type[Section]) -> Section | None:
     """Return the settings of a section, given as they are, as a mapping, or as None for none."""
     if isinstance(given, Mapping):
-        check_names(f"{name}.", given, [each.name for each in fields(cls)])  # type: ignore[arg-type]
+        check_names(f"{name}.", given, [each.name for each in fields(cls)])
         return cls(**given)
     if given is None or isinstance(given, cls):
         return given
