@@ -166,7 +166,7 @@ BAD = {
     "--address auto": "--address is that of a Ray cluster: add --engine ray",
     "--trainer.devices 2": "tune trains each run in one process",
     "--space nowhere.yaml": "--space nowhere.yaml: there is no such file",
-    "--space wrong.yaml": "wrong.yaml: gamma must be >= 0 and <= 1, got 1.5",
+    "--space wrong.yaml": "wrong.yaml: model.gamma must be >= 0 and <= 1, got 1.5",
     "--model.gama 0.9": "--model.gama is not a setting of PPO; did you mean gamma?",
 }
 
