@@ -123,7 +123,7 @@ BAD = {
     "--seeds 2 --ckpt_path runs": "--seeds continues each run from its own checkpoint: --ckpt_path last, not runs",
     "--seeds 2 --ckpt_path last --init_from runs": "ckpt_path continues a run and init_from begins one",
     "--seeds 2 --init_from nowhere": "init_from 'nowhere'",
-    "--seeds 2 --model.n_steps 0": "n_steps must be >= 1",
+    "--seeds 2 --model.n_steps 0": "model.n_steps must be >= 1",
     "--sedes 2": "--sedes is not a setting; did you mean seeds?",
 }
 

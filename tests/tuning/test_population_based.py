@@ -159,7 +159,7 @@ BAD = {
     "--jobs 0": "--jobs must be >= 1, got 0",
     "--address auto --jobs 2": "--jobs does not go with --population and --address",
     "--space fixed.yaml": "fixed.yaml: model.env.num_envs cannot change while a run is trained; --population varies ",
-    "--space wrong.yaml": "wrong.yaml: gamma must be >= 0 and <= 1, got 1.5",
+    "--space wrong.yaml": "wrong.yaml: model.gamma must be >= 0 and <= 1, got 1.5",
     "--out old": "there is a population in old, and it cannot be continued: name another --out, or delete it",
     "--evaluation null": "tune compares runs by their evaluations: leave out evaluation null",
 }
