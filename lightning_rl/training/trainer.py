@@ -431,7 +431,7 @@ class Trainer(EvaluatingTrainer):
         assert self.stop.received is not None
         at, command = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}", self._command_to_continue(model)
         if command is None and last_generation(self.run_folder / "checkpoints") is not None:
-            command = f'fit(model, ckpt_path="{self.run_folder}")'
+            command = f'trainer.fit(model, ckpt_path="{self.run_folder}")'
         self.say(at if command is None else f"{at}; continue: {command}")
         if self.local_rank:  # Lightning kills the other ranks if one that it started ends with another status
             raise SystemExit(0)
