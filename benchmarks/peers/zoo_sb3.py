@@ -4,8 +4,9 @@
     PYTHONPATH=benchmarks python -m peers.zoo_sb3 ppo/acrobot [a2c/pendulum …] [--seeds 1 2 3] [--folder peer_runs]
 
 Trains with the settings and the step count of rl_zoo3's file, on our versions of the environments, and plays five episodes twenty times in
-a run; our runs evaluate at most as often, with 10 to 50 episodes. The best of those, with the statistics of its normalization, plays 100 episodes. A row a seed is
-written to `benchmarks/results/peers/<algorithm>_<config>.csv`, which `zoo.py table` shows.
+a run; our runs evaluate at most as often, with 5 to 50 episodes as each config says. The best of those, with the statistics of its
+normalization, plays 100 episodes. A row a seed is written to `benchmarks/results/peers/<algorithm>_<config>.csv`, which `zoo.py table`
+shows.
 """
 
 from __future__ import annotations
