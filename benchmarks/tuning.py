@@ -3,9 +3,10 @@
     python benchmarks/tuning.py compare [--case cartpole pendulum] [--studies 3] [--trials 20] [--seeds 1] [--retrained 2] [--out FOLDER]
     python benchmarks/tuning.py killed [--kills 5] [--out FOLDER]
 
-`compare` repeats a study with each sampler and several seeds of the draws, the same pruner for both. What a study found is trained again
-with seeds that it has not seen, and the best checkpoint of each such run plays 100 episodes that no evaluation has played: the value of a
-study itself is the highest of many noisy ones, and says less. Prints a row a study, and the medians; repeating the command continues.
+`compare` repeats a study with each sampler and several seeds of the draws, the same pruner for both. TPE begins with the config's own
+values, as `tune` does by default; random trials are drawn anywhere. What a study found is trained again with seeds that it has not seen,
+and the best checkpoint of each such run plays 100 episodes that no evaluation has played: the value of a study itself is the highest of
+many noisy ones, and says less. Prints a row a study, and the medians; repeating the command continues.
 
 `killed` kills a study in its second trial, its third, and so on, at a random moment, and continues it each time. Compares all that it
 recorded, and the evaluations of its runs, with an undisturbed study: exits with status 1 if anything differs.
@@ -53,8 +54,8 @@ model.net_arch: {choices: [[32, 32], [64, 64]]}
 """
 """A space of DQN that is small enough for a CPU."""
 CASES = {
-    "cartpole": ("--model DQN --model.env.id CartPole-v1 --model.env.num_envs 1 --model.max_env_steps 8000", CARTPOLE),
-    "cartpole_ppo": ("--model PPO --model.env.id CartPole-v1 --model.env.num_envs 8 --model.max_env_steps 3000", None),
+    "cartpole": ("--config dqn/cartpole --model.max_env_steps 8000", CARTPOLE),
+    "cartpole_ppo": ("--config ppo/cartpole --model.max_env_steps 3000", None),
     "pendulum": ("--model TD3 --model.env.id Pendulum-v1 --model.env.num_envs 1 --model.max_env_steps 5000", PENDULUM),
 }
 """Options of `fit`, and the space; the packaged one by default."""

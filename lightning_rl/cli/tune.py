@@ -25,7 +25,7 @@ from lightning_rl.training.settings import settings_of
 from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
 from lightning_rl.tuning.population import Evaluation, Population, member_name, mutable_space
 from lightning_rl.tuning.report import draw_study, write_best, write_trials
-from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space
+from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space, shorten_path
 from lightning_rl.tuning.study import Objective, Study, StudySettings
 
 
@@ -45,7 +45,9 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
     root = folder.absolute() if options.engine == "ray" else folder
     make_plan = partial(plan_run, root, runs_in(root, base.model), space, others, imports)
-    study = Study(folder, space, settings, objective, config, say)
+    own = space.own_values(config["model"]["init_args"], base.model.schedules)
+    study = Study(folder, space, settings, objective, config, own, say)
+    describe_study(study, base.model)
     results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
     with study.open(results.write):
         engine.run()
@@ -55,6 +57,24 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
         end_program(engine.received)
     print_results(study, base.model)
     return 0
+
+
+def describe_study(study: Study, model: Any) -> None:
+    """Print what varies, from where, how runs are compared, and where the study is."""
+    settings, objective, dimensions = study.settings, study.objective, study.space.dimensions
+    runs = f"{settings.seeds} runs" if settings.seeds > 1 else "a run"
+    drawn = f"drawn by {settings.sampler}"
+    if settings.sampler == "tpe":
+        missing = [shorten_path(each.path) for each in dimensions if each.path not in study.own]
+        drawn += f", at first the config's own values{' but for ' * bool(missing)}{', '.join(missing)}"
+    say(f"study of {type(model).__name__} on {environment_name(model.env)}")
+    say(f"  trials        {settings.trials}, each {runs} of {model.length:,} {model.counted}")
+    say(f"  settings      {', '.join(shorten_path(each.path) for each in dimensions)} ({study.space.source})")
+    say(f"  values        {drawn}")
+    say(
+        f"  compared by   the {objective.mode} of {objective.monitor} in about {objective.evaluations} evaluations; pruner {settings.pruner}"
+    )
+    say(f"  folder        {study.folder}")
 
 
 def train_population(options: Namespace, others: list[str], imports: list[str]) -> int:

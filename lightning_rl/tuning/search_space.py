@@ -13,6 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from lightning_rl.config_files import Plain, parse_file
 from lightning_rl.errors import SettingError, check_flag, check_names, check_range, nearest
+from lightning_rl.schedules import Schedule
 
 FOLDER = Path(__file__).parent / "search_spaces"
 """The packaged spaces, `<algorithm>.yaml`."""
@@ -82,6 +83,25 @@ class SearchSpace:
         """Return Optuna's distributions by the settings' paths."""
         return {each.path: each.distribution for each in self.dimensions}
 
+    def own_values(self, config: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Value]:
+        """Return what the config of a model sets: of a range the nearest value, of choices only what is among them.
+
+        Args:
+            config: the model's settings, each with its value.
+            schedules: of the model; their first values count.
+        """
+        found: dict[str, Value] = {}
+        for each in self.dimensions:
+            name = each.path.removeprefix("model.")
+            value = schedules[name](0.0) if name in schedules else find_setting(config, name)
+            value = json.dumps(value) if isinstance(value, list | dict) else value
+            if isinstance(each.distribution, CategoricalDistribution):
+                if value in (choices := each.distribution.choices):
+                    found[each.path] = choices[choices.index(value)]  # of 1 and true the one that is listed
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                found[each.path] = each.clip(value)
+        return found
+
     def options(self, values: Mapping[str, Value]) -> list[str]:
         """Return the options of `fit` for the values of a trial."""
         return [each.option(values[each.path]) for each in self.dimensions]
@@ -89,6 +109,14 @@ class SearchSpace:
     def describe(self, values: Mapping[str, Value]) -> str:
         """Write the values of a trial on one line."""
         return ", ".join(f"{shorten_path(path)} {as_text(value)}" for path, value in values.items())
+
+
+def find_setting(config: Mapping[str, Any], path: str) -> Value:
+    """Return the setting of a dotted path; None if a part of it is not set."""
+    value: Any = config
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def shorten_path(path: str) -> str:

@@ -39,9 +39,9 @@ class StudySettings:
         trials: how many, finished and failed ones together.
         jobs: how many run at a time.
         seeds: runs of a trial, with the seeds 1, 2, …
-        sampler: `tpe` draws near what was good, `random` anywhere.
+        sampler: `tpe` begins with the config's own values and draws near what was good, `random` anywhere.
         pruner: `median` ends a trial that is worse than half of the others were, `hyperband` gives few of them the whole length.
-        startup_trials: the first trials are drawn at random, and none is pruned before so many are complete.
+        startup_trials: so many trials come before the first that `tpe` draws near others, and before one is pruned.
         seed: of the draws.
     """
 
@@ -119,6 +119,7 @@ class Study:
         settings: how many trials, and how they are drawn.
         objective: what is looked for.
         config: the settings that all trials share; a study that goes on must have the same.
+        own: what the config sets of the space, see `SearchSpace.own_values`.
         say: prints a line.
 
     Raises:
@@ -132,10 +133,11 @@ class Study:
         settings: StudySettings,
         objective: Objective,
         config: Mapping[str, Any],
+        own: Mapping[str, Any],
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.space, self.settings, self.objective = folder, space, settings, objective
-        self.say = say
+        self.own, self.say = own, say
         self.on_trial_end: Callable[[], None] = lambda: None
         """Called after each trial."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -196,6 +198,8 @@ class Study:
             study_name=STUDY, direction=self.study.direction, sampler=self.settings.make_sampler(len(trials)), pruner=self.study.pruner
         )
         copy.add_trials(trials)
+        if not trials and self.settings.sampler == "tpe":
+            copy.enqueue_trial(dict(self.own))  # Optuna draws what is not in it
         return copy.ask(self.space.distributions).params
 
     def next_trial(self) -> FrozenTrial | None:

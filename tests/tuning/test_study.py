@@ -143,6 +143,29 @@ def test_a_study_of_failures_ends_with_the_error_of_the_last(folder, capfd):
     assert status == 2 and err.startswith("error: none of 1 trials is complete; the last failed: ") and "no more coins" in err
 
 
+def test_a_study_begins_with_the_values_of_its_config_and_random_trials_are_drawn_anywhere(folder, capfd):
+    options = f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --model.learning_rate 0.0037 --space rates.yaml --trials 1"
+    for sampler in ("tpe", "random"):
+        status, out, err = run(f"{options} --sampler {sampler} --out {sampler}", capfd)
+        assert (status, err) == (0, "") and ("at first the config's own values\n" in out) is (sampler == "tpe")
+    assert trials(folder / "tpe")[0].params == {"model.learning_rate": 0.0037, "model.n_epochs": 3}
+    assert trials(folder / "random")[0].params["model.learning_rate"] != 0.0037
+
+
+def test_a_study_says_what_it_will_do(folder, capfd):
+    options = f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --space rates.yaml --trials 1 --seeds 2 --out mine"
+    status, out, err = run(options, capfd)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[:6] == [
+        "study of PPO on CartPole-v1",
+        "  trials        1, each 2 runs of 320 environment steps",
+        "  settings      learning_rate, n_epochs (rates.yaml)",
+        "  values        drawn by tpe, at first the config's own values",
+        "  compared by   the max of eval/mean_reward in about 5 evaluations; pruner median",
+        "  folder        mine",
+    ]
+
+
 @pytest.mark.slow
 def test_the_draws_depend_on_the_seed_and_on_what_was_found_alone(folder, capfd):
     options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 2 --startup_trials 1 --pruner none"
