@@ -71,9 +71,8 @@ def describe_study(study: Study, model: Any) -> None:
     say(f"  trials        {settings.trials}, each {runs} of {model.length:,} {model.counted}")
     say(f"  settings      {', '.join(shorten_path(each.path) for each in dimensions)} ({study.space.source})")
     say(f"  values        {drawn}")
-    say(
-        f"  compared by   the {objective.mode} of {objective.monitor} in about {objective.evaluations} evaluations; pruner {settings.pruner}"
-    )
+    best = f"the {objective.mode} of {objective.monitor} in about {objective.evaluations} evaluations"
+    say(f"  compared by   {best}; pruner {settings.pruner}")
     say(f"  folder        {study.folder}")
 
 
