@@ -43,6 +43,12 @@ def same_arithmetic():
 
 
 @pytest.fixture(autouse=True)
+def no_seed_of_another_test(monkeypatch):
+    """Forget the seed that a test before left: Lightning's DDP seeds a run with it again."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def no_process_group():
     """Leave no process group behind, which a process that is forked later would wait for."""
     yield

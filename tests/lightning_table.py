@@ -18,7 +18,7 @@ from pytorch_lightning import callbacks as cb
 from pytorch_lightning import loggers, plugins, profilers
 
 from lightning_rl import CheckpointConfig, EvaluationConfig
-from lightning_rl.training.trainer import REFUSED_FLAGS
+from lightning_rl.training.trainer_flags import REFUSED_FLAGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "lightning.md"
 BEGIN, END = "<!-- made by python -m tests.lightning_table -->", "<!-- end -->"

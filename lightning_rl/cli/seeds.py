@@ -28,7 +28,7 @@ from lightning_rl.setting_names import SECTIONS
 from lightning_rl.training.loading import check_fits, read_checkpoint, take_weights
 from lightning_rl.training.run_folder import environment_name, is_blank
 from lightning_rl.training.run_processes import Message, RunPlan, RunPool
-from lightning_rl.training.trainer import check_beginning
+from lightning_rl.training.trainer_flags import check_beginning
 
 LINE_WIDTH = 100
 """Letters of a line about a run's progress where the output is not a terminal."""

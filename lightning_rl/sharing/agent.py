@@ -19,11 +19,14 @@ from safetensors.torch import load_file, save_file
 from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.checkpoints.files import shown
 from lightning_rl.checkpoints.manifest import written_by
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, nearest
+from lightning_rl.startup import packaged_agents
 
 FORMAT = "lightning_rl agent"
 FORMAT_VERSION = 1
 WEIGHTS, DESCRIPTION = "agent.safetensors", "agent.json"
+ZOO = "zoo:"
+"""Begins the address of an agent that comes with this package: `zoo:ALGORITHM/ENVIRONMENT`, named as the config that trained it."""
 MAX_BYTES = 1 << 24
 """Bytes of a description; ours have a few thousand, and more where an observation has many bounds."""
 UNSHARED = ("ranks",)
@@ -33,6 +36,15 @@ UNSHARED = ("ranks",)
 def agent_of(folder: Path) -> Path | None:
     """Return the weights of the agent in a folder; None if there is no agent."""
     return folder / WEIGHTS if (folder / DESCRIPTION).is_file() else None
+
+
+def packaged_agent(address: str | Path) -> Path:
+    """Return the weights behind an address of the zoo. Raises `SettingError`: there is no such agent."""
+    name, known = str(address).removeprefix(ZOO), packaged_agents()
+    agent = agent_of(known[name]) if name in known else None
+    if agent is None:
+        raise SettingError(f"{address} is none of the agents that come with this package{nearest(name, known)}")
+    return agent
 
 
 def is_agent(path: str | Path) -> bool:

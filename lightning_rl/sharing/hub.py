@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from lightning_rl.errors import SettingError, missing_extra
-from lightning_rl.sharing import zoo
-from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, agent_of
+from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, ZOO, agent_of, packaged_agent
 
 PREFIX = "hf://"
 CONFIG = "config.yaml"
@@ -36,7 +35,7 @@ class Address(NamedTuple):
 
 def is_address(path: object) -> bool:
     """Return whether a path is an address: on the hub, or of an agent that comes with this package."""
-    return str(path).startswith((PREFIX, "hf:/", zoo.PREFIX))  # `Path` keeps one slash
+    return str(path).startswith((PREFIX, "hf:/", ZOO))  # `Path` keeps one slash
 
 
 def read_address(text: str | Path) -> Address:
@@ -62,8 +61,8 @@ def download(text: str | Path) -> Path:
     Raises:
         SettingError: no such agent, repository or revision, no network, no token, or nothing in the repository that can act.
     """
-    if str(text).startswith(zoo.PREFIX):
-        return zoo.packaged_agent(text)
+    if str(text).startswith(ZOO):
+        return packaged_agent(text)
     address = read_address(text)
     hub = load_hub("an agent of the hub")
     with hub_errors(address):

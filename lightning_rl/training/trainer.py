@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 import torch
@@ -30,9 +29,8 @@ from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
-from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_names, check_path, check_range, printable
+from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
-from lightning_rl.setting_names import owners_of, way_out
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, checkpoint_of, foreign_modules, take_weights
@@ -49,56 +47,10 @@ from lightning_rl.training.run_folder import (
     write_config,
 )
 from lightning_rl.training.settings import plain, settings_of
+from lightning_rl.training.trainer_flags import check_beginning, check_callbacks, check_flags, make_section
 
-Section = TypeVar("Section", EvaluationConfig, CheckpointConfig)
 unseeded = torch.initial_seed()
 """What torch draws from in a program that does not seed it."""
-STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
-REFUSED_FLAGS = {
-    "gradient_clip_val": ((), STEPS, "model.max_grad_norm"),
-    "gradient_clip_algorithm": ((), STEPS, "model.max_grad_norm"),
-    "accumulate_grad_batches": ((1,), STEPS, "a larger model.batch_size"),
-    "val_check_interval": ((1.0,), EVALUATES, "evaluation.every_n_env_steps"),
-    "check_val_every_n_epoch": ((1,), EVALUATES, "evaluation.every_n_env_steps"),
-    "num_sanity_val_steps": ((0,), EVALUATES, "evaluation.every_n_env_steps"),
-    "limit_val_batches": ((1.0, 0, 0.0), EVALUATES, "evaluation.episodes"),
-    "limit_test_batches": ((1.0,), EVALUATES, "evaluation.episodes"),
-    "limit_predict_batches": ((1.0,), EVALUATES, "evaluation.episodes"),
-    "overfit_batches": ((0, 0.0), "experience is made by the policy", "limit_train_batches"),
-}
-"""Flags of Lightning's Trainer that have no effect here: the values that ask for none, why, and the setting to use instead."""
-
-
-def check_flags(flags: Mapping[str, Any]) -> None:
-    """Raise `SettingError` for a flag that Lightning's Trainer does not have, one that has no effect here, and one of the environment."""
-    for name in flags.keys() - settings_of(pl.Trainer).keys():
-        hint = way_out(name, [*settings_of(pl.Trainer), *settings_of(Trainer)], in_python=True)
-        if owners_of(name):
-            hint = f"; it is a setting of the algorithm, such as lrl.{owners_of(name)[0]}(env, {name}=…)"
-        raise SettingError(f"trainer.{name} is not a flag{hint}")
-    for name in os.environ:
-        if name.startswith("PL_TRAINER_"):
-            raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
-    for flag, (neutral, reason, instead) in REFUSED_FLAGS.items():
-        value = flags.get(flag)
-        same = any(value == each and type(value) is type(each) for each in neutral)  # 1 is one batch, and 1.0 are all
-        if value is not None and not same:
-            raise SettingError(f"trainer.{flag} {value!r}: {reason}; use {instead}")
-
-
-def check_callbacks(callbacks: Iterable[Any]) -> None:
-    """Raise `SettingError` for a function or a class among callbacks; those of the package `lightning` are no `pl.Callback` either."""
-    for each in callbacks:
-        if isinstance(each, type) or not hasattr(each, "on_train_start"):
-            name = getattr(each, "__name__", repr(each))
-            instead = f"write {name}(…)" if isinstance(each, type) else "it must be a pytorch_lightning.Callback, see docs/your_own.md"
-            raise SettingError(f"trainer.callbacks: {name} is not a callback; {instead}")
-
-
-def check_beginning(ckpt_path: object, init_from: object) -> None:
-    """Raise `SettingError` if a run shall both continue and begin."""
-    if ckpt_path is not None and init_from is not None:
-        raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
 
 
 class Trainer(EvaluatingTrainer):
@@ -151,7 +103,7 @@ class Trainer(EvaluatingTrainer):
         plugins: Any = None,
         **kwargs: Any,
     ) -> None:
-        check_flags(kwargs)
+        check_flags(kwargs, settings_of(Trainer))
         if barebones:
             for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
                 if section not in (None, default):
@@ -452,16 +404,6 @@ def draw_seed() -> None:
     if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() == unseeded:
         unseeded = int(torch.randint(2**62, ()))
         torch.manual_seed(unseeded)
-
-
-def make_section(name: str, given: object, cls: type[Section]) -> Section | None:
-    """Return the settings of a section, given as they are, as a mapping, or as None for none."""
-    if isinstance(given, Mapping):
-        check_names(f"{name}.", given, [each.name for each in fields(cls)])
-        return cls(**given)
-    if given is None or isinstance(given, cls):
-        return given
-    raise SettingError(f"{name} must be {cls.__name__}(…), a mapping of its settings, or None for none, got {given!r}")
 
 
 def in_notebook() -> bool:

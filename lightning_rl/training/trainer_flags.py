@@ -1,0 +1,79 @@
+"""Check what a Trainer is given, before Lightning's is made: flags, callbacks, and the sections `evaluation` and `checkpoint`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import pytorch_lightning as pl
+
+from lightning_rl.callbacks.checkpoints import CheckpointConfig
+from lightning_rl.callbacks.evaluation import EvaluationConfig
+from lightning_rl.errors import SettingError, check_names
+from lightning_rl.setting_names import owners_of, way_out
+from lightning_rl.training.settings import settings_of
+
+Section = TypeVar("Section", EvaluationConfig, CheckpointConfig)
+STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
+REFUSED_FLAGS = {
+    "gradient_clip_val": ((), STEPS, "model.max_grad_norm"),
+    "gradient_clip_algorithm": ((), STEPS, "model.max_grad_norm"),
+    "accumulate_grad_batches": ((1,), STEPS, "a larger model.batch_size"),
+    "val_check_interval": ((1.0,), EVALUATES, "evaluation.every_n_env_steps"),
+    "check_val_every_n_epoch": ((1,), EVALUATES, "evaluation.every_n_env_steps"),
+    "num_sanity_val_steps": ((0,), EVALUATES, "evaluation.every_n_env_steps"),
+    "limit_val_batches": ((1.0, 0, 0.0), EVALUATES, "evaluation.episodes"),
+    "limit_test_batches": ((1.0,), EVALUATES, "evaluation.episodes"),
+    "limit_predict_batches": ((1.0,), EVALUATES, "evaluation.episodes"),
+    "overfit_batches": ((0, 0.0), "experience is made by the policy", "limit_train_batches"),
+}
+"""Flags of Lightning's Trainer that have no effect here: the values that ask for none, why, and the setting to use instead."""
+
+
+def check_flags(flags: Mapping[str, Any], own: Iterable[str]) -> None:
+    """Raise `SettingError` for a flag that Lightning's Trainer does not have, one that has no effect here, and one of the environment.
+
+    Args:
+        flags: that our Trainer hands to Lightning's.
+        own: names of the settings that our Trainer has, for suggestions.
+    """
+    for name in flags.keys() - settings_of(pl.Trainer).keys():
+        hint = way_out(name, [*settings_of(pl.Trainer), *own], in_python=True)
+        if owners_of(name):
+            hint = f"; it is a setting of the algorithm, such as lrl.{owners_of(name)[0]}(env, {name}=…)"
+        raise SettingError(f"trainer.{name} is not a flag{hint}")
+    for name in os.environ:
+        if name.startswith("PL_TRAINER_"):
+            raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
+    for flag, (neutral, reason, instead) in REFUSED_FLAGS.items():
+        value = flags.get(flag)
+        same = any(value == each and type(value) is type(each) for each in neutral)  # 1 is one batch, and 1.0 are all
+        if value is not None and not same:
+            raise SettingError(f"trainer.{flag} {value!r}: {reason}; use {instead}")
+
+
+def check_callbacks(callbacks: Iterable[Any]) -> None:
+    """Raise `SettingError` for a function or a class among callbacks; those of the package `lightning` are no `pl.Callback` either."""
+    for each in callbacks:
+        if isinstance(each, type) or not hasattr(each, "on_train_start"):
+            name = getattr(each, "__name__", repr(each))
+            instead = f"write {name}(…)" if isinstance(each, type) else "it must be a pytorch_lightning.Callback, see docs/your_own.md"
+            raise SettingError(f"trainer.callbacks: {name} is not a callback; {instead}")
+
+
+def check_beginning(ckpt_path: object, init_from: object) -> None:
+    """Raise `SettingError` if a run shall both continue and begin."""
+    if ckpt_path is not None and init_from is not None:
+        raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
+
+
+def make_section(name: str, given: object, cls: type[Section]) -> Section | None:
+    """Return the settings of a section, given as they are, as a mapping, or as None for none."""
+    if isinstance(given, Mapping):
+        check_names(f"{name}.", given, [each.name for each in fields(cls)])
+        return cls(**given)
+    if given is None or isinstance(given, cls):
+        return given
+    raise SettingError(f"{name} must be {cls.__name__}(…), a mapping of its settings, or None for none, got {given!r}")
