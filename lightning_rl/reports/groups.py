@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,8 @@ from lightning_rl.reports.runs import AXES, TRAINING, Run
 
 MAX_LABEL_LENGTH = 40
 """Characters; groups with longer labels get numbers."""
+FEW = 6
+"""Groups that are listed and compared each with each."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,6 @@ class Group:
     def notes(self) -> Iterator[str]:
         """Return what a reader must know of this group."""
         yield from (run.cut for run in self.runs if run.cut)
-        if len(self.runs) == 1:
-            yield f"{self.name} has one seed: there is no interval."
         for seed, number in Counter(run.seed for run in self.runs).items():
             if seed is not None and number > 1:
                 yield f"{self.name} has seed {seed} {number} times: such runs are alike, and intervals narrower than they should be."
@@ -100,21 +100,29 @@ class Section:
     def notes(self) -> Iterator[str]:
         """Return what a reader must know of these groups."""
         if self.training:
-            names = [str(run.folder) for run in self.unevaluated]
-            names = names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"]
-            which = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) + (" have" if len(names) > 1 else " has")
+            which = with_verb([str(run.folder) for run in self.unevaluated])
             yield f"{which} no evaluations. All returns here are of training, with its exploration: each the mean of the last 100 episodes."
         for run in self.left_out:
             yield f"{run.folder} is left out: it has no returns of training."
         ends = [max(run.counts[-1] for run in group.runs) for group in self.groups]
         if min(ends) < max(ends):
-            which = ", ".join(f"{group.name} at {end:,.0f}" for group, end in zip(self.groups, ends, strict=True))
+            which = f"the first at {min(ends):,.0f} and the last at {max(ends):,.0f}"
+            if len(ends) <= FEW:
+                which = ", ".join(f"{group.name} at {end:,.0f}" for group, end in zip(self.groups, ends, strict=True))
             yield (
                 f"The groups ended at different counts of {AXES[self.counter]}: {which}. "
                 "Final returns and their comparison are those at each one's end."
             )
         for group in self.groups:
             yield from group.notes()
+        if alone := [group.name for group in self.groups if len(group.runs) == 1]:
+            yield f"{with_verb(alone)} one seed: there is no interval."
+
+
+def with_verb(names: Sequence[str]) -> str:
+    """Return the first three names and how many others there are, followed by "has" or "have"."""
+    names = names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) + (" have" if len(names) > 1 else " has")
 
 
 def make_sections(runs: Iterable[Run]) -> list[Section]:
