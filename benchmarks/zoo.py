@@ -43,7 +43,7 @@ from lightning_rl.training.loading import read_checkpoint
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = "peers"
-"""The folder in it with what `peers/zoo_sb3.py` found."""
+"""The folder in it with what `peers/zoo_sb3.py` and `peers/offline_d3rlpy.py` found."""
 BEGIN, END = "<!-- zoo: begin -->", "<!-- zoo: end -->"
 FIGURES = ("return_mean", "return_std", "episodes", "best_env_steps", "env_steps", "minutes", "processes")
 MACHINE = ("processor", "python", "torch", "numpy", "gymnasium", "mujoco", "box2d")
@@ -212,7 +212,7 @@ def mean_of(config: str) -> float:
 
 
 def peer_rows(config: str) -> list[Row]:
-    """Return what Stable-Baselines3 reached here with rl-zoo's settings, none if it was not measured."""
+    """Return what Stable-Baselines3 reached here with rl-zoo's settings, or d3rlpy from the same dataset; none if it was not measured."""
     return read_rows(RESULTS / PEERS / results_file(config).name)
 
 
@@ -248,6 +248,14 @@ def verdict(config: str, reference: Reference | None) -> str:
     return "; ".join(filter(None, [short, beside_peer(returns_of(rows_of(config)), returns_of(peer_rows(config)))]))
 
 
+def describe_peer(peers: list[Row]) -> str:
+    """Return who else learned this here, how long, and the return of each seed; nothing for no rows."""
+    if not peers:
+        return ""
+    who, count = ("d3rlpy", "updates") if "d3rlpy" in peers[0] else ("Stable-Baselines3", "env_steps")
+    return f"{who} here, {int(peers[0][count]):,}: {each_of(peers)}"
+
+
 def beside_peer(ours: list[float], theirs: list[float]) -> str:
     """Whether the mean is within two standard errors of what Stable-Baselines3 reached on the same machine, of its seeds."""
     if not ours or len(theirs) < 2:
@@ -259,9 +267,7 @@ def beside_peer(ours: list[float], theirs: list[float]) -> str:
 def line(config: str) -> str:
     """A row of the table."""
     reference, rows = REFERENCES[config], sorted(rows_of(config), key=lambda row: int(row["seed"]))
-    theirs = "" if reference is None else f"{reference}"
-    if peers := peer_rows(config):
-        theirs += f"; Stable-Baselines3 here, {int(peers[0]['env_steps']):,}: {each_of(peers)}"
+    theirs = "; ".join(filter(None, ["" if reference is None else f"{reference}", describe_peer(peer_rows(config))]))
     if not rows:
         return f"| {config} | *not yet measured* | | | | {theirs} | {ATTEMPTS.get(config, '')} |"
     returns = returns_of(rows)

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 Settings = TypeVar("Settings")
-NOT_OF_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"))
-"""Folders of code that is ours or Python's."""
+PACKAGE = Path(__file__).parent
+LIBRARIES = (PACKAGE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
+"""Folders of code that is ours, Python's or installed."""
 
 
 def printable(text: str) -> str:
@@ -40,9 +42,16 @@ class SettingError(Exception):
 def place_in_code(error: BaseException) -> str:
     """Return the file and line of a user's code that raised an error, as ` (my_env.py:41)`; nothing where it was raised elsewhere."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(("<", *NOT_OF_USERS)) and "site-packages" not in frame.filename:
-            return f" ({Path(frame.filename).name}:{frame.lineno})"
+        file = Path(frame.filename)
+        if not (frame.filename.startswith("<") or "dist-packages" in file.parts or any(map(file.is_relative_to, LIBRARIES))):
+            return f" (line {frame.lineno} of a cell)" if "ipykernel_" in file.parent.name else f" ({file.name}:{frame.lineno})"
     return ""
+
+
+def was_raised_in(error: BaseException, *packages: ModuleType) -> bool:
+    """Return whether the line that raised an error is in this package or one of others."""
+    file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return any(map(file.is_relative_to, (PACKAGE, *(Path(str(package.__file__)).parent for package in packages))))
 
 
 class NotFiniteError(SettingError):
@@ -98,7 +107,7 @@ def check_flag(name: str, value: object) -> None:
 def check_integers(name: str, value: object) -> None:
     """Raise `SettingError` unless a value is a list of integers."""
     if not isinstance(value, list | tuple) or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
-        raise SettingError(f"{name} must be a list of integers such as [64, 64], got {value!r}")
+        raise SettingError(f"{name} must be a list of integers, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:

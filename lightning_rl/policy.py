@@ -238,8 +238,7 @@ def load_with_env(path: str | Path, env: Env | None = None) -> Any:
     """Load the algorithm of a checkpoint that names its environment, or with the one given."""
     algorithm: Any = load(path, Run, Algorithm, **_given(env))
     if algorithm.env is None:
-        call = f"lightning_rl.evaluate({str(path)!r}, env=...)"
-        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; from Python: {call}")
+        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; give --env ID, or env= from Python")
     return algorithm
 
 

@@ -20,7 +20,8 @@ from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, Roll
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
-from lightning_rl.training import trainer as trainer_module
+from lightning_rl.training import state
+from lightning_rl.training.run_folder import read_seed
 from tests.command_line import MODULE
 from tests.environments import Endless
 from tests.fitting import tiny, weights
@@ -149,8 +150,7 @@ def test_a_runs_folder_continues_from_its_last_checkpoint_in_a_new_folder(fit):
 
 
 def test_two_runs_of_a_program_that_nobody_seeded_differ_and_a_seed_of_torch_repeats_one(folder, monkeypatch):
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    monkeypatch.setattr(trainer_module, "unseeded", torch.initial_seed())  # as in a new program
+    monkeypatch.setattr(state, "last_drawn_seed", torch.initial_seed())  # as in a new program
 
     def learn(seed=None):
         if seed is not None:
@@ -172,6 +172,42 @@ def test_a_continued_run_keeps_the_seed_that_it_began_with(fit):
     pl.seed_everything(0)
     assert fit(ckpt_path="last", evaluation=None, max_env_steps=32).run_folder == run
     assert yaml.safe_load((run / "config.yaml").read_text())["seed_everything"] == 5
+
+
+def test_the_next_run_of_a_trainer_that_continued_one_records_its_own_seed(folder):
+    make = lambda steps: PPO("CartPole-v1", n_steps=8, batch_size=64, max_env_steps=steps, net_arch=[8])  # noqa: E731
+    pl.seed_everything(5)
+    first = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None)
+    first.fit(make(64))
+    pl.seed_everything(0)
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None)
+    trainer.fit(make(128), ckpt_path=first.run_folder)
+    seeds = [yaml.safe_load((trainer.run_folder / "config.yaml").read_text())["seed_everything"]]
+    trainer.fit(make(64))
+    seeds.append(yaml.safe_load((trainer.run_folder / "config.yaml").read_text())["seed_everything"])
+    assert seeds == [5, 0]
+
+
+def test_a_config_that_lies_above_a_foreign_checkpoint_is_not_that_of_its_run(tmp_path):
+    (tmp_path / "config.yaml").write_text("seed_everything: 77")
+    assert read_seed(tmp_path / "copied" / "last.ckpt", 1) == 1
+    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe\x00")
+    assert read_seed(tmp_path / "checkpoints" / "last.ckpt", 1) == 1
+
+
+def test_unseeded_runs_after_a_continued_one_differ(folder, monkeypatch):
+    monkeypatch.setattr(state, "last_drawn_seed", torch.initial_seed())  # as in a new program
+    make = lambda steps: PPO("CartPole-v1", n_steps=8, batch_size=64, max_env_steps=steps, net_arch=[8])  # noqa: E731
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None)
+    trainer.fit(make(64))
+    run = trainer.run_folder
+    drawn = []
+    for _ in range(2):
+        trainer.fit(make(128), ckpt_path=run)
+        trainer.fit(make(64))
+        drawn.append(torch.initial_seed())
+    trainer.fit(make(64))
+    assert len({*drawn, torch.initial_seed()}) == 3
 
 
 def test_a_run_without_evaluations_has_no_best_checkpoint_and_the_line_names_its_last(fit):

@@ -12,7 +12,6 @@ shows.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +26,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecNormalize
 
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "peers"
+from peers.rows import EPISODES, EVALUATIONS, measure_rows
+
 ENVIRONMENTS = {
     "acrobot": "Acrobot-v1",
     "cartpole": "CartPole-v1",
@@ -39,7 +39,6 @@ ENVIRONMENTS = {
 }
 """By the names of our configs. Settings of MuJoCo's are for v4 there, which is not what we measure."""
 COLUMNS = ("config", "seed", "return_mean", "return_std", "episodes", "best_env_steps", "env_steps", "minutes", "rl_zoo3")
-EVALUATIONS, EPISODES = 20, 100
 
 
 def train(algorithm: str, env: str, seed: int, folder: Path) -> ExperimentManager:
@@ -69,42 +68,17 @@ def judge(manager: ExperimentManager) -> tuple[float, float, int]:
     return float(np.mean(returns)), float(np.std(returns)), at
 
 
-def measure(config: str, seed: int, folder: Path) -> dict[str, object]:
+def measure(config: str, seed: int, folder: Path) -> tuple[object, ...]:
     """Return a row."""
     algorithm, _, name = config.partition("/")
     set_random_seed(seed)
-    home = folder / config / f"seed_{seed}"
     began = time.monotonic()
-    manager = train(algorithm, ENVIRONMENTS[name], seed, home)
+    manager = train(algorithm, ENVIRONMENTS[name], seed, folder)
     minutes = (time.monotonic() - began) / 60
     mean, deviation, at = judge(manager)
-    found = (config, seed, round(mean, 3), round(deviation, 3), EPISODES, at, manager.n_timesteps, round(minutes, 2), version("rl_zoo3"))
-    return dict(zip(COLUMNS, found, strict=True))
-
-
-def main() -> None:
-    """Measure the rows that are not there yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("configs", nargs="+", help="algorithm of rl_zoo3 / environment as our configs name it")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="(1 2 3)")
-    parser.add_argument("--folder", type=Path, default=Path("peer_runs"), help="where runs lie (peer_runs)")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for config in options.configs:
-        file = RESULTS / f"{config.replace('/', '_')}.csv"
-        rows = list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
-        for seed in options.seeds:
-            if str(seed) in {row["seed"] for row in rows}:
-                continue
-            row = {name: str(value) for name, value in measure(config, seed, options.folder.resolve()).items()}
-            print(f"{config} seed {seed}: {row['return_mean']} in {row['minutes']} min", flush=True)
-            rows.append(row)
-            with file.open("w", newline="") as stream:
-                writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+    return config, seed, round(mean, 3), round(deviation, 3), EPISODES, at, manager.n_timesteps, round(minutes, 2), version("rl_zoo3")
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    measure_rows(__doc__, COLUMNS, measure)

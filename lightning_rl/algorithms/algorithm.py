@@ -122,6 +122,7 @@ class Algorithm(LearningRun):
         settings = complete_settings(self)
         super().__init__()
         self.schedules: dict[str, Schedule] = read_fields(self)
+        self.net_arch = [64, 64] if self.net_arch is None else self.net_arch
         if self.compile != "auto" and not isinstance(self.compile, bool):
             raise SettingError(f"compile must be auto, true or false, got {self.compile!r}")
         if self.compile is True and self.memory is not None:
@@ -161,7 +162,7 @@ class Algorithm(LearningRun):
     def network_settings(self) -> dict[str, Any]:
         """Return the settings of a policy network."""
         return {
-            "net_arch": [64, 64] if self.net_arch is None else self.net_arch,
+            "net_arch": self.net_arch,
             "activation": self.activation,
             "encoder": self.encoder,
             "encoder_features": self.encoder_features,

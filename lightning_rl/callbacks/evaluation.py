@@ -117,7 +117,7 @@ class RolloutEvaluator(pl.Callback):
         """What other callbacks put around each environment."""
         self.variants: dict[str, Wrapper] = {}
         """Wrappers under whose names the policy is evaluated as well, in addition to the environment as it is."""
-        self.evaluated_at, self.evaluations, self.continues = 0, 0, False
+        self.evaluated_at, self.evaluations, self.continues, self.hinted = 0, 0, False, False
         self.played, self.last_played = 0, 0
         """Environment steps of all evaluations of the run, and of the last one."""
         self.reports_success = False
@@ -242,7 +242,8 @@ class RolloutEvaluator(pl.Callback):
         self.last_played = steps * algorithm.spaces.rows
         self.played += self.last_played
         episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
-        if self.evaluations == 1 and any(episode.length == MAX_EPISODE_STEPS for episode in episodes):
+        if not (self.hinted or self.max_episode_steps) and any(episode.length == MAX_EPISODE_STEPS for episode in episodes):
+            self.hinted = True
             way_out = "evaluation.max_episode_steps ends them earlier, env.max_episode_steps those of training too"
             algorithm.say(f"hint: episodes of the evaluation were ended after {MAX_EPISODE_STEPS:,} steps; {way_out}")
         statistics = algorithm.collector.statistics

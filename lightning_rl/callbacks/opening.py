@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -23,8 +22,7 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
     cpu = f"the CPU, {threads} thread{'s' * (threads > 1)}"
     device = cpu if parameters[0].device.type == "cpu" else str(parameters[0].device)
     ranks = f", {trainer.world_size} processes" if trainer.world_size > 1 else ""
-    settings: Any = getattr(trainer, "config", {})
-    seed = settings.get("seed_everything")
+    seed = getattr(trainer, "seed", None)
     at = f", continued at {algorithm.count:,}" if algorithm.count else ""
     return [
         f"{name} on {collector.name}{copies}{behaviors}",

@@ -30,10 +30,10 @@ from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.matches import describe_matches, play_matches
 from lightning_rl.reports.page import check_out
 from lightning_rl.reports.report import compare as compare_runs
-from lightning_rl.sharing.agent import is_agent
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of
+from lightning_rl.training.run_folder import run_of
 from lightning_rl.training.trainer import Trainer
 
 OTHER_VIDEOS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".ogg")
@@ -72,7 +72,7 @@ def play_with_trainer(method: str, options: Namespace) -> int:
     redirect_notices()
     path = best_of(options.ckpt_path)
     algorithm = policy.load_with_env(path, read_env(options.env))
-    config = (path.parent if is_agent(path) else path.parent.parent) / "config.yaml"
+    config = (run_of(path) or path.parent) / "config.yaml"  # an agent's lies beside it
     settings = read_config(str(config)).get("evaluation") if config.is_file() else None
     try:
         evaluation = EvaluationConfig(**settings or {})
@@ -156,8 +156,7 @@ def record(options: Namespace) -> int:
 
 def videos_of(ckpt_path: Path) -> Path:
     """Return the folder `videos` of a checkpoint's run; next to a checkpoint that is in no run."""
-    folder = ckpt_path.absolute().parent
-    return (folder.parent if folder.name == "checkpoints" else folder) / "videos"
+    return (run_of(ckpt_path) or ckpt_path.absolute().parent) / "videos"
 
 
 def video_files(out: Path, episodes: int) -> list[Path]:

@@ -97,7 +97,7 @@ class CLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build the algorithm and the Trainer, which may refuse their settings by any error."""
-        with named_as_options(locate(self.config["fit"]["model"]["class_path"])), one_line_errors(Exception):
+        with prefix_model_settings(locate(self.config["fit"]["model"]["class_path"])), one_line_errors(Exception):
             super().instantiate_classes()
 
     def before_fit(self) -> None:
@@ -202,7 +202,7 @@ class Notices(logging.StreamHandler):
 
 
 @contextmanager
-def named_as_options(algorithm: Any) -> Iterator[None]:
+def prefix_model_settings(algorithm: Any) -> Iterator[None]:
     """Write `model.gamma` in an error that begins with `gamma`, a setting of the algorithm, as messages about types do."""
     try:
         yield

@@ -45,8 +45,8 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
     root = folder.absolute() if options.engine == "ray" else folder
     make_plan = partial(plan_run, root, runs_in(root, base.model), space, others, imports)
-    own = space.own_values(config["model"]["init_args"], base.model.schedules)
-    study = Study(folder, space, settings, objective, config, own, say)
+    found = {name: getattr(base.model, name) if value is None else value for name, value in config["model"]["init_args"].items()}
+    study = Study(folder, space, settings, objective, config, space.find_values(found, base.model.schedules), say)
     describe_study(study, base.model)
     results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
     with study.open(results.write):
@@ -65,7 +65,7 @@ def describe_study(study: Study, model: Any) -> None:
     runs = f"{settings.seeds} runs" if settings.seeds > 1 else "a run"
     drawn = f"drawn by {settings.sampler}"
     if settings.sampler == "tpe":
-        missing = [shorten_path(each.path) for each in dimensions if each.path not in study.own]
+        missing = [shorten_path(each.path) for each in dimensions if each.path not in study.first_values]
         drawn += f", at first the config's own values{' but for ' * bool(missing)}{', '.join(missing)}"
     say(f"study of {type(model).__name__} on {environment_name(model.env)}")
     say(f"  trials        {settings.trials}, each {runs} of {model.length:,} {model.counted}")

@@ -53,7 +53,7 @@ def tune_parser() -> Parser:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each trial, with the seeds 1, 2, … (1)")
     parser.add_argument("--sampler", default="tpe", help="tpe or random (tpe)")
     parser.add_argument("--pruner", default="median", help="median, hyperband or none (median)")
-    first = "trials before any is drawn near others, and to complete before any is pruned (5)"
+    first = "trials before tpe uses earlier results, and to complete before any is pruned (5)"
     parser.add_argument("--startup_trials", type=int, default=5, help=first)
     parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the study and its runs (studies/<algorithm>_<environment>)")

@@ -81,7 +81,13 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
     `index` says which of a run's environments it is. Raises `SettingError` for an unknown id, a missing package or wrong arguments.
     """
     if not isinstance(config, EnvConfig):
-        built = config()
+        try:
+            built = config()
+        except SettingError:
+            raise
+        except Exception as error:  # a constructor may raise anything
+            name = getattr(config, "__name__", "of a function")
+            raise SettingError(f"the environment {name} cannot be built: {_reason(error)}{place_in_code(error)}") from error
         return wrap_agents(built, type(built).__name__, index) if has_agents(built) else with_mask_info(built)
     if config.has_agents:
         arguments = vmas_arguments(config) if is_vmas(config.id) else config.kwargs
@@ -147,8 +153,12 @@ def _probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str
     name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
     with closing(single):
         for space in ("observation_space", "action_space"):
-            if getattr(single, space, None) is None:
-                raise SettingError(f"the environment {name} has no {space}; see docs/environments.md")
+            try:
+                has_none, place = getattr(single, space) is None, ""
+            except AttributeError as error:  # also one of a property in a user's code
+                has_none, place = True, place_in_code(error)
+            if has_none:
+                raise SettingError(f"the environment {name} has no {space}{place}; see docs/environments.md")
         return _find_masks(single, as_spaces(single.observation_space, single.action_space), name)
 
 
@@ -250,7 +260,7 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
                     raise missing_extra(package, extra, config.id) from error
         elif config.kwargs:
             hint = f"; env.kwargs are {config.kwargs}"
-        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{hint}") from error
+        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{place_in_code(error)}{hint}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -278,7 +288,7 @@ def _wrap(env: gym.Env, wrapper: object) -> gym.Env:
     try:
         return cls(env, **arguments)
     except Exception as error:  # a constructor may raise anything
-        raise SettingError(f"env.wrappers: {name} rejects its arguments: {_reason(error)}") from error
+        raise SettingError(f"env.wrappers: {name} rejects its arguments: {_reason(error)}{place_in_code(error)}") from error
 
 
 def prepare_package(env_id: str) -> None:

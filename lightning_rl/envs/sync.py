@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from lightning_rl.errors import SettingError, place_in_code
+from lightning_rl.errors import SettingError, place_in_code, was_raised_in
 from lightning_rl.spaces import MASK, mismatches, misshape
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
@@ -37,11 +37,10 @@ class Contract:
 
     def failure(self, error: Exception) -> SettingError:
         """Return what the environment raised and where, in one line."""
-        place = place_in_code(error)
-        if isinstance(error, ValueError) and "to unpack" in str(error) and not place:
+        if isinstance(error, ValueError) and "to unpack" in str(error) and was_raised_in(error, gym):
             must = "step must return observation, reward, terminated, truncated and info, and reset observation and info"
             return SettingError(f"{self.who}: {must} ({error})")
-        return SettingError(f"{self.who} raised {shorten(f'{type(error).__name__}: {error}', 130, placeholder=' …')}{place}")
+        return SettingError(f"{self.who} raised {shorten(f'{type(error).__name__}: {error}', 130, placeholder=' …')}{place_in_code(error)}")
 
     @contextmanager
     def naming(self, *passed: type[Exception]) -> Iterator[None]:

@@ -11,7 +11,7 @@ from lightning_rl.reports.runs import AXES, TRAINING, Run
 
 MAX_LABEL_LENGTH = 40
 """Characters; groups with longer labels get numbers."""
-FEW = 6
+MAX_LISTED_GROUPS = 6
 """Groups that are listed and compared each with each."""
 
 
@@ -100,14 +100,17 @@ class Section:
     def notes(self) -> Iterator[str]:
         """Return what a reader must know of these groups."""
         if self.training:
-            which = with_verb([str(run.folder) for run in self.unevaluated])
-            yield f"{which} no evaluations. All returns here are of training, with its exploration: each the mean of the last 100 episodes."
+            which = list_names([str(run.folder) for run in self.unevaluated])
+            yield (
+                f"{which} {'has' if len(self.unevaluated) == 1 else 'have'} no evaluations. "
+                "All returns here are of training, with its exploration: each the mean of the last 100 episodes."
+            )
         for run in self.left_out:
             yield f"{run.folder} is left out: it has no returns of training."
         ends = [max(run.counts[-1] for run in group.runs) for group in self.groups]
         if min(ends) < max(ends):
-            which = f"the first at {min(ends):,.0f} and the last at {max(ends):,.0f}"
-            if len(ends) <= FEW:
+            which = f"from {min(ends):,.0f} to {max(ends):,.0f}"
+            if len(ends) <= MAX_LISTED_GROUPS:
                 which = ", ".join(f"{group.name} at {end:,.0f}" for group, end in zip(self.groups, ends, strict=True))
             yield (
                 f"The groups ended at different counts of {AXES[self.counter]}: {which}. "
@@ -116,13 +119,13 @@ class Section:
         for group in self.groups:
             yield from group.notes()
         if alone := [group.name for group in self.groups if len(group.runs) == 1]:
-            yield f"{with_verb(alone)} one seed: there is no interval."
+            yield f"{list_names(alone)} {'has' if len(alone) == 1 else 'have'} one seed: there is no interval."
 
 
-def with_verb(names: Sequence[str]) -> str:
-    """Return the first three names and how many others there are, followed by "has" or "have"."""
+def list_names(names: Sequence[str]) -> str:
+    """List the first three names, and how many others there are."""
     names = names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) + (" have" if len(names) > 1 else " has")
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def make_sections(runs: Iterable[Run]) -> list[Section]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rl.errors import SettingError, missing_extra
-from lightning_rl.reports.groups import FEW, Section
+from lightning_rl.reports.groups import MAX_LISTED_GROUPS, Section
 from lightning_rl.reports.runs import AXES
 
 REPS = 2000
@@ -147,16 +147,16 @@ def threshold_table(section: Section, threshold: float) -> Table:
 
 def improvement_table(section: Section) -> Table:
     """Return how likely a run of one group ends higher than one of another; of many groups, one of the best group than each other."""
-    pairs, rows = list(combinations(section.groups, 2)), []
-    if len(section.groups) > FEW:
+    pairs, whose, rows = list(combinations(section.groups, 2)), "", []
+    if len(section.groups) > MAX_LISTED_GROUPS:
         best = max(section.groups, key=lambda group: iqm(group.finals()))
-        pairs = [(best, other) for other in section.groups if other is not best]
+        pairs, whose = [(best, other) for other in section.groups if other is not best], " of the best group over each of the others"
     for one, other in pairs:
         scores = one.finals(), other.finals()
         interval = between(improvement_interval(*scores), "{:.2f}".format)
         rows.append([f"{one.name} over {other.name}", f"{probability_of_improvement(*scores):.2f}", interval])
     by = "mean return of training" if section.training else "evaluation"
-    return Table(f"Probability of improvement, by the final {by}", ["", "probability", "95 % interval"], rows)
+    return Table(f"Probability of improvement{whose}, by the final {by}", ["", "probability", "95 % interval"], rows)
 
 
 def number(value: float) -> str:

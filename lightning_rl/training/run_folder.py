@@ -147,13 +147,19 @@ def environment_name(env: object) -> str:
     return spec.id if spec is not None else getattr(env, "__name__", type(env).__name__).strip("<>")
 
 
+def run_of(ckpt_path: str | Path) -> Path | None:
+    """Return the folder of the run that saved a checkpoint; None for a checkpoint that lies elsewhere."""
+    folder = Path(ckpt_path).absolute().parent
+    return folder.parent if folder.name == "checkpoints" else None
+
+
 def read_seed(ckpt_path: str | Path, otherwise: int | None) -> int | None:
     """Return the seed that the run of a checkpoint began with, as its `config.yaml` says, for the run that continues it."""
-    with suppress(OSError, yaml.YAMLError):
-        settings = yaml.safe_load((Path(ckpt_path).parent.parent / "config.yaml").read_text())
-        if isinstance(settings, dict):
-            return settings.get("seed_everything", otherwise)
-    return otherwise
+    run, seed = run_of(ckpt_path), otherwise
+    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
+        settings = None if run is None else yaml.safe_load((run / "config.yaml").read_text("utf-8"))
+        seed = settings.get("seed_everything", otherwise) if isinstance(settings, dict) else otherwise
+    return seed if seed is None or type(seed) is int else otherwise
 
 
 @rank_zero_only

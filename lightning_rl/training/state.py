@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from typing import Any
@@ -62,11 +63,27 @@ def random_state() -> dict[str, Any]:
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
+last_drawn_seed = torch.initial_seed()
+"""Torch's seed while nobody has set one."""
+draws = np.random.SeedSequence(last_drawn_seed)
+
+
+def draw_seed() -> None:
+    """Seed torch anew if nobody has seeded it or Lightning: otherwise the program's next run would repeat this one's episodes."""
+    global last_drawn_seed
+    if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() == last_drawn_seed:
+        last_drawn_seed = int(draws.spawn(1)[0].generate_state(1)[0])
+        torch.manual_seed(last_drawn_seed)
+
+
 def set_random_state(state: State) -> None:
     """Restore what `random_state` returned, but for generators of accelerators that are not here."""
+    global last_drawn_seed
+    is_drawn = torch.initial_seed() == last_drawn_seed
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(torch.from_numpy(state["torch"]))
+    last_drawn_seed = torch.initial_seed() if is_drawn else last_drawn_seed
     for device, words in list(enumerate(state["cuda"]))[: torch.cuda.device_count()]:
         torch.cuda.set_rng_state(torch.from_numpy(words), device)

@@ -11,7 +11,6 @@ from shlex import quote
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -29,7 +28,7 @@ from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
-from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
+from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as_settings, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
 from lightning_rl.threads import choose_threads, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
@@ -47,10 +46,8 @@ from lightning_rl.training.run_folder import (
     write_config,
 )
 from lightning_rl.training.settings import plain, settings_of
-from lightning_rl.training.trainer_flags import check_beginning, check_callbacks, check_flags, make_section
-
-unseeded = torch.initial_seed()
-"""What torch draws from in a program that does not seed it."""
+from lightning_rl.training.state import draw_seed
+from lightning_rl.training.trainer_flags import check_beginning, check_callbacks, check_flags
 
 
 class Trainer(EvaluatingTrainer):
@@ -110,9 +107,9 @@ class Trainer(EvaluatingTrainer):
                     raise SettingError(f"trainer.barebones leaves out {name}: do not set it")
             evaluation = checkpoint = log_every_n_steps = None
             logger, enable_progress_bar = logger or False, enable_progress_bar or False
-        evaluation = make_section("evaluation", evaluation, EvaluationConfig)
+        evaluation = None if evaluation is None else as_settings("evaluation", EvaluationConfig, evaluation)
         evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
-        checkpoint = make_section("checkpoint", checkpoint, CheckpointConfig)
+        checkpoint = None if checkpoint is None else as_settings("checkpoint", CheckpointConfig, checkpoint)
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
         check_flag("trainer.plot", plot)
@@ -180,6 +177,8 @@ class Trainer(EvaluatingTrainer):
         self.run_folder = Path(self.default_root_dir)
         self.settings: dict[str, Any] | None = None
         """What `config.yaml` of the run holds."""
+        self.seed: int | None = None
+        """That the run began with."""
 
     def fit(
         self,
@@ -231,9 +230,8 @@ class Trainer(EvaluatingTrainer):
                 if found is None:
                     return
             self.run_folder = run_folder
-            if found is not None:
-                self.config["seed_everything"] = read_seed(found, self.config["seed_everything"])
-            else:
+            self.seed = self.config["seed_everything"] if found is None else read_seed(found, self.config["seed_everything"])
+            if found is None:
                 draw_seed()
             for line in [] if init_from is None else take_weights(model, init_from):
                 self.say(line)
@@ -318,7 +316,11 @@ class Trainer(EvaluatingTrainer):
             evaluator.file = run / "evaluations.csv"
         if not self._writes:
             return
-        self.settings = {"model": {"class_path": type(model).__name__, "init_args": dict(model.hparams)}, **self.config}
+        self.settings = {
+            "model": {"class_path": type(model).__name__, "init_args": dict(model.hparams)},
+            **self.config,
+            "seed_everything": self.seed,
+        }
         try:
             write_config(run, self.settings)
         except OSError as error:
@@ -337,7 +339,7 @@ class Trainer(EvaluatingTrainer):
             metrics.cut_back(kept)
             for logger in self.loggers:
                 if isinstance(logger, WandbLogger):
-                    set_up_wandb(logger, self.config, model.counter)
+                    set_up_wandb(logger, self.settings, model.counter)
 
     def _command(self, subcommand: str, model: Run) -> str | None:
         """Return the beginning of a command line for this run; None if no file can name its algorithm and environment."""
@@ -396,14 +398,6 @@ class Trainer(EvaluatingTrainer):
             bars[0].print(text)
         else:
             print(printable(text), flush=True)
-
-
-def draw_seed() -> None:
-    """Seed a run that nobody seeded, in which torch has the seed that it began with: a second one would act as the first did."""
-    global unseeded
-    if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() == unseeded:
-        unseeded = int(torch.randint(2**62, ()))
-        torch.manual_seed(unseeded)
 
 
 def in_notebook() -> bool:

@@ -1,32 +1,28 @@
-"""Check what a Trainer is given, before Lightning's is made: flags, callbacks, and the sections `evaluation` and `checkpoint`."""
+"""Check what a Trainer is given, before Lightning's is made: flags, callbacks, and whether the run begins or continues."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 import pytorch_lightning as pl
 
-from lightning_rl.callbacks.checkpoints import CheckpointConfig
-from lightning_rl.callbacks.evaluation import EvaluationConfig
-from lightning_rl.errors import SettingError, check_names
+from lightning_rl.errors import SettingError
 from lightning_rl.setting_names import owners_of, way_out
 from lightning_rl.training.settings import settings_of
 
-Section = TypeVar("Section", EvaluationConfig, CheckpointConfig)
-STEPS, EVALUATES = "algorithms make their own gradient steps", "an evaluation plays episodes"
+OWN_STEPS, PLAYS_EPISODES = "algorithms make their own gradient steps", "an evaluation plays episodes"
 REFUSED_FLAGS = {
-    "gradient_clip_val": ((), STEPS, "model.max_grad_norm"),
-    "gradient_clip_algorithm": ((), STEPS, "model.max_grad_norm"),
-    "accumulate_grad_batches": ((1,), STEPS, "a larger model.batch_size"),
-    "val_check_interval": ((1.0,), EVALUATES, "evaluation.every_n_env_steps"),
-    "check_val_every_n_epoch": ((1,), EVALUATES, "evaluation.every_n_env_steps"),
-    "num_sanity_val_steps": ((0,), EVALUATES, "evaluation.every_n_env_steps"),
-    "limit_val_batches": ((1.0, 0, 0.0), EVALUATES, "evaluation.episodes"),
-    "limit_test_batches": ((1.0,), EVALUATES, "evaluation.episodes"),
-    "limit_predict_batches": ((1.0,), EVALUATES, "evaluation.episodes"),
+    "gradient_clip_val": ((), OWN_STEPS, "model.max_grad_norm"),
+    "gradient_clip_algorithm": ((), OWN_STEPS, "model.max_grad_norm"),
+    "accumulate_grad_batches": ((1,), OWN_STEPS, "a larger model.batch_size"),
+    "val_check_interval": ((1.0,), PLAYS_EPISODES, "evaluation.every_n_env_steps"),
+    "check_val_every_n_epoch": ((1,), PLAYS_EPISODES, "evaluation.every_n_env_steps"),
+    "num_sanity_val_steps": ((0,), PLAYS_EPISODES, "evaluation.every_n_env_steps"),
+    "limit_val_batches": ((1.0, 0, 0.0), PLAYS_EPISODES, "evaluation.episodes"),
+    "limit_test_batches": ((1.0,), PLAYS_EPISODES, "evaluation.episodes"),
+    "limit_predict_batches": ((1.0,), PLAYS_EPISODES, "evaluation.episodes"),
     "overfit_batches": ((0, 0.0), "experience is made by the policy", "limit_train_batches"),
 }
 """Flags of Lightning's Trainer that have no effect here: the values that ask for none, why, and the setting to use instead."""
@@ -67,13 +63,3 @@ def check_beginning(ckpt_path: object, init_from: object) -> None:
     """Raise `SettingError` if a run shall both continue and begin."""
     if ckpt_path is not None and init_from is not None:
         raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
-
-
-def make_section(name: str, given: object, cls: type[Section]) -> Section | None:
-    """Return the settings of a section, given as they are, as a mapping, or as None for none."""
-    if isinstance(given, Mapping):
-        check_names(f"{name}.", given, [each.name for each in fields(cls)])
-        return cls(**given)
-    if given is None or isinstance(given, cls):
-        return given
-    raise SettingError(f"{name} must be {cls.__name__}(…), a mapping of its settings, or None for none, got {given!r}")

@@ -83,18 +83,18 @@ class SearchSpace:
         """Return Optuna's distributions by the settings' paths."""
         return {each.path: each.distribution for each in self.dimensions}
 
-    def own_values(self, config: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Value]:
-        """Return what the config of a model sets: of a range the nearest value, of choices only what is among them.
+    def find_values(self, config: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Value]:
+        """Find the values of a config: one outside a range moves to the range's nearer end, one that is not among choices is left out.
 
         Args:
-            config: the model's settings, each with its value.
-            schedules: of the model; their first values count.
+            config: the model's settings.
+            schedules: of the model; each counts with its first value.
         """
         found: dict[str, Value] = {}
         for each in self.dimensions:
             name = each.path.removeprefix("model.")
             value = schedules[name](0.0) if name in schedules else find_setting(config, name)
-            value = json.dumps(value) if isinstance(value, list | dict) else value
+            value = as_choice(value)
             if isinstance(each.distribution, CategoricalDistribution):
                 if value in (choices := each.distribution.choices):
                     found[each.path] = choices[choices.index(value)]  # of 1 and true the one that is listed
@@ -180,7 +180,12 @@ def read_choices(name: str, choices: object) -> CategoricalDistribution:
     twice = next((text for text in texts if texts.count(text) > 1), None)
     if twice is not None:
         raise SettingError(f"{name}.choices: {twice} appears twice")
-    return CategoricalDistribution([json.dumps(each) if isinstance(each, list | dict) else each for each in choices])
+    return CategoricalDistribution(list(map(as_choice, choices)))
+
+
+def as_choice(value: Value) -> Any:
+    """Return a value as studies store it: lists and mappings as their text, whose keys are in order."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
 def read_range(name: str, setting: Plain) -> FloatDistribution | IntDistribution:

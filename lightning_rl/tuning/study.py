@@ -41,7 +41,7 @@ class StudySettings:
         seeds: runs of a trial, with the seeds 1, 2, …
         sampler: `tpe` begins with the config's own values and draws near what was good, `random` anywhere.
         pruner: `median` ends a trial that is worse than half of the others were, `hyperband` gives few of them the whole length.
-        startup_trials: so many trials come before the first that `tpe` draws near others, and before one is pruned.
+        startup_trials: trials before `tpe` uses earlier results; as many must be complete before any is pruned.
         seed: of the draws.
     """
 
@@ -119,7 +119,7 @@ class Study:
         settings: how many trials, and how they are drawn.
         objective: what is looked for.
         config: the settings that all trials share; a study that goes on must have the same.
-        own: what the config sets of the space, see `SearchSpace.own_values`.
+        first_values: of the first trial of `tpe`, see `SearchSpace.find_values`; what is not in them is drawn.
         say: prints a line.
 
     Raises:
@@ -133,11 +133,11 @@ class Study:
         settings: StudySettings,
         objective: Objective,
         config: Mapping[str, Any],
-        own: Mapping[str, Any],
+        first_values: Mapping[str, Any],
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.space, self.settings, self.objective = folder, space, settings, objective
-        self.own, self.say = own, say
+        self.first_values, self.say = first_values, say
         self.on_trial_end: Callable[[], None] = lambda: None
         """Called after each trial."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -199,7 +199,7 @@ class Study:
         )
         copy.add_trials(trials)
         if not trials and self.settings.sampler == "tpe":
-            copy.enqueue_trial(dict(self.own))  # Optuna draws what is not in it
+            copy.enqueue_trial(dict(self.first_values))
         return copy.ask(self.space.distributions).params
 
     def next_trial(self) -> FrozenTrial | None:

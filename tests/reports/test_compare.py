@@ -45,11 +45,11 @@ def test_of_many_groups_the_best_is_compared_with_each_other_and_names_are_few(f
         write_run(folder / f"v{rate}", {100: [0], 100 + rate: [rate % 5]}, seed=1, learning_rate=rate / 1000)
     status, out, err = run("compare .", capfd)
     assert (status, err) == (0, "")
-    pairs = [line.split(" over ") for line in out.splitlines() if " over " in line]
+    pairs = [line.split(" over ") for line in out.splitlines() if line.startswith("  PPO") and " over " in line]
     assert len(pairs) == 6 and all(one.strip() == "PPO learning_rate=0.004" for one, _ in pairs)
     assert sum("one seed: there is no interval" in line for line in out.splitlines()) == 1
     assert "and 4 more have one seed: there is no interval." in out
-    assert "environment steps: the first at 101 and the last at 107. " in out
+    assert "environment steps: from 101 to 107. " in out
 
 
 def test_the_tables_hold_numbers_worked_by_hand(two_groups, capfd):

@@ -55,27 +55,32 @@ def test_values_to_check_are_within_the_range(tmp_path):
     assert floats == pytest.approx([1, 2, 1.37])
 
 
-def test_the_own_values_of_a_config_are_those_that_the_space_contains(tmp_path):
+def test_the_values_of_a_config_are_those_that_the_space_contains(tmp_path):
     space = space_of(
         "model.learning_rate: {low: 1e-5, high: 1e-2, log: true}\n"
         "model.ent_coef: {low: 1e-8, high: 1e-1, log: true}\n"
         "model.n_steps: {choices: [16, 64]}\n"
         "model.batch_size: {choices: [32, 64]}\n"
         "model.net_arch: {choices: [[8], [64, 64]]}\n"
-        "model.env.kwargs: {choices: [{}, {sutton_barto_reward: true}]}\n"
+        "model.env.kwargs: {choices: [{}, {sutton_barto_reward: true, render_mode: null}]}\n"
         "model.target_kl: {low: 0.01, high: 0.1}\n",
         tmp_path,
     )
     config = {
-        **{"learning_rate": {"schedule": "linear", "start": 3e-3, "end": 0}, "ent_coef": 0.0, "n_steps": 64, "batch_size": 128},
-        **{"net_arch": [64, 64], "env": {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": True}}, "target_kl": None},
+        "learning_rate": {"schedule": "linear", "start": 3e-3, "end": 0},
+        "ent_coef": 0.0,
+        "n_steps": 64,
+        "batch_size": 128,
+        "net_arch": [64, 64],
+        "env": {"id": "CartPole-v1", "kwargs": {"render_mode": None, "sutton_barto_reward": True}},
+        "target_kl": None,
     }
-    assert space.own_values(config, {"learning_rate": linear(3e-3)}) == {
+    assert space.find_values(config, {"learning_rate": linear(3e-3)}) == {
         "model.learning_rate": 3e-3,
         "model.ent_coef": 1e-8,
         "model.n_steps": 64,
         "model.net_arch": "[64, 64]",
-        "model.env.kwargs": '{"sutton_barto_reward": true}',
+        "model.env.kwargs": '{"render_mode": null, "sutton_barto_reward": true}',
     }
 
 
