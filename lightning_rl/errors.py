@@ -107,7 +107,7 @@ def check_flag(name: str, value: object) -> None:
 def check_integers(name: str, value: object) -> None:
     """Raise `SettingError` unless a value is a list of integers."""
     if not isinstance(value, list | tuple) or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
-        raise SettingError(f"{name} must be a list of integers, got {value!r}")
+        raise SettingError(f"{name} must be a list of integers such as [64, 64], got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
@@ -151,7 +151,8 @@ def as_settings(name: str, kind: type[Settings], setting: object) -> Settings:
     if isinstance(setting, kind):
         return setting
     if not isinstance(setting, Mapping):
-        raise SettingError(f"{name} must be a {kind.__name__} or a mapping of its settings, got {setting!r}")
+        instead = "; None is none" if setting is False else ""
+        raise SettingError(f"{name} must be {kind.__name__}(…) or a mapping of its settings, got {setting!r}{instead}")
     check_names(f"{name}.", setting, [field.name for field in fields(kind)])  # type: ignore[arg-type]
     return kind(**setting)
 

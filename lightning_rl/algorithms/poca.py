@@ -1,6 +1,6 @@
 """MA-POCA, posthumous credit for groups of agents (Cohen et al. 2021, https://arxiv.org/abs/2111.05992), and MAPPO with group credit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -42,6 +42,7 @@ class POCA(ActorCriticFields, Algorithm):
     `arm.gripper`, `train/entropy/<part>` and `train/log_prob/<part>`.
     """
 
+    ortho_init: bool = field(init=False, default=True)
     n_steps: Annotated[int, Range(1)] = 128
     """Steps of each copy of the environment in a rollout."""
     batch_size: Annotated[int, Range(1)] = 128

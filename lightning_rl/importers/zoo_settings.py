@@ -165,7 +165,7 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
             remark = "outside the square root; inside it there" if "TF" in inner.take("optimizer_class") else ""
             config.set("model.rms_prop_eps", inner.mapping("optimizer_kwargs").get("eps", 1e-5), remark)
         if inner.take("ortho_init") is False:
-            config.note("policy_kwargs.ortho_init dropped: first weights are orthogonal here")
+            config.set("model.ortho_init", False)
     else:
         if "n_critics" in inner:
             config.set("model.n_critics", inner.integer("n_critics", 2))

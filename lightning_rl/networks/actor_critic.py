@@ -10,7 +10,7 @@ from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses.policy_gradient import value_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
 from lightning_rl.networks.memory import Memory, make_memory
-from lightning_rl.networks.mlp import goal_mlp, orthogonal
+from lightning_rl.networks.mlp import goal_mlp, orthogonal, orthogonal_linear
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.networks.own_encoder import make_encoder
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -77,7 +77,7 @@ class ActorCritic(PolicyNetwork):
     Rows come `[N, …]`, one step of N environments, or time-major `[T, N, …]` or flat with `episode_start [T, N]`; `memory` is that before
     the first row.
 
-    Orthogonal weights: gain √2 in hidden layers, 0.01 in the policy's head, 1 in the value head.
+    First weights are orthogonal: gain √2 in hidden layers, 0.01 in the policy's head, 1 in the value head.
 
     Args:
         spaces: observation and action space of one environment.
@@ -91,6 +91,7 @@ class ActorCritic(PolicyNetwork):
         normalize_obs: `off`, `running` or `frozen` (statistics of random steps at the start of the run).
         action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
         log_std_init: first log σ of Box actions.
+        ortho_init: orthogonal first weights in hidden layers and heads, or those of `nn.Linear`.
         sde: state-dependent exploration of Box actions.
         streams: S, the number of reward streams.
         value_transform: learn h(value): `identity`, `signed_hyperbolic` or `symlog`.
@@ -116,6 +117,7 @@ class ActorCritic(PolicyNetwork):
         normalize_obs: str = "off",
         action_dist: str = "clipped_normal",
         log_std_init: float = 0.0,
+        ortho_init: bool = True,
         sde: SDE | None = None,
         streams: int = 1,
         value_transform: str = "identity",
@@ -145,13 +147,15 @@ class ActorCritic(PolicyNetwork):
         features, goal = self.memory.num_features, self.memory.goal
         last = net_arch[-1] if net_arch else features
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init, sde, last)
-        self.actor = goal_mlp(features, net_arch, activation, goal=goal)
+        layer = orthogonal_linear if ortho_init else nn.Linear
+        self.actor = goal_mlp(features, net_arch, activation, layer, goal=goal)
         head = nn.Linear(last, self.distribution.num_inputs) if sde is None else FeatureHead(self.distribution, last)
-        self.actor.append(orthogonal(head, 0.01))
+        self.actor.append(orthogonal(head, 0.01) if ortho_init else head)
         seen = self.critic_memory.num_features
-        self.critic = goal_mlp(seen, net_arch, activation, goal=self.critic_memory.goal)
+        self.critic = goal_mlp(seen, net_arch, activation, layer, goal=self.critic_memory.goal)
         self.value_head = make_value_head(value_transform, value_support)
-        self.critic.append(orthogonal(nn.Linear(net_arch[-1] if net_arch else seen, streams * self.value_head.atoms), 1.0))
+        value = nn.Linear(net_arch[-1] if net_arch else seen, streams * self.value_head.atoms)
+        self.critic.append(orthogonal(value, 1.0) if ortho_init else value)
 
     def perceptron(self) -> Perceptron | None:
         # a subclass may compute something else

@@ -357,6 +357,8 @@ class ActorCriticFields(StateDependentFields):
     """Distribution of Box actions."""
     log_std_init: float = 0.0
     """First log σ of Box actions."""
+    ortho_init: bool = True
+    """Orthogonal first weights in hidden layers and heads; false: those of `nn.Linear`."""
 
 
 def make_actor_critic(algorithm: Any) -> ActorCritic:
@@ -366,7 +368,7 @@ def make_actor_critic(algorithm: Any) -> ActorCritic:
 
 def actor_critic_settings(algorithm: Any) -> dict[str, Any]:
     """Return the settings of an actor-critic network."""
-    names = ("share_encoder", "action_dist", "log_std_init", "value_transform", "value_support")
+    names = ("share_encoder", "action_dist", "log_std_init", "ortho_init", "value_transform", "value_support")
     own = {name: getattr(algorithm, name) for name in names}
     streams, hidden = len(algorithm.reward_signals), hidden_observations(algorithm.critic_obs)
     sde = sde_settings(algorithm, algorithm.n_steps, learn_features=False)

@@ -140,7 +140,7 @@ def test_the_error_of_drawn_actions_is_that_of_the_mean_and_of_the_deviation_tog
         ({"steps": 0.5}, "behavioral_cloning.steps must be an integer"),
         ({"n_epochs": 0}, "behavioral_cloning.n_epochs must be >= 1, got 0"),
         ({"batch_size": 0}, "behavioral_cloning.batch_size must be >= 1, got 0"),
-        ("a/b-v0", "behavioral_cloning must be a CloningConfig or a mapping of its settings"),
+        ("a/b-v0", r"behavioral_cloning must be CloningConfig\(…\) or a mapping of its settings"),
     ],
 )
 def test_what_cannot_be_cloned_is_told_in_one_line(setting, said, tmp_path, monkeypatch):

@@ -101,6 +101,7 @@ ON = SDE | {
     "critic_obs": CRITIC_OBS,
     "action_dist": [Option("tanh_normal", "ScriptedBox-v0")],
     "log_std_init": [Option(-1.0, "ScriptedBox-v0")],
+    "ortho_init": [Option(False)],
 }
 PRIORITIZED = {"replay": {"prioritized": True}}
 
@@ -212,7 +213,7 @@ OWN = {
         "line_search_max_iter": [Option(1, given={"cg_damping": 0.0, "target_kl": 1.0})],
         "n_critic_updates": [Option(1)],
     },
-    POCA: ON
+    POCA: {name: rows for name, rows in ON.items() if name != "ortho_init"}
     | {
         "batch_size": [Option(8)],
         "n_epochs": [Option(1)],

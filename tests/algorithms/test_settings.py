@@ -53,7 +53,7 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
         ("PPO('CartPole-v1', net_arch=64)", "net_arch must be a list of integers such as [64, 64], got 64"),
         ("PPO('CartPole-v1', memory='LSTM')", "memory must be lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got 'LSTM'"),
         ("PPO('CartPole-v1', evaluation=None)", "evaluation is not a setting of PPO; here it is lrl.Trainer(evaluation=…)"),
-        ("Trainer(evaluation=False)", "evaluation must be EvaluationConfig(…), a mapping of its settings, or None for none, got False"),
+        ("Trainer(evaluation=False)", "evaluation must be EvaluationConfig(…) or a mapping of its settings, got False; None is none"),
         ("Trainer(checkpoint={'kep': 1})", "checkpoint.kep is not a setting; did you mean keep?"),
         ("PPO('CartPole-v1', policy='MlpPolicy')", "policy is not a setting of PPO; here it is encoder and net_arch"),
         ("PPO('CartPole-v1', wxyz=1)", "wxyz is not a setting of PPO; help(PPO) shows all"),

@@ -353,7 +353,7 @@ def test_ready_environments_in_processes_are_refused():
         ({"k": 1.5}, "replay.relabel.k must be an integer >= 1, got 1.5"),
         ({"strategy": "futur"}, "replay.relabel.strategy must be one of future, final, episode, got 'futur'; did you mean future?"),
         ({"n": 4}, "replay.relabel.n is not a setting; choose from k, strategy"),
-        (4, "replay.relabel must be a RelabelConfig or a mapping of its settings, got 4"),
+        (4, "replay.relabel must be RelabelConfig(…) or a mapping of its settings, got 4"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(setting, words):

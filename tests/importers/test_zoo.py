@@ -178,7 +178,7 @@ def test_policies_are_expressions_that_are_read_and_not_run():
     given = settings(text)
     assert (given["net_arch"], given["activation"], given["log_std_init"], given["gamma"]) == ([256, 256], "relu", -2, 0.999)
     assert given["normalize_obs"] == "running" and "normalize_reward" not in given
-    assert "policy_kwargs.ortho_init dropped: first weights are orthogonal here" in comments(text)
+    assert given["ortho_init"] is False
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
+from lightning_rl.distributions.state_dependent import SDE
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import GRU, LSTM
@@ -89,6 +90,15 @@ def test_weights_are_orthogonal_with_the_gains_of_their_layers():
             singular = torch.linalg.svdvals(layer.weight)
             torch.testing.assert_close(singular, torch.full_like(singular, gain), rtol=1e-4, atol=1e-5)
             assert (layer.bias == 0).all()
+
+
+def test_first_weights_are_those_of_torch_without_ortho_init():
+    for sde in (None, SDE()):
+        network = ActorCritic(Spaces(VECTOR, Box(-1, 1, (3,))), net_arch=(8,), ortho_init=False, sde=sde)
+        for layers in (network.actor, network.critic):
+            for layer in [each for each in layers if isinstance(each, torch.nn.Linear)]:
+                bound = layer.in_features**-0.5
+                assert 0.5 * bound < layer.weight.abs().max() <= bound and (layer.bias != 0).all()
 
 
 def test_hidden_layers_can_be_left_out():
