@@ -94,10 +94,6 @@ REFERENCES: dict[str, Reference | None] = {
     "es/halfcheetah": None,
     "sac/halfcheetah": Reference(9634.9, 822.0, "1,000,000", CLEANRL, ", v4"),
     "td3/halfcheetah": zoo(9655.666, 969.916, 150, "1,000,000", ", v3"),
-    "bc/hopper": None,
-    "td3_bc/hopper": None,
-    "iql/hopper": None,
-    "cql/hopper": None,
     "ppo/hopper": Reference(2609.3, 221.6, "1,000,000", TIANSHOU, ", gym v3, best evaluation"),
     "ppo/walker2d": Reference(3588.5, 239.3, "1,000,000", TIANSHOU, ", gym v3, best evaluation"),
     "ppo/swimmer": zoo(281.561, 9.671, 150, "1,000,000", ", v3"),
@@ -134,14 +130,11 @@ KNOWN = (
 """The rows of README's table: what people know."""
 
 ATTEMPTS: dict[str, str] = {
-    "a2c/pendulum": "why ours stay below Stable-Baselines3's is not known",
-    "dqn/mountaincar": "why is not known",
     "ppo/minigrid_doorkey_rnd": "the most likely actions of seed 1 never reach the goal",
     "ppo/mountaincar_rnd": "the reference normalizes observations and needs no novelty; without either, every episode here ends at -200",
     "sac/mountaincar_continuous": "by 0.03, where the error of the mean over our seeds is 0.14",
     "a2c/lunarlander": "A2C is weak here; PPO is the one to take",
     **{f"{name}/pendulum": "offline, from a set whose mean return is -1,109" for name in ("bc", "td3_bc", "iql", "awac", "cql")},
-    **{f"{name}/hopper": "offline, from a set whose mean return is TODO" for name in ("bc", "td3_bc", "iql", "cql")},
     "ppo/simple_spread": "per agent, where random moves reach -52.4 in the same episodes",
     "ppo/tictactoe": "wins minus losses against random moves; the best answer to them reaches 0.96",
     "ppo/connect_four": "wins minus losses against random moves",

@@ -3,10 +3,10 @@
     python benchmarks/tuning.py compare [--case cartpole pendulum] [--studies 3] [--trials 20] [--seeds 1] [--retrained 2] [--out FOLDER]
     python benchmarks/tuning.py killed [--kills 5] [--out FOLDER]
 
-`compare` repeats a study with each sampler and several seeds of the draws, the same pruner for both. TPE begins with the config's own
-values, as `tune` does by default; random trials are drawn anywhere. What a study found is trained again with seeds that it has not seen,
-and the best checkpoint of each such run plays 100 episodes that no evaluation has played: the value of a study itself is the highest of
-many noisy ones, and says less. Prints a row a study, and the medians; repeating the command continues.
+`compare` draws trials at random and lets all of them end, as a loop in a shell would, and lets `tune` search with its defaults, TPE and
+pruning from the config's own values, until it has made as many environment steps. What a study found is trained again with seeds that it
+has not seen, and the best checkpoint of each such run plays 100 episodes that no evaluation has played: the value of a study itself is the
+highest of many noisy ones, and says less. Prints a row a study, and the medians; repeating the command continues.
 
 `killed` kills a study in its second trial, its third, and so on, at a random moment, and continues it each time. Compares all that it
 recorded, and the evaluations of its runs, with an undisturbed study: exits with status 1 if anything differs.
@@ -91,34 +91,48 @@ def retrain(best: Path, root: Path, seed: int) -> float:
     return json.loads(call(["evaluate", "--ckpt_path", str(folder), "--episodes", "100", "--seed", "50000", "--json"]))["return_mean"]
 
 
-def measure(case: str, sampler: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run a study and train again what it found."""
+def search(command: list[str], folder: Path, trials: int) -> list[dict[str, str]]:
+    """Let a study have so many trials, also one that has fewer; return the rows of its trials."""
+    call([*command, "--trials", str(trials), "--out", str(folder)])
+    with (folder / "trials.csv").open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def steps_of(folder: Path) -> int:
+    """Return the environment steps that all runs of a study were trained for, as their evaluations say."""
+    runs = [list(csv.DictReader(file.read_text().splitlines())) for file in folder.glob("*/*/trial_*/evaluations.csv")]
+    return sum(int(rows[-1]["env_steps"]) for rows in runs if rows)
+
+
+def measure(case: str, sampler: str, seed: int, steps: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a study, with `tpe` until it has made as many steps as another one, and train again what it found."""
     folder: Path = options.out / f"{case}_{sampler}_{seed}"
     began = time.monotonic()
-    drawn = f"--sampler {sampler} --seed {seed} --trials {options.trials} --seeds {options.seeds}".split()
-    call(["tune", *study_options(case, options.out), *drawn, "--out", str(folder)])
+    drawn = ["--sampler", sampler, "--seed", str(seed), "--seeds", str(options.seeds)] + ["--pruner", "none"] * (sampler == "random")
+    command = ["tune", *study_options(case, options.out), *drawn]
+    trials = search(command, folder, options.trials)
+    while steps_of(folder) < steps:
+        trials = search(command, folder, len(trials) + 1)
     seconds = time.monotonic() - began
-    with (folder / "trials.csv").open() as lines:
-        trials = list(csv.DictReader(lines))
     again = [retrain(folder / "best.yaml", folder / "again", 1_000 + number) for number in range(options.retrained)]
     found = max(float(row["value"]) for row in trials if row["state"] == "complete")
     states = [row["state"] for row in trials]
     return {
-        **{"case": case, "sampler": sampler, "seed": seed, "found": found, "again": statistics.mean(again)},
+        **{"case": case, "sampler": sampler, "seed": seed, "found": found, "again": statistics.mean(again), "steps": steps_of(folder)},
         **{"complete": states.count("complete"), "pruned": states.count("pruned"), "failed": states.count("fail"), "seconds": seconds},
     }
 
 
 def compare(options: argparse.Namespace) -> int:
     """Print a row for each study, and the medians of each sampler."""
-    print(
-        "| case | sampler | seed | value in the study | trained again | complete | pruned | failed | seconds |\n|" + "---|" * 9, flush=True
-    )
+    head = "| case | sampler | seed | value in the study | trained again | steps | complete | pruned | failed | seconds |"
+    print(f"{head}\n|{'---|' * 10}", flush=True)
     rows = []
     for case in options.case:
         for seed in range(options.studies):
-            for sampler in ("tpe", "random"):
-                rows.append(row := measure(case, sampler, seed, options))
+            for sampler in ("random", "tpe"):
+                steps = rows[-1]["steps"] if sampler == "tpe" else 0
+                rows.append(row := measure(case, sampler, seed, steps, options))
                 cells = [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()]
                 print(f"| {' | '.join(cells)} |", flush=True)
     for case in options.case:

@@ -15,10 +15,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import yaml
 from references import REFERENCES
 
 from lightning_rl.reports.figures import COLORS, label, new_figure, png
-from lightning_rl.reports.runs import read_run
+from lightning_rl.reports.runs import Run, read_run
 from zoo import RESULTS, ROOT, results_file, rows_of
 
 CURVES = RESULTS / "curves"
@@ -29,14 +30,22 @@ Curves = dict[str, np.ndarray]
 """Of each seed, counts and returns `[E, 2]`."""
 
 
+def has_ended(run: Run, env_steps: str) -> bool:
+    """Return whether a run is the one whose row says how many steps it made; one that is measured again may have been interrupted."""
+    length = float(env_steps)
+    if run.counter == "updates":
+        length = yaml.safe_load((run.folder / "config.yaml").read_text("utf-8"))["model"]["init_args"]["max_updates"]
+    return len(run.counts) > 0 and run.counts[-1] == length
+
+
 def keep(config: str, folder: Path) -> None:
     """Write the curves of a config's measured runs that lie in a folder; those of other seeds stay."""
     measured = {row["seed"]: row["env_steps"] for row in rows_of(config)}
     found = {run.name.removeprefix("seed_"): read_run(run) for run in (folder / config).rglob("seed_*")}
     counted, curves = read(config)
     for seed in measured.keys() & found.keys():
-        if found[seed].counter == "env_steps" and found[seed].counts[-1] != float(measured[seed]):
-            continue  # measured again, and interrupted
+        if not has_ended(found[seed], measured[seed]):
+            continue
         counted = found[seed].counter
         curves[seed] = np.stack([found[seed].counts, found[seed].returns], 1)
     if curves:

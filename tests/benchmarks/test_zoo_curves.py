@@ -46,10 +46,18 @@ def test_the_curves_of_measured_runs_are_kept_and_those_of_other_seeds_stay(curv
     }
 
 
+def test_a_run_that_counts_updates_is_left_out_until_it_has_made_them_all(curves, tmp_path):
+    write_run(tmp_path / "runs/iql/pendulum/IQL/Pendulum-v1/seed_1", {}, counter="updates", max_updates=200)
+    write_run(tmp_path / "runs/iql/pendulum/IQL/Pendulum-v1/seed_2", {100: [4]}, counter="updates", max_updates=200)
+    curves.keep("iql/pendulum", tmp_path / "runs")
+    assert curves.read("iql/pendulum") == ("env_steps", {})
+
+
 def test_the_picture_has_a_panel_for_each_config_and_none_for_others(curves, tmp_path):
     for number, config in enumerate(CONFIGS):
         counter = "updates" if config.startswith("iql") else "env_steps"
-        write_run(tmp_path / "runs" / config / "any/any/seed_1", {100: [number], 200: [10]}, counter=counter)
+        length = {"max_updates": 200} if counter == "updates" else {}
+        write_run(tmp_path / "runs" / config / "any/any/seed_1", {100: [number], 200: [10]}, counter=counter, **length)
         curves.keep(config, tmp_path / "runs")
     curves.draw(list(CONFIGS))
     picture = image.imread(tmp_path / "picture.png")[..., :3]
