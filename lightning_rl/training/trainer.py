@@ -353,11 +353,13 @@ class Trainer(EvaluatingTrainer):
             return None
         return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys(modules))
 
-    def _command_to_continue(self, model: Run) -> str | None:
-        """Return the command that continues this run; None where nothing is saved, or no file can name its environment or algorithm."""
-        command = self._command("fit", model)
-        if command is None or last_generation(self.run_folder / "checkpoints") is None:
+    def _how_to_continue(self, model: Run) -> str | None:
+        """Return the command that continues this run, or the call where a notebook or no file names it; None where nothing is saved."""
+        if last_generation(self.run_folder / "checkpoints") is None:
             return None
+        command = self._command("fit", model)
+        if command is None or in_notebook():
+            return f'trainer.fit(model, ckpt_path="{self.run_folder}")'
         names = {"run_name": self.run_folder.name}  # `last` alone is the newest run's
         if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a program has no Trainer
             names["default_root_dir"] = str(self.default_root_dir)
@@ -367,9 +369,7 @@ class Trainer(EvaluatingTrainer):
     @rank_zero_only
     def _print_summary(self, model: Run) -> None:
         self.say(f"run: {self.run_folder}")
-        resume, evaluate = self._command_to_continue(model), self._command("evaluate", model)
-        if in_notebook() and last_generation(self.run_folder / "checkpoints") is not None:
-            resume = f'trainer.fit(model, ckpt_path="{self.run_folder / "checkpoints" / "last.ckpt"}")'
+        resume, evaluate = self._how_to_continue(model), self._command("evaluate", model)
         if resume is not None and not model.finished and self.stop.received is None:
             self.say(f"continue it: {resume}")
         for command in filter(None, map(how_to_upload, self.loggers)):
@@ -383,10 +383,8 @@ class Trainer(EvaluatingTrainer):
     def _end_program(self, model: Run) -> NoReturn:
         """End the program after a signal, with the command to continue and the signal's exit status."""
         assert self.stop.received is not None
-        at, command = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}", self._command_to_continue(model)
-        if command is None and last_generation(self.run_folder / "checkpoints") is not None:
-            command = f'trainer.fit(model, ckpt_path="{self.run_folder}")'
-        self.say(at if command is None else f"{at}; continue: {command}")
+        at, resume = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}", self._how_to_continue(model)
+        self.say(at if resume is None else f"{at}; continue: {resume}")
         if self.local_rank:  # Lightning kills the other ranks if one that it started ends with another status
             raise SystemExit(0)
         end_program(self.stop.received)
