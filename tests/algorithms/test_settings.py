@@ -6,6 +6,7 @@ from typing import Annotated
 
 import pytest
 import pytorch_lightning as pl
+from torch import nn
 
 import lightning_rl as lrl
 from lightning_rl.errors import SettingError
@@ -21,6 +22,8 @@ def test_the_signature_shows_every_setting_and_the_environment_first(algorithm):
 
 
 def test_an_algorithm_or_another_module_is_no_setting():
+    with pytest.raises(SettingError, match=r"^encoder must be plain data, which a checkpoint can hold, got a Identity; give its class$"):
+        lrl.PPO("CartPole-v1", encoder=nn.Identity())
     with pytest.raises(SettingError, match=r"^teacher must be plain data, which a checkpoint can hold, got a PPO$"):
         tiny(lrl.DAgger, teacher=tiny(lrl.PPO))
 
