@@ -356,9 +356,9 @@ class ActorCriticFields(StateDependentFields):
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
     """Distribution of Box actions."""
     log_std_init: float = 0.0
-    """First log σ of Box actions."""
+    """First log σ of Boxes."""
     ortho_init: bool = True
-    """Orthogonal first weights in hidden layers and heads; false: those of `nn.Linear`."""
+    """Orthogonal first weights; false: torch's own."""
 
 
 def make_actor_critic(algorithm: Any) -> ActorCritic:
