@@ -43,9 +43,9 @@ def same_arithmetic():
 
 
 @pytest.fixture(autouse=True)
-def no_seed_of_another_test(monkeypatch):
+def no_seed_of_another_test():
     """Forget the seed that a test before left: Lightning's DDP seeds a run with it again."""
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    os.environ.pop("PL_GLOBAL_SEED", None)
 
 
 @pytest.fixture(autouse=True)
