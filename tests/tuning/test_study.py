@@ -133,7 +133,7 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned_and_one_that_fails_does
     pruned = [each for each in trials(folder / "studies" / "PPO_Paying-v0") if each.state == optuna.trial.TrialState.PRUNED]
     assert pruned and all(each.params["model.env.kwargs"] == '{"reward": 0.0}' for each in pruned)
     assert all(len(each.intermediate_values) < 5 for each in pruned)
-    assert out.count("raised RuntimeError: no more coins)") == 2 and out.count("failed (it died with exit code 9)") == 1
+    assert out.count("raised RuntimeError: no more coins (paying.py:") == 2 and out.count("failed (it died with exit code 9)") == 1
     assert all(f"trial {each.number}: pruned with 0 at" in out for each in pruned)
 
 
