@@ -318,6 +318,25 @@ def test_one_episode_has_no_interval():
     assert statistics["return_mean"] == statistics["iqm"] == 5 and statistics["ci_low"] is statistics["ci_high"] is None
 
 
+def test_only_the_limit_of_our_own_is_hinted_at_and_also_in_a_later_evaluation(capsys):
+    class Growing(Endless):
+        """Ends its first episode at once."""
+
+        episodes = 0
+
+        def reset(self, **arguments):
+            Growing.episodes += 1
+            self.period = 1 if Growing.episodes == 1 else 20_000
+            return super().reset(**arguments)
+
+    settings = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "max_env_steps": 16, "net_arch": [8]}
+    given = partial(Endless, period=20_000)
+    fit(PPO(given, **settings), callbacks=[RolloutEvaluator(8, 1, max_episode_steps=10_000)])
+    assert "hint: episodes of the evaluation" not in capsys.readouterr().out
+    fit(PPO(given, **settings), callbacks=[RolloutEvaluator(8, 1, env=Growing, max_share=1)])
+    assert capsys.readouterr().out.count("hint: episodes of the evaluation") == 1
+
+
 def test_an_evaluation_that_had_to_end_episodes_says_so_once(capsys):
     model = PPO(partial(Endless, period=20_000), n_steps=8, batch_size=8, n_epochs=1, max_env_steps=16, net_arch=[8])
     fit(model, callbacks=[RolloutEvaluator(8, 1)])

@@ -152,6 +152,15 @@ def test_the_command_line_prints_one_line_and_with_debug_the_traceback(folder, c
     assert repr(cause) == "ValueError('no sensor')" and cause.__traceback__ is not None
 
 
+def test_an_error_inside_an_installed_environment_is_not_taken_for_what_step_returns(tmp_path):
+    file = tmp_path / "site-packages" / "theirs.py"
+    steps = {}
+    exec(compile("def step(self, action):\n    one, two = (1, 2, 3)\n", str(file), "exec"), steps)  # as if it were installed there
+    broken = type("Theirs", (Scripted,), {"step": steps["step"]})
+    with pytest.raises(SettingError, match=r"raised ValueError: too many values to unpack \(expected 2"):
+        fit(PPO(broken, n_steps=8, batch_size=8, max_env_steps=64))
+
+
 def test_an_error_of_an_environment_names_the_line_that_raised_it():
     lines, first = inspect.getsourcelines(Odd.step)
     line = first + next(i for i, text in enumerate(lines) if "raise" in text)

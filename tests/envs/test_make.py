@@ -181,6 +181,18 @@ def test_wrong_constructor_arguments_are_reported(vectorization):
     assert line.startswith("the environment CartPole-v1 cannot be built") and "gravitation" in line
 
 
+class Unmade(gym.Env):
+    """Lacks an argument that its constructor looks up."""
+
+    def __init__(self, **arguments):
+        self.size = arguments["size"]
+
+
+def test_an_error_of_a_users_constructor_names_the_environment_and_its_line():
+    line = Unmade.__init__.__code__.co_firstlineno + 1
+    assert refusal(make_env, Unmade) == f"the environment Unmade cannot be built: 'size' (test_make.py:{line})"
+
+
 def test_any_error_of_a_constructor_becomes_one_line():
     assert "5x5" in refusal(make_env, EnvConfig("FrozenLake-v1", kwargs={"map_name": "5x5"}))  # a bare KeyError
 
