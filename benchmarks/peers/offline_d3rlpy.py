@@ -1,11 +1,11 @@
 """Learn from the dataset of one of our offline configs with d3rlpy, and judge it as `zoo.py` judges our rows.
 
-    pip install d3rlpy==2.8.1 minari "gymnasium[mujoco]"      # in an environment of its own
+    pip install torch==2.13.0 d3rlpy==2.8.1 "minari[hdf5]" pyyaml      # in an environment of its own
     PYTHONPATH=benchmarks python -m peers.offline_d3rlpy iql/pendulum [cql/pendulum …] [--seeds 1 2 3] [--folder peer_runs]
 
-The dataset, the number of updates, the width of the networks, the batch and the scale of rewards are those of the config, all else is
-d3rlpy's own. Plays five episodes twenty times in a run, as our runs do. The best of those plays 100 episodes. A row a seed is written to
-`benchmarks/results/peers/`, which `zoo.py table` shows.
+The dataset, the number of updates, the width of the networks, the batch and the scale of rewards are those of the config, and actions are
+scaled to [−1, 1] as ours are; all else is d3rlpy's own. Plays five episodes twenty times in a run, as our runs do. The best of those plays
+100 episodes. A row a seed is written to `benchmarks/results/peers/`, which `zoo.py table` shows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from peers.rows import EPISODES, EVALUATIONS, measure_rows
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 ALGORITHMS = {
-    "IQL": (d3rlpy.algos.IQLConfig, ("actor", "critic", "value")),
-    "CQL": (d3rlpy.algos.CQLConfig, ("actor", "critic")),
-    "TD3BC": (d3rlpy.algos.TD3PlusBCConfig, ("actor", "critic")),
-    "AWAC": (d3rlpy.algos.AWACConfig, ("actor", "critic")),
-    "BehavioralCloning": (d3rlpy.algos.BCConfig, ("",)),
+    "IQL": (d3rlpy.algos.IQLConfig, ("actor_encoder_factory", "critic_encoder_factory", "value_encoder_factory")),
+    "CQL": (d3rlpy.algos.CQLConfig, ("actor_encoder_factory", "critic_encoder_factory")),
+    "TD3BC": (d3rlpy.algos.TD3PlusBCConfig, ("actor_encoder_factory", "critic_encoder_factory")),
+    "AWAC": (d3rlpy.algos.AWACConfig, ("actor_encoder_factory", "critic_encoder_factory")),
+    "BehavioralCloning": (d3rlpy.algos.BCConfig, ("encoder_factory",)),
 }
-"""By the names of ours, with the names of their networks."""
+"""By the names of ours, with their settings of networks."""
 COLUMNS = ("config", "seed", "return_mean", "return_std", "episodes", "best_updates", "updates", "minutes", "d3rlpy")
 
 
@@ -49,13 +49,13 @@ def make_algorithm(name: str, settings: Mapping[str, Any]) -> Any:
     """Return their algorithm with the sizes of our config."""
     kind, networks = ALGORITHMS[name]
     layers = d3rlpy.models.VectorEncoderFactory(hidden_units=settings.get("net_arch", [256, 256]))
-    sizes: dict[str, Any] = {f"{each}_encoder_factory".lstrip("_"): layers for each in networks}
+    sizes: dict[str, Any] = dict.fromkeys(networks, layers)
     if (scale := settings.get("reward_scale", 1)) != 1:
         sizes["reward_scaler"] = d3rlpy.preprocessing.MultiplyRewardScaler(scale)
     if settings.get("normalize_obs", "off") != "off":
         sizes["observation_scaler"] = d3rlpy.preprocessing.StandardObservationScaler()
-    sizes["action_scaler"] = d3rlpy.preprocessing.MinMaxActionScaler()
-    return kind(batch_size=settings.get("batch_size", 256), **sizes).create(device="cpu:0")
+    scaler = d3rlpy.preprocessing.MinMaxActionScaler()
+    return kind(batch_size=settings.get("batch_size", 256), action_scaler=scaler, **sizes).create(device="cpu:0")
 
 
 def play(env: gym.Env, algorithm: Any, episodes: int, seed: int) -> np.ndarray:

@@ -356,9 +356,9 @@ class ActorCriticFields(StateDependentFields):
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
     """Distribution of Box actions."""
     log_std_init: float = 0.0
-    """First log σ of Boxes."""
+    """First log σ of Box actions."""
     ortho_init: bool = True
-    """Orthogonal first weights; false: torch's own."""
+    """Orthogonal first weights."""
 
 
 def make_actor_critic(algorithm: Any) -> ActorCritic:
