@@ -329,11 +329,11 @@ def test_only_the_limit_of_our_own_is_hinted_at_and_also_in_a_later_evaluation(c
             self.period = 1 if Growing.episodes == 1 else 20_000
             return super().reset(**arguments)
 
-    settings = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "max_env_steps": 16, "net_arch": [8]}
+    settings = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "max_env_steps": 128, "net_arch": [8]}
     given = partial(Endless, period=20_000)
     fit(PPO(given, **settings), callbacks=[RolloutEvaluator(8, 1, max_episode_steps=10_000)])
     assert "hint: episodes of the evaluation" not in capsys.readouterr().out
-    fit(PPO(given, **settings), callbacks=[RolloutEvaluator(8, 1, env=Growing, max_share=1)])
+    fit(PPO(given, **settings), callbacks=[RolloutEvaluator(8, 1, env=Growing)])
     assert capsys.readouterr().out.count("hint: episodes of the evaluation") == 1
 
 
