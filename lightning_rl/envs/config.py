@@ -36,10 +36,9 @@ class EnvConfig:
         id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
         num_envs: how many step at once, in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
-            `auto` is `async` for several Atari games on several cores, `native` for ids that begin with `Torch/`, else `sync`; gymnasium's
-            classic control it steps at once, in numpy, with the same results.
-        autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; for `sync` and `async` how to reset (default: SAME_STEP), for the others
-            what they do if their metadata do not name it.
+            `auto`: `async` for several Atari games, `native` for `Torch/…`, numpy for gymnasium's classic control, else `sync`.
+        autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; how `sync` and `async` reset (default: SAME_STEP), and what others do
+            whose metadata do not name it.
         kwargs: arguments of the environment's constructor.
         wrappers: applied in order, each a class path or `{class_path, init_args}`; a bare name is one of gymnasium.wrappers.
         max_episode_steps: truncate episodes here instead of at the environment's own limit.
