@@ -1,12 +1,13 @@
 """Studies of `tune`: TPE against random trials, and a study that is killed against one that is not.
 
-    python benchmarks/tuning.py compare [--case cartpole pendulum] [--studies 3] [--trials 20] [--seeds 1] [--retrained 2] [--out FOLDER]
+    python benchmarks/tuning.py compare [--case cartpole pendulum] [--studies 3] [--trials 20] [--seeds 1] [--retrained 8] [--equal steps]
     python benchmarks/tuning.py killed [--kills 5] [--out FOLDER]
 
-`compare` draws trials at random and lets all of them end, as a loop in a shell would, and lets `tune` search with its defaults, TPE and
-pruning from the config's own values, until it has made as many environment steps. What a study found is trained again with seeds that it
-has not seen, and the best checkpoint of each such run plays 100 episodes that no evaluation has played: the value of a study itself is the
-highest of many noisy ones, and says less. Prints a row a study, and the medians; repeating the command continues.
+`compare` draws trials at random, lets all of them end and takes the best, as a loop in a shell would, and lets `tune` search with its
+defaults: TPE and pruning from the config's own values, and the best trials again with new seeds. `--equal steps` gives `tune` more trials
+until it has made as many environment steps. What a study found is trained again with seeds that it has not seen, and the best checkpoint of
+each such run plays 100 episodes that no evaluation has played: the value of a study itself is the highest of many noisy ones, and says
+less. Prints a row a study, and the medians; repeating the command continues.
 
 `killed` kills a study in its second trial, its third, and so on, at a random moment, and continues it each time. Compares all that it
 recorded, and the evaluations of its runs, with an undisturbed study: exits with status 1 if anything differs.
@@ -17,7 +18,9 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import random
+import re
 import shlex
 import signal
 import statistics
@@ -105,17 +108,20 @@ def steps_of(folder: Path) -> int:
 
 
 def measure(case: str, sampler: str, seed: int, steps: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run a study, with `tpe` until it has made as many steps as another one, and train again what it found."""
+    """Run a study, with `tpe` until it has made so many steps, and train again what it found."""
     folder: Path = options.out / f"{case}_{sampler}_{seed}"
     began = time.monotonic()
-    drawn = ["--sampler", sampler, "--seed", str(seed), "--seeds", str(options.seeds)] + ["--pruner", "none"] * (sampler == "random")
+    drawn = ["--sampler", sampler, "--seed", str(seed), "--seeds", str(options.seeds)] + ["--pruner", "none", "--confirm", "0"] * (
+        sampler == "random"
+    )
     command = ["tune", *study_options(case, options.out), *drawn]
     trials = search(command, folder, options.trials)
     while steps_of(folder) < steps:
         trials = search(command, folder, len(trials) + 1)
     seconds = time.monotonic() - began
     again = [retrain(folder / "best.yaml", folder / "again", 1_000 + number) for number in range(options.retrained)]
-    found = max(float(row["value"]) for row in trials if row["state"] == "complete")
+    found = max(float(row["confirmed"]) if row["confirmed"] else -math.inf for row in trials)
+    found = found if math.isfinite(found) else max(float(row["value"]) for row in trials if row["state"] == "complete")
     states = [row["state"] for row in trials]
     return {
         **{"case": case, "sampler": sampler, "seed": seed, "found": found, "again": statistics.mean(again), "steps": steps_of(folder)},
@@ -131,7 +137,7 @@ def compare(options: argparse.Namespace) -> int:
     for case in options.case:
         for seed in range(options.studies):
             for sampler in ("random", "tpe"):
-                steps = rows[-1]["steps"] if sampler == "tpe" else 0
+                steps = rows[-1]["steps"] if sampler == "tpe" and options.equal == "steps" else 0
                 rows.append(row := measure(case, sampler, seed, steps, options))
                 cells = [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()]
                 print(f"| {' | '.join(cells)} |", flush=True)
@@ -145,9 +151,14 @@ def compare(options: argparse.Namespace) -> int:
 
 def record(folder: Path) -> list[Any]:
     """Return what a study recorded but for times, and the evaluations of its runs."""
-    trials = optuna.load_study(study_name="study", storage=f"sqlite:///{folder / 'study.db'}").trials
-    own = [(each.state, each.value, each.params, each.intermediate_values, each.user_attrs["evaluations"]) for each in trials]
-    return [own, {file.parent.name: file.read_bytes() for file in folder.glob("*/*/*/evaluations.csv")}]
+    study = optuna.load_study(study_name="study", storage=f"sqlite:///{folder / 'study.db'}")
+    own = [(each.state, each.value, each.params, each.intermediate_values, each.user_attrs["evaluations"]) for each in study.trials]
+    return [own, study.user_attrs["confirmation"], {file.parent.name: file.read_bytes() for file in folder.glob("*/*/*/evaluations.csv")}]
+
+
+def is_end_of_trial(line: str) -> bool:
+    """Return whether a study prints this when a trial has ended."""
+    return re.match(r"trial \d+: ", line) is not None
 
 
 def killed(options: argparse.Namespace) -> int:
@@ -162,10 +173,10 @@ def killed(options: argparse.Namespace) -> int:
         study = subprocess.Popen([*PROGRAM, *arguments, "--out", str(options.out / "killed")], stdout=subprocess.PIPE, text=True)
         lines = iter(study.stdout or ())
         while ended <= number and (line := next(lines, "")):
-            ended += line.startswith("trial ")
+            ended += is_end_of_trial(line)
         time.sleep(draw.uniform(0, 0.5 * seconds / TRIALS))
         study.send_signal(signal.SIGKILL)
-        ended += sum(line.startswith("trial ") for line in lines)
+        ended += sum(map(is_end_of_trial, lines))
         print(f"kill {number + 1}: exit status {study.wait()} when {ended} of {TRIALS} trials had ended", flush=True)
     call([*arguments, "--out", str(options.out / "killed")])
     equal = record(options.out / "killed") == record(options.out / "whole")
@@ -181,7 +192,8 @@ def main() -> int:
     parser.add_argument("--studies", type=int, default=3)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each trial of compare (1)")
-    parser.add_argument("--retrained", type=int, default=2)
+    parser.add_argument("--retrained", type=int, default=8)
+    parser.add_argument("--equal", choices=("trials", "steps"), default="trials", help="what the two samplers of compare share (trials)")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("studies"))
     options = parser.parse_args()

@@ -22,11 +22,12 @@ from lightning_rl.errors import SettingError, check_choice, check_range, missing
 from lightning_rl.training.run_folder import environment_name
 from lightning_rl.training.run_processes import RunPlan
 from lightning_rl.training.settings import settings_of
+from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
 from lightning_rl.tuning.population import Evaluation, Population, member_name, mutable_space
-from lightning_rl.tuning.report import draw_study, write_best, write_trials
+from lightning_rl.tuning.report import describe_best, draw_study, write_best, write_trials
 from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space, shorten_path
-from lightning_rl.tuning.study import Objective, Study, StudySettings
+from lightning_rl.tuning.study import Study, StudySettings
 
 
 def tune(given: TuneOptions, imports: list[str]) -> int:
@@ -69,6 +70,8 @@ def describe_study(study: Study, model: Any) -> None:
         drawn += f", at first the config's own values{' but for ' * bool(missing)}{', '.join(missing)}"
     say(f"study of {type(model).__name__} on {environment_name(model.env)}")
     say(f"  trials        {settings.trials}, each {runs} of {model.length:,} {model.counted}")
+    if settings.confirm:
+        say(f"  at the end    the best {settings.confirm} again, with {settings.confirm_seeds} new seeds each")
     say(f"  settings      {', '.join(shorten_path(each.path) for each in dimensions)} ({study.space.source})")
     say(f"  values        {drawn}")
     best = f"the {objective.mode} of {objective.monitor} in about {objective.evaluations} evaluations"
@@ -214,16 +217,17 @@ class Results:
 
     def __init__(self, study: Study, options: list[str], imports: list[str]) -> None:
         self.study, self.options, self.imports = study, options, imports
-        self.written: int | None = None
+        self.written = ""
 
     def write(self) -> None:
         """Write the files."""
         write_trials(self.study)
         best = self.study.best
-        if best is not None and best.number != self.written:
+        if best is not None and self.written != (line := describe_best(self.study, best)):
             config = check([*self.options, *self.study.space.options(best.params)], self.imports).config_dump
-            write_best(self.study, {name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")})
-            self.written = best.number
+            own = {name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")}
+            write_best(self.study.folder, line, own)
+            self.written = line
 
 
 def print_results(study: Study, model: Any) -> None:
@@ -233,7 +237,7 @@ def print_results(study: Study, model: Any) -> None:
         errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]
         raise SettingError(f"none of {len(study.trials)} trials is complete" + (f"; the last failed: {errors[-1]}" if errors else ""))
     picture, remark = draw_study(study)
-    say(f"best: trial {best.number}, {study.objective.monitor} {best.value:.2f}: {study.space.describe(best.params)}")
+    say(f"best: {describe_best(study, best)}")
     if remark:
         say(remark)
     say(f"trials: {study.folder / 'trials.csv'}, picture: {picture}")

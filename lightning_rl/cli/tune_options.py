@@ -22,7 +22,7 @@ REFUSED = {
 """Options of `fit` that a study sets itself, and what to do instead."""
 
 
-OF_STUDIES = ("trials", "seeds", "sampler", "pruner", "startup_trials")
+OF_STUDIES = ("trials", "seeds", "sampler", "pruner", "startup_trials", "confirm", "confirm_seeds")
 """Options that a population does not have: its settings change while its runs are trained."""
 
 
@@ -55,6 +55,8 @@ def tune_parser() -> Parser:
     parser.add_argument("--pruner", default="median", help="median, hyperband or none (median)")
     first = "trials before tpe uses earlier results, and to complete before any is pruned (5)"
     parser.add_argument("--startup_trials", type=int, default=5, help=first)
+    parser.add_argument("--confirm", type=int, default=3, help="how many of the best trials are run again in the end; 0: none (3)")
+    parser.add_argument("--confirm_seeds", type=int, default=3, help="runs of each of those, with seeds that it has not had (3)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the study and its runs (studies/<algorithm>_<environment>)")
     parser.add_argument("--engine", default="local", help="local: processes of this machine; ray: Ray Tune, on many machines (local)")

@@ -1,4 +1,4 @@
-"""Run the trials of a study in processes of this machine."""
+"""Train the runs of a study in processes of this machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
-from optuna.trial import FrozenTrial
-
 from lightning_rl.training.run_processes import Answer, Message, RunPlan, RunPool, Train
+from lightning_rl.tuning.comparison import StudyRun
 from lightning_rl.tuning.study import Study
 
 MakePlan = Callable[[int, Mapping[str, Any], int], RunPlan]
@@ -18,21 +18,20 @@ MakePlan = Callable[[int, Mapping[str, Any], int], RunPlan]
 
 
 @dataclass
-class ActiveTrial:
-    """A trial whose run is trained.
+class ActiveRun:
+    """A run that is trained.
 
     Args:
-        seed: the number of the run in its trial, from 0.
-        pruned: whether the run only has to end.
+        pruned: whether it only has to end.
     """
 
-    seed: int
+    run: StudyRun
     pruned: bool = False
     began: float = field(default_factory=time.monotonic)
 
 
 class LocalEngine:
-    """Runs so many trials at a time, each run in a process of its own.
+    """Trains so many runs at a time, each in a process of its own.
 
     Args:
         study: records them.
@@ -43,7 +42,9 @@ class LocalEngine:
     def __init__(self, study: Study, train: Train, make_plan: MakePlan) -> None:
         self.study, self.make_plan = study, make_plan
         self.pool = RunPool(train, study.settings.jobs)
-        self.active: dict[int, ActiveTrial] = {}
+        self.numbers = count()
+        self.active: dict[int, ActiveRun] = {}
+        """By their numbers in the pool."""
 
     @property
     def received(self) -> signal.Signals | None:
@@ -51,48 +52,41 @@ class LocalEngine:
         return self.pool.received
 
     def run(self) -> None:
-        """Run trials until there are as many as wanted, or a signal comes."""
+        """Train runs until the study has ended, or a signal comes."""
         with self.pool.open():
             while True:
-                while self.pool.has_room and (trial := self.study.next_trial()) is not None:
-                    self._start(trial)
+                while self.pool.has_room and (run := self.study.next_run()) is not None:
+                    number = next(self.numbers)
+                    self.pool.start(number, self.make_plan(run.number, self.study.trials[run.number].params, run.seed))
+                    self.active[number] = ActiveRun(run)
                 if not self.active:
                     return
                 for number, message in self.pool.receive():
                     self._handle(number, message)
-
-    def _start(self, trial: FrozenTrial) -> None:
-        """Start the next run of a trial, if there is one left."""
-        seed = self.study.next_run(trial)
-        if seed is not None:
-            self.pool.start(trial.number, self.make_plan(trial.number, trial.params, seed))
-            self.active[trial.number] = ActiveTrial(seed)
 
     def _handle(self, number: int, message: Message) -> None:
         """Answer a run that goes on; record what has ended."""
         active = self.active[number]
         if message.waits:
             answer: Answer = "go"
-            self._count(number)
-            if message.kind == "evaluation" and self.study.record(number, active.seed, message):
+            self._count(active)
+            if message.kind == "evaluation" and self.study.record(active.run, message):
                 active.pruned, answer = True, "prune"
             self.pool.answer(number, answer)
             return
-        if active.pruned:
-            del self.active[number]
-            return
-        self._count(number)
         del self.active[number]
+        if active.pruned:
+            return
+        self._count(active)
         if message.kind == "failed":
-            self.study.fail(number, message.text)
+            self.study.fail(active.run, message.text)
         elif message.kind == "stopped":
             self.pool.signals.received = self.received or signal.SIGTERM  # of somebody who asked the run alone
         else:
-            self.study.end_run(number, active.seed)
-            self._start(self.study.trials[number])
+            self.study.end_run(active.run)
 
-    def _count(self, number: int) -> None:
+    def _count(self, active: ActiveRun) -> None:
         """Add the seconds since the last message to those of the trial."""
-        now, active = time.monotonic(), self.active[number]
-        self.study.add_seconds(number, now - active.began)
+        now = time.monotonic()
+        self.study.add_seconds(active.run, now - active.began)
         active.began = now

@@ -20,8 +20,9 @@ from lightning_rl.checkpoints.atomic import write_bytes, write_text
 from lightning_rl.checkpoints.manifest import manifest_path
 from lightning_rl.errors import SettingError, check_range, missing_extra
 from lightning_rl.training.run_processes import Message
+from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.search_space import Dimension, SearchSpace, as_text, shorten_path
-from lightning_rl.tuning.study import Objective, StudySettings
+from lightning_rl.tuning.study import StudySettings
 
 MUTABLE = (
     *("learning_rate", "gamma", "max_grad_norm", "ent_coef", "vf_coef", "clip_range", "clip_range_vf", "target_kl", "n_epochs"),

@@ -1,4 +1,4 @@
-"""Run the trials of a study on the machines of a Ray cluster, by Ray Tune. Needs the extra `ray`; imported when it is asked for."""
+"""Train the runs of a study on the machines of a Ray cluster, by Ray Tune. Needs the extra `ray`; imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ray.tune.stopper import Stopper
 from lightning_rl.errors import SettingError
 from lightning_rl.startup import restoring_signal_handlers
 from lightning_rl.training.run_processes import Message, RunProcess, Train
+from lightning_rl.tuning.comparison import StudyRun
 from lightning_rl.tuning.local_engine import MakePlan
 from lightning_rl.tuning.study import Study
 
@@ -36,19 +37,19 @@ QUIET = {
 
 
 class RunTrainable(tune.Trainable):
-    """Trains the runs of a trial in a process of their own; a step lasts until the next evaluation, or the end of a run."""
+    """Trains a run in a process of its own; a step lasts until the next evaluation, or the end of the run."""
 
     def setup(  # type: ignore[override]  # Ray Tune passes what `with_parameters` adds
-        self, config: dict[str, Any], train: Train, make_plan: MakePlan, runs: int, where: str
+        self, config: dict[str, Any], train: Train, make_plan: MakePlan, where: str
     ) -> None:
-        """Take the number, the values and the first run of a trial; `where` is the folder in which relative paths begin."""
+        """Take a run, and the values of its trial; `where` is the folder in which relative paths begin."""
         os.chdir(where)
-        self.train_run, self.make_plan, self.runs = train, make_plan, runs
+        self.train_run, self.make_plan = train, make_plan
         self.process: RunProcess | None = None
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another trial, as starting an actor takes longer than a short run."""
+        """Take another run, as starting an actor takes longer than a short run."""
         self.cleanup()
         self.number, self.values, self.seed = new_config["number"], new_config["values"], new_config["seed"]
         self.waits = False
@@ -60,11 +61,7 @@ class RunTrainable(tune.Trainable):
             message = self._receive()
             if message.kind == "begins":
                 continue
-            result = {**vars(message), "number": self.number, "seed": self.seed, "done": message.kind in ("failed", "stopped")}
-            if message.kind == "ended":
-                self.seed += 1
-                result["done"] = self.seed == self.runs
-            return result
+            return {**vars(message), "number": self.number, "seed": self.seed, "done": not message.waits}
 
     def _receive(self) -> Message:
         if self.process is None:
@@ -92,27 +89,26 @@ class RunTrainable(tune.Trainable):
 
 
 class StudySearcher(Searcher):
-    """Hands the trials of a study to Ray Tune."""
+    """Hands the runs of a study to Ray Tune, to which each is a trial."""
 
     def __init__(self, study: Study) -> None:
         super().__init__(metric="value", mode=study.objective.mode)
         self.study = study
-        self.numbers: dict[str, int] = {}
+        self.runs: dict[str, StudyRun] = {}
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the next trial that has a run to train."""
-        while (trial := self.study.next_trial()) is not None:
-            seed = self.study.next_run(trial)
-            if seed is not None:
-                self.numbers[trial_id] = trial.number
-                return {"number": trial.number, "values": trial.params, "seed": seed}
-        return Searcher.FINISHED
+        """Return the next run, None while it depends on those that are trained, or that there is none."""
+        run = self.study.next_run()
+        if run is None:
+            return Searcher.FINISHED if self.study.has_ended else None
+        self.runs[trial_id] = run
+        return {"number": run.number, "values": self.study.trials[run.number].params, "seed": run.seed}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Record a trial that Ray could not train; others were recorded with their last result."""
-        number = self.numbers.get(trial_id)
-        if error and number is not None and not self.study.trials[number].state.is_finished():
-            self.study.fail(number, f"Ray lost it more than {MAX_LOST_MACHINES} times")
+        """Record a run that Ray could not train; others were recorded with their last result."""
+        run = self.runs.get(trial_id)
+        if error and run is not None and not self.study.is_over(run):
+            self.study.fail(run, f"Ray lost it more than {MAX_LOST_MACHINES} times")
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: the study's own file holds all."""
@@ -122,25 +118,24 @@ class StudySearcher(Searcher):
 
 
 class RecordResults(Stopper):
-    """Records the results of trials in the study, and stops those that it prunes."""
+    """Records the results of runs in the study, and stops those that it prunes."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """Record a result; return whether the trial is pruned."""
-        number, seed = result["number"], result["seed"]
-        if self.study.trials[number].state.is_finished():
+        """Record a result; return whether the run's trial is pruned."""
+        run = StudyRun(result["number"], result["seed"])
+        if self.study.is_over(run):
             return True
-        self.study.add_seconds(number, result["time_this_iter_s"])
+        self.study.add_seconds(run, result["time_this_iter_s"])
         if result["kind"] == "evaluation":
             message = Message("evaluation", result["count"], result["value"], result["final"])
-            return self.study.record(number, seed, message)
+            return self.study.record(run, message)
         if result["kind"] == "ended":
-            self.study.end_run(number, seed)
-            self.study.next_run(self.study.trials[number])  # completes it after its last
+            self.study.end_run(run)
         else:
-            self.study.fail(number, result["text"] or "its run was stopped")
+            self.study.fail(run, result["text"] or "its run was stopped")
         return False
 
     def stop_all(self) -> bool:
@@ -149,7 +144,7 @@ class RecordResults(Stopper):
 
 
 class RayEngine:
-    """Runs trials on a Ray cluster, so many at a time. All machines see the study's folder and the configs under the same paths.
+    """Trains runs on a Ray cluster, so many at a time. All machines see the study's folder and the configs under the same paths.
 
     Args:
         study: records them, on this machine alone.
@@ -164,21 +159,20 @@ class RayEngine:
         """The signal that ended the study early."""
 
     def run(self) -> None:
-        """Run trials until there are as many as wanted, or Ctrl-C."""
+        """Train runs until the study has ended, or Ctrl-C."""
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-        left = self.study.settings.trials - sum(trial.state.is_finished() for trial in self.study.trials)
-        if left <= 0:
+        if self.study.has_ended:
             return
-        join_cluster(self.study.settings.jobs, self.address)
+        jobs = self.study.settings.jobs
+        join_cluster(jobs, self.address)
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it misses its own files; failures are recorded in the study
         try:
-            settings = self.study.settings
-            parameters = {"train": self.train, "make_plan": self.make_plan, "runs": settings.seeds, "where": os.getcwd()}
+            parameters = {"train": self.train, "make_plan": self.make_plan, "where": os.getcwd()}
             trainable: Any = tune.with_resources(tune.with_parameters(RunTrainable, **parameters), {"cpu": 1})
             searcher: Any = StudySearcher(self.study)
             tuner = tune.Tuner(
                 trainable,
-                tune_config=tune.TuneConfig(search_alg=searcher, num_samples=left, max_concurrent_trials=settings.jobs, reuse_actors=True),
+                tune_config=tune.TuneConfig(search_alg=searcher, num_samples=-1, max_concurrent_trials=jobs, reuse_actors=True),
                 run_config=tune.RunConfig(
                     name="ray",
                     storage_path=str(self.study.folder.absolute()),
@@ -191,7 +185,7 @@ class RayEngine:
             tuner.fit()
         finally:
             ray.shutdown()
-        if not all(trial.state.is_finished() for trial in self.study.trials):
+        if not self.study.has_ended:
             self.received = signal.SIGINT
 
 

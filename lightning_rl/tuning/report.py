@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import yaml
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from lightning_rl.checkpoints.atomic import write_bytes, write_text
 from lightning_rl.errors import missing_extra
-from lightning_rl.tuning.search_space import as_text, shorten_path
+from lightning_rl.tuning.search_space import shorten_path
 from lightning_rl.tuning.study import Study
 
 NEEDED_FOR_IMPORTANCES = 4
@@ -23,31 +23,35 @@ NEEDED_FOR_IMPORTANCES = 4
 
 
 def write_trials(study: Study) -> Path:
-    """Write `trials.csv`: a row for each trial, with its value, that of each seed, and its settings."""
-    file, seeds = study.folder / "trials.csv", range(1, study.settings.seeds + 1)
+    """Write `trials.csv`: a row for each trial, with its value, the mean of all seeds if it was run again, that of each, and settings."""
+    file, confirmation, seeds = study.folder / "trials.csv", study.confirmation, study.settings.seeds
+    again = {trial.number: confirmation.values(trial.number) for trial in confirmation.trials}
     paths = [each.path for each in study.space.dimensions]
     text = StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "state", "value", *(f"seed_{seed}" for seed in seeds), "seconds", *map(shorten_path, paths), "error"])
+    numbered = [f"seed_{seed + 1}" for seed in range(seeds + len(confirmation.seeds) * bool(again))]
+    writer.writerow(["trial", "state", "value", "confirmed", *numbered, "seconds", *map(shorten_path, paths), "error"])
     for trial in study.trials:
         runs = trial.user_attrs.get("evaluations", [])
-        own = [study.objective.best([value for _, value in run]) for run in runs] + [math.nan] * (len(seeds) - len(runs))
-        values = ["" if value is None or math.isnan(value) else repr(value) for value in (trial.value, *own)]
+        own = [study.objective.best([value for _, value in run]) for run in runs] + [math.nan] * (seeds - len(runs))
+        own += again.get(trial.number, [math.nan] * (len(numbered) - seeds))
+        mean = confirmation.mean(trial) if trial.number in again else None
+        values = ["" if value is None or math.isnan(value) else repr(value) for value in (trial.value, mean, *own)]
         parameters = [trial.params[path] for path in paths]
-        end = [trial.user_attrs.get("seconds", ""), *parameters, trial.user_attrs.get("error", "")]
-        writer.writerow([trial.number, trial.state.name.lower(), *values, *end])
+        error = trial.user_attrs.get("error", "") or confirmation.error(trial.number)
+        writer.writerow([trial.number, trial.state.name.lower(), *values, trial.user_attrs.get("seconds", ""), *parameters, error])
     write_text(file, text.getvalue())
     return file
 
 
-def write_best(study: Study, config: dict[str, Any]) -> Path:
-    """Write `best.yaml`: the config of the best trial, which `fit --config` takes."""
-    best, file = study.best, study.folder / "best.yaml"
-    assert best is not None
-    value = f"{study.objective.monitor} {as_text(best.value)}"
-    first = f"# trial {best.number}: {value}; {study.space.describe(best.params)}"
-    write_text(file, f"{first}\n{yaml.safe_dump(config, sort_keys=False)}")
-    return file
+def describe_best(study: Study, best: FrozenTrial) -> str:
+    """Describe the best trial on one line."""
+    return f"trial {best.number}, {study.objective.monitor} {study.describe_value(best)}: {study.space.describe(best.params)}"
+
+
+def write_best(folder: Path, line: str, config: dict[str, Any]) -> None:
+    """Write `best.yaml`: the config of the best trial, which `fit --config` takes, below a line that describes it."""
+    write_text(folder / "best.yaml", f"# {line}\n{yaml.safe_dump(config, sort_keys=False)}")
 
 
 def draw_study(study: Study) -> tuple[Path, str]:
@@ -83,6 +87,9 @@ def draw_history(study: Study, axes: Any) -> None:
         found = [(trial.number, trial.value) for trial in study.trials if trial.state == state and trial.value is not None]
         if found:
             axes.scatter(*zip(*found, strict=True), marker=marker, color=color, label=name)
+    again = [(trial.number, mean) for trial in study.confirmation.trials if math.isfinite(mean := study.confirmation.mean(trial))]
+    if again:
+        axes.scatter(*zip(*again, strict=True), marker="D", facecolors="none", edgecolors="#009E73", label="mean with new seeds", zorder=3)
     complete = [(trial.number, trial.value) for trial in study.trials if trial.state == TrialState.COMPLETE]
     if complete:
         numbers, values = zip(*complete, strict=True)

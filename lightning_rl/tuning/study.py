@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optuna
@@ -21,12 +21,15 @@ from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.config_files import first_difference
 from lightning_rl.errors import SettingError, check_choice, check_range, printable
 from lightning_rl.training.run_processes import Message
+from lightning_rl.tuning.comparison import Confirmation, Objective, StudyRun
 from lightning_rl.tuning.search_space import SearchSpace, as_text
 
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "hyperband", "none")
 WARM_UP = 0.2
 """The part of a run in which the median pruner leaves it alone."""
+CHANGEABLE = ("trials", "jobs", "confirm", "confirm_seeds")
+"""Settings that a study that goes on may change."""
 STUDY = "study"
 """Its name in its file, in which there is no other."""
 
@@ -42,6 +45,8 @@ class StudySettings:
         sampler: `tpe` begins with the config's own values and draws near what was good, `random` anywhere.
         pruner: `median` ends a trial that is worse than half of the others were, `hyperband` gives few of them the whole length.
         startup_trials: trials before `tpe` uses earlier results; as many must be complete before any is pruned.
+        confirm: how many of the best trials are run again when all have ended; 0: none.
+        confirm_seeds: new runs of each of those, with the seeds after those of a trial.
         seed: of the draws.
     """
 
@@ -51,11 +56,13 @@ class StudySettings:
     sampler: str = "tpe"
     pruner: str = "median"
     startup_trials: int = 5
+    confirm: int = 3
+    confirm_seeds: int = 3
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in {"trials": 1, "jobs": 1, "seeds": 1, "startup_trials": 1, "seed": 0}.items():
-            check_range(f"--{name}", getattr(self, name), low, whole=True)
+        for name in ("trials", "jobs", "seeds", "startup_trials", "confirm", "confirm_seeds", "seed"):
+            check_range(f"--{name}", getattr(self, name), 0 if name in ("confirm", "seed") else 1, whole=True)
         check_choice("--sampler", self.sampler, SAMPLERS)
         check_choice("--pruner", self.pruner, PRUNERS)
 
@@ -73,41 +80,6 @@ class StudySettings:
         if self.pruner == "hyperband":
             return HyperbandPruner(min_resource=1, max_resource=self.seeds * (evaluations + 1), reduction_factor=3)
         return NopPruner()
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What a study looks for, and when its runs are evaluated.
-
-    A run's value is its best evaluation, as `best.ckpt` holds the weights of that one and is what the run is for: the last evaluation of
-    a short run is one more draw of a noisy curve. It is higher than what those weights return in new episodes, for all trials alike. A
-    trial's value is the mean over its seeds, which are too few for an interquartile mean.
-
-    Args:
-        monitor: the metric of an evaluation.
-        mode: whether the greatest is the best, `max`, or the least.
-        interval: environment steps or updates between evaluations.
-        length: of a run.
-    """
-
-    monitor: str
-    mode: Literal["max", "min"]
-    interval: int
-    length: int
-
-    @property
-    def evaluations(self) -> int:
-        """Return how many evaluations a run has."""
-        return max(1, self.length // self.interval)
-
-    def step(self, seed: int, count: int) -> int:
-        """Return the number that an evaluation has in its trial; runs with long rollouts skip some."""
-        return seed * (self.evaluations + 1) + min(count // self.interval, self.evaluations)
-
-    def best(self, values: list[float]) -> float:
-        """Return the best of the finite values; NaN without any."""
-        finite = [value for value in values if math.isfinite(value)]
-        return (max if self.mode == "max" else min)(finite) if finite else math.nan
 
 
 class Study:
@@ -151,11 +123,13 @@ class Study:
             load_if_exists=True,
         )
         self._check_definition(config)
-        self.interrupted = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        """Trials that a killed study was running."""
+        seeds = range(settings.seeds, settings.seeds + settings.confirm_seeds)
+        self.confirmation = Confirmation(self.study, objective, settings.confirm, seeds)
+        self.waiting = [trial.number for trial in self.trials if trial.state == TrialState.RUNNING]
+        """Trials with a run to start: those that a killed study was running, and those that have more seeds."""
 
     def _check_definition(self, config: Mapping[str, Any]) -> None:
-        own = {name: value for name, value in vars(self.settings).items() if name not in ("trials", "jobs")}
+        own = {name: value for name, value in vars(self.settings).items() if name not in CHANGEABLE}
         space = {path: distribution_to_json(each) for path, each in self.space.distributions.items()}
         definition = {"config": config, "space": space, **own}
         before = self.study.user_attrs.get("definition")
@@ -176,7 +150,7 @@ class Study:
                     f"another process works on the study in {self.folder}: wait for its end, or name another --out"
                 ) from error
             if self.trials:
-                left = len(self.interrupted)
+                left = len(self.waiting)
                 self.say(f"continuing the study in {self.folder}: {len(self.trials) - left} trials ended, {left} interrupted")
             yield
 
@@ -189,7 +163,20 @@ class Study:
     def best(self) -> FrozenTrial | None:
         """Return the best complete trial; None if there is none yet."""
         complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return self.study.best_trial if complete else None
+        return self.confirmation.best or (self.study.best_trial if complete else None)
+
+    def describe_value(self, trial: FrozenTrial) -> str:
+        """Describe the value of a complete trial, and of how many seeds it is the mean."""
+        mean = self.confirmation.mean(trial) if trial in self.confirmation.trials else math.nan
+        if math.isnan(mean):
+            return as_text(trial.value)
+        return f"{as_text(mean)} (mean of {self.settings.seeds + self.settings.confirm_seeds} seeds)"
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether no run is left."""
+        whole = len(self.trials) >= self.settings.trials and all(trial.state.is_finished() for trial in self.trials)
+        return whole and all(map(self.confirmation.is_over, self.confirmation.runs))
 
     def draw(self) -> dict[str, Any]:
         """Draw the values of the next trial, in a copy of the study in memory: what is drawn then enters the file in one piece."""
@@ -202,25 +189,37 @@ class Study:
             copy.enqueue_trial(dict(self.first_values))
         return copy.ask(self.space.distributions).params
 
-    def next_trial(self) -> FrozenTrial | None:
-        """Return a trial to run: first those that a killed study left, then new ones; None if there are as many as wanted."""
-        if self.interrupted:
-            return self.interrupted.pop(0)
-        if len(self.trials) >= self.settings.trials:
+    def next_run(self) -> StudyRun | None:
+        """Return a run to start: of a trial that waits, of a new one or, when all have ended, of one of the best; None if there is none."""
+        while self.waiting:
+            number = self.waiting.pop(0)
+            ended = self.trials[number].user_attrs.get("ended_runs", 0)
+            if ended < self.settings.seeds:
+                return StudyRun(number, ended)
+            self._complete(number)  # the study was killed before it could
+        trials = self.trials
+        if len(trials) < self.settings.trials:
+            self.study.add_trial(create_trial(state=TrialState.RUNNING, params=self.draw(), distributions=self.space.distributions))
+            return StudyRun(len(trials), 0)
+        if not all(trial.state.is_finished() for trial in trials):
             return None
-        values = self.draw()
-        self.study.add_trial(create_trial(state=TrialState.RUNNING, params=values, distributions=self.space.distributions))
-        return self.trials[-1]
+        return self._next_confirmation()
 
-    def next_run(self, trial: FrozenTrial) -> int | None:
-        """Return the number of the run of a trial that comes next, from 0; None if all have ended, which completes the trial."""
-        ended = trial.user_attrs.get("ended_runs", 0)
-        if ended == self.settings.seeds and not trial.state.is_finished():
-            self._complete(trial.number)
-        return ended if ended < self.settings.seeds else None
+    def _next_confirmation(self) -> StudyRun | None:
+        confirmation = self.confirmation
+        is_first = not confirmation.started
+        run = confirmation.next_run()
+        if run is not None and is_first:
+            numbers = ", ".join(str(trial.number) for trial in confirmation.trials)
+            self.say(f"running the best trials again, {numbers}, with {self.settings.confirm_seeds} new seeds each")
+        return run
 
-    def record(self, number: int, seed: int, message: Message) -> bool:
+    def record(self, run: StudyRun, message: Message) -> bool:
         """Record an evaluation, unless a run repeats it after it was interrupted; return whether it pruned the trial."""
+        if run.seed >= self.settings.seeds:
+            self.confirmation.record(run, message)
+            return False
+        number, seed = run
         trial = self._find(number)
         runs: list[list[list[float]]] = trial.user_attrs.get("evaluations", [])
         runs += [[] for _ in range(seed + 1 - len(runs))]
@@ -239,19 +238,41 @@ class Study:
         self._end(number, TrialState.PRUNED)  # now: a study that is killed later must not train it further
         return True
 
-    def end_run(self, number: int, seed: int) -> None:
-        """Record that a run has ended."""
-        self._find(number).set_user_attr("ended_runs", seed + 1)
+    def is_over(self, run: StudyRun) -> bool:
+        """Return whether nothing more can be recorded of a run: its trial was pruned or failed, or it has ended."""
+        if run.seed >= self.settings.seeds:
+            return self.confirmation.is_over(run)
+        return self.trials[run.number].state.is_finished()
 
-    def fail(self, number: int, error: str) -> None:
-        """Record that a trial has failed."""
+    def end_run(self, run: StudyRun) -> None:
+        """Record that a run has ended: the trial's next one waits, or the trial is complete."""
+        if run.seed >= self.settings.seeds:
+            self.confirmation.end_run(run)
+            self._end_confirmation(run)
+            return
+        self._find(run.number).set_user_attr("ended_runs", run.seed + 1)
+        if run.seed + 1 < self.settings.seeds:
+            self.waiting.append(run.number)
+        else:
+            self._complete(run.number)
+
+    def fail(self, run: StudyRun, error: str) -> None:
+        """Record that a run, and with it its trial, has failed."""
+        if run.seed >= self.settings.seeds:
+            self.confirmation.fail(run, error)
+            self._end_confirmation(run)
+        else:
+            self._fail_trial(run.number, error)
+
+    def _fail_trial(self, number: int, error: str) -> None:
         self._find(number).set_user_attr("error", error)
         self._end(number, TrialState.FAIL)
 
-    def add_seconds(self, number: int, seconds: float) -> None:
-        """Add to the time that a trial has taken."""
-        trial = self._find(number)
-        trial.set_user_attr("seconds", round(trial.user_attrs.get("seconds", 0.0) + seconds, 3))
+    def add_seconds(self, run: StudyRun, seconds: float) -> None:
+        """Add to the time that a trial has taken, without the new runs of the best."""
+        if run.seed < self.settings.seeds:
+            trial = self._find(run.number)
+            trial.set_user_attr("seconds", round(trial.user_attrs.get("seconds", 0.0) + seconds, 3))
 
     def _find(self, number: int) -> optuna.Trial:
         return optuna.Trial(self.study, self.trials[number]._trial_id)  # Optuna has no other way to a trial of a killed program
@@ -261,13 +282,22 @@ class Study:
         runs = self.trials[number].user_attrs.get("evaluations", [])
         values = [self.objective.best([value for _, value in run]) for run in runs]
         if len(values) < self.settings.seeds or not all(map(math.isfinite, values)):
-            self.fail(number, "a run had no evaluation with a finite value")
+            self._fail_trial(number, "a run had no evaluation with a finite value")
         else:
             self._end(number, TrialState.COMPLETE, float(np.mean(values)))
 
     def _end(self, number: int, state: TrialState, value: float | None = None) -> None:
         self.study.tell(number, value, state=state)
         self.say(self.describe(self.trials[number]))
+        self.on_trial_end()
+
+    def _end_confirmation(self, run: StudyRun) -> None:
+        """Say what the new runs of a trial have found, once all of them have ended."""
+        if all(self.confirmation.is_over(StudyRun(run.number, seed)) for seed in self.confirmation.seeds):
+            trial, error = self.trials[run.number], self.confirmation.error(run.number)
+            values = ", ".join(map(as_text, self.confirmation.values(run.number)))
+            result = f"failed ({error})" if error else f"{values} with new seeds; {self.describe_value(trial)}"
+            self.say(printable(f"trial {run.number} again: {result}"))
         self.on_trial_end()
 
     def describe(self, trial: FrozenTrial) -> str:
@@ -279,5 +309,5 @@ class Study:
         elif trial.state == TrialState.FAIL:
             result = f"failed ({trial.user_attrs.get('error', '')})"
         seconds = f"; {trial.user_attrs['seconds']:.1f} s" if "seconds" in trial.user_attrs else ""
-        best = "" if self.best is None else f"; best so far {as_text(self.best.value)}, trial {self.best.number}"
+        best = "" if self.best is None else f"; best so far {self.describe_value(self.best)}, trial {self.best.number}"
         return printable(f"trial {trial.number}: {result}; {self.space.describe(trial.params)}{seconds}{best}")

@@ -19,9 +19,9 @@ from lightning_rl.schedules import make_schedule
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.training.run_processes import Message
 from lightning_rl.training.settings import settings_of
+from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.population import MUTABLE, Population, mutable_space, restore_run, save_run
 from lightning_rl.tuning.search_space import Dimension, SearchSpace, find_space, read_space
-from lightning_rl.tuning.study import Objective
 from tests.apart import Apart
 from tests.command_line import run
 from tests.fitting import OFFLINE, fit, tiny, weights

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from lightning_rl.reports.runs import find_runs
+from lightning_rl.tuning.search_space import as_text
 from lightning_rl.tuning.study import StudySettings
 from tests.apart import Apart
 from tests.command_line import run, run_apart
@@ -75,15 +76,17 @@ def trials(folder):
 
 
 def recorded(folder):
-    """All that a study recorded of its trials but for their times."""
-    return [
+    """All that a study recorded of its trials but for their times, and of the runs that the best had again."""
+    study = optuna.load_study(study_name="study", storage=f"sqlite:///{folder / 'study.db'}")
+    trials = [
         (each.number, each.state, each.value, each.params, each.intermediate_values, each.user_attrs["evaluations"])
-        for each in trials(folder)
+        for each in study.trials
     ]
+    return [*trials, study.user_attrs.get("confirmation")]
 
 
 def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(folder, capfd):
-    options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --seeds 2 --pruner none --out mine"
+    options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --seeds 2 --pruner none --confirm 0 --out mine"
     status, out, err = run(f"{options} --trials 1", capfd)
     assert (status, err) == (0, "") and "importances need 4 complete trials, and there are 1" in out
     before = rows(folder / "mine" / "trials.csv")
@@ -95,7 +98,7 @@ def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(f
     for row in table:
         assert float(row["value"]) == (float(row["seed_1"]) + float(row["seed_2"])) / 2
     best = max(table, key=lambda row: float(row["value"]))
-    assert f"best: trial {best['trial']}, eval/mean_reward {float(best['value']):.2f}" in out
+    assert f"best: trial {best['trial']}, eval/mean_reward {as_text(float(best['value']))}: learning_rate" in out
     runs, empty = find_runs([folder / "mine"])
     assert not empty and {each.folder.name for each in runs} == {f"trial_{number}_seed_{seed}" for number in (0, 1) for seed in (1, 2)}
     first = next(each for each in runs if each.folder.name == "trial_0_seed_2")
@@ -117,7 +120,7 @@ def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(f
 def test_a_trial_that_is_worse_than_the_others_is_pruned_and_one_that_fails_does_not_end_the_study(folder, capfd):
     rewards = "{choices: [{reward: 1.0}, {reward: 0.0}, {reward: 1.0, fault: raise}, {reward: 1.0, fault: die}]}"
     (folder / "rewards.yaml").write_text(f"model.env.kwargs: {rewards}\n")
-    options = f"tune {OF_REWARDS} {PPO} --space rewards.yaml --sampler random --startup_trials 1 --trials 5 --jobs 2 --seed 374"
+    options = f"tune {OF_REWARDS} {PPO} --space rewards.yaml --sampler random --startup_trials 1 --trials 5 --jobs 2 --seed 374 --confirm 0"
     status, out, err = run(options, capfd)
     assert (status, err) == (0, "")
     table = rows(folder / "studies" / "PPO_Paying-v0" / "trials.csv")
@@ -156,9 +159,10 @@ def test_a_study_says_what_it_will_do(folder, capfd):
     options = f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --space rates.yaml --trials 1 --seeds 2 --out mine"
     status, out, err = run(options, capfd)
     assert (status, err) == (0, "")
-    assert out.splitlines()[:6] == [
+    assert out.splitlines()[:7] == [
         "study of PPO on CartPole-v1",
         "  trials        1, each 2 runs of 320 environment steps",
+        "  at the end    the best 3 again, with 3 new seeds each",
         "  settings      learning_rate, n_epochs (rates.yaml)",
         "  values        drawn by tpe, at first the config's own values",
         "  compared by   the max of eval/mean_reward in about 5 evaluations; pruner median",
@@ -166,9 +170,57 @@ def test_a_study_says_what_it_will_do(folder, capfd):
     ]
 
 
+LUCKY = """
+import gymnasium as gym, numpy as np, torch
+
+class Lucky(gym.Env):
+    '''Pays `reward` in each of five steps, in runs with seed 1 also `luck`; fails in runs with seed `fault`.'''
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, reward=0.0, luck=0.0, fault=None):
+        self.reward, self.luck, self.fault = reward, luck, fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        if torch.initial_seed() == self.fault:
+            raise RuntimeError("no second chance")
+        self.pays = self.reward + self.luck * (torch.initial_seed() == 1)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full(2, self.t / 10, np.float32), self.pays, self.t == 5, False, {}
+
+gym.register("Lucky-v0", f"{__name__}:Lucky")
+"""
+
+
+def test_a_trial_that_was_best_by_luck_is_found_out_by_new_seeds_as_is_one_that_fails_with_them(folder, capfd):
+    (folder / "lucky.py").write_text(LUCKY)
+    rewards = "{choices: [{reward: 1.0, luck: 2.0}, {reward: 1.8}, {reward: 2.0, fault: 2}]}"
+    (folder / "rewards.yaml").write_text(f"model.env.kwargs: {rewards}\n")
+    options = f"--import lucky --model.env.id Lucky-v0 {PPO} --space rewards.yaml --sampler random --pruner none --seed 3"
+    options = f"tune {options} --trials 3 --jobs 2 --out mine --confirm_seeds"
+    status, out, err = run(f"{options} 1", capfd)
+    assert (status, err) == (0, "")
+    table = {row["env.kwargs"]: row for row in rows(folder / "mine" / "trials.csv")}
+    lucky, steady, failed = table['{"luck": 2.0, "reward": 1.0}'], table['{"reward": 1.8}'], table['{"fault": 2, "reward": 2.0}']
+    names = ("value", "seed_1", "seed_2", "confirmed")
+    assert [float(lucky[name]) for name in names] == [15, 15, 5, 10] and [float(steady[name]) for name in names] == [9, 9, 9, 9]
+    assert (failed["value"], failed["seed_2"], failed["confirmed"]) == ("10.0", "", "") and "no second chance" in failed["error"]
+    assert f"trial {lucky['trial']} again: 5 with new seeds; 10 (mean of 2 seeds)\n" in out
+    assert f"trial {failed['trial']} again: failed (" in out and f"best: trial {lucky['trial']}, " in out
+    status, out, err = run(f"{options} 2", capfd)
+    assert (status, err) == (0, "") and f"best: trial {steady['trial']}, eval/mean_reward 9 (mean of 3 seeds): env.kwargs" in out
+    assert yaml.safe_load((folder / "mine" / "best.yaml").read_text())["model"]["init_args"]["env"]["kwargs"] == {"reward": 1.8}
+
+
 @pytest.mark.slow
 def test_the_draws_depend_on_the_seed_and_on_what_was_found_alone(folder, capfd):
-    options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 2 --startup_trials 1 --pruner none"
+    options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 2 --startup_trials 1 --pruner none --confirm 0"
     for name in ("one", "same"):
         assert run(f"{options} --out {name}", capfd)[0] == 0
     assert recorded(folder / "one") == recorded(folder / "same")
@@ -203,7 +255,7 @@ def test_wrong_options_are_one_line_before_anything_runs(options, folder, capfd)
 
 
 KILLED = (
-    f"{PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 4 --seeds 2 --startup_trials 1 --model.max_env_steps 6400 "
+    f"{PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 4 --seeds 2 --startup_trials 1 --confirm 2 --model.max_env_steps 6400 "
     "--evaluation.every_n_env_steps 640 --checkpoint.every_n_env_steps 640"
 )
 
@@ -223,7 +275,7 @@ def interrupt(folder, number, wait):
 @pytest.mark.slow
 def test_a_study_that_was_killed_ends_like_one_that_was_not(folder, capfd):
     assert run(f"tune {KILLED} --out whole", capfd)[0] == 0
-    for saved in ("trial_0_seed_1", "trial_0_seed_2", "trial_1_seed_2", "trial_2_seed_1"):
+    for saved in ("trial_0_seed_1", "trial_0_seed_2", "trial_1_seed_2", "trial_2_seed_1", "trial_*_seed_4"):
         status, *_ = interrupt(folder, signal.SIGKILL, lambda study, name=saved: any(study.glob(f"*/*/{name}/checkpoints/last.ckpt")))
         assert status == -signal.SIGKILL
         assert not (folder / "killed" / "best.yaml").exists() or not saved.startswith("trial_0")
@@ -251,7 +303,7 @@ def test_ctrl_c_saves_the_runs_and_prints_the_command_that_continues(folder, cap
 
 @pytest.mark.slow
 def test_ray_goes_on_with_a_local_study_and_gives_the_same_trials(folder, capfd):
-    options = f"{PPO} --model.env.id CartPole-v1 --space rates.yaml --seeds 2 --startup_trials 1 --trials"
+    options = f"{PPO} --model.env.id CartPole-v1 --space rates.yaml --seeds 2 --startup_trials 1 --confirm 2 --confirm_seeds 2 --trials"
     assert run(f"tune {options} 3 --out local", capfd)[0] == 0
     assert run(f"tune {options} 1 --out both", capfd)[0] == 0
     status, out, err = run_apart(f"tune {options} 3 --out both --engine ray", folder)  # Ray's threads would stay in this process

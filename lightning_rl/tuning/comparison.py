@@ -1,0 +1,150 @@
+"""How the trials of a study are compared: the value of each, and the best of them once more with new seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from lightning_rl.training.run_processes import Message
+
+ATTRIBUTE = "confirmation"
+"""Of the study in its file: trials that have ended stay as they are."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a study looks for, and when its runs are evaluated.
+
+    A run's value is its best evaluation, as `best.ckpt` holds the weights of that one and is what the run is for: the last evaluation of
+    a short run is one more draw of a noisy curve. It is higher than what those weights return in new episodes, for all trials alike. A
+    trial's value is the mean over its seeds, which are too few for an interquartile mean.
+
+    Args:
+        monitor: the metric of an evaluation.
+        mode: whether the greatest is the best, `max`, or the least.
+        interval: environment steps or updates between evaluations.
+        length: of a run.
+    """
+
+    monitor: str
+    mode: Literal["max", "min"]
+    interval: int
+    length: int
+
+    @property
+    def evaluations(self) -> int:
+        """Return how many evaluations a run has."""
+        return max(1, self.length // self.interval)
+
+    def step(self, seed: int, count: int) -> int:
+        """Return the number that an evaluation has in its trial; runs with long rollouts skip some."""
+        return seed * (self.evaluations + 1) + min(count // self.interval, self.evaluations)
+
+    def best(self, values: list[float]) -> float:
+        """Return the best of the finite values; NaN without any."""
+        finite = [value for value in values if math.isfinite(value)]
+        return (max if self.mode == "max" else min)(finite) if finite else math.nan
+
+    def rank(self, value: float) -> float:
+        """Return a number that is greater the better a value is."""
+        return value if self.mode == "max" else -value
+
+
+class StudyRun(NamedTuple):
+    """A run of a study.  number: of its trial.  seed: its own number in the trial, from 0."""
+
+    number: int
+    seed: int
+
+
+class Confirmation:
+    """The best complete trials of a study, compared again by the mean over all their seeds, old and new.
+
+    The best of many noisy values is too high, and often a lucky one; new runs of a few trials cost less than more runs of all.
+
+    Args:
+        study: whose trials have ended.
+        objective: what is looked for.
+        trials: how many of the best are run again, if there are at least two.
+        seeds: the numbers of their new runs.
+    """
+
+    def __init__(self, study: optuna.Study, objective: Objective, trials: int, seeds: Sequence[int]) -> None:
+        self.study, self.objective, self.num_trials, self.seeds = study, objective, trials, seeds
+        self.started: set[StudyRun] = set()
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """Return the trials that are run again, the best first."""
+        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        best = sorted(complete, key=lambda trial: self.objective.rank(trial.value or 0.0), reverse=True)[: self.num_trials]
+        return best if len(best) > 1 else []
+
+    @property
+    def runs(self) -> list[StudyRun]:
+        """Return all runs, in their order: each trial has one before any has two."""
+        return [StudyRun(trial.number, seed) for seed in self.seeds for trial in self.trials]
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether there are runs, and all have ended."""
+        runs = self.runs
+        return bool(runs) and all(map(self.is_over, runs))
+
+    def next_run(self) -> StudyRun | None:
+        """Return a run that has neither ended nor been returned; None if there is none left."""
+        run = next((run for run in self.runs if run not in self.started and not self.is_over(run)), None)
+        if run is not None:
+            self.started.add(run)
+        return run
+
+    def is_over(self, run: StudyRun) -> bool:
+        """Return whether a run has ended or failed."""
+        return bool(self._found(run)["ended"])
+
+    def record(self, run: StudyRun, message: Message) -> None:
+        """Record an evaluation, unless a run repeats it after it was interrupted."""
+        found = self._found(run)
+        if message.count not in [count for count, _ in found["evaluations"]]:
+            self._keep(run, {**found, "evaluations": [*found["evaluations"], [message.count, message.value]]})
+
+    def end_run(self, run: StudyRun) -> None:
+        """Record that a run has ended."""
+        self._keep(run, {**self._found(run), "ended": True})
+
+    def fail(self, run: StudyRun, error: str) -> None:
+        """Record that a run has failed, so that its trial cannot be the best."""
+        self._keep(run, {"evaluations": [], "ended": True, "error": error})
+
+    def error(self, number: int) -> str:
+        """Return why a new run of a trial has failed; an empty text if none has."""
+        return next(filter(None, (self._found(StudyRun(number, seed)).get("error") for seed in self.seeds)), "")
+
+    def values(self, number: int) -> list[float]:
+        """Return the value of each new run of a trial; NaN for those that have failed or not ended."""
+        found = [self._found(StudyRun(number, seed)) for seed in self.seeds]
+        return [self.objective.best([value for _, value in each["evaluations"]]) if each["ended"] else math.nan for each in found]
+
+    def mean(self, trial: FrozenTrial) -> float:
+        """Return the mean over all runs of a trial, old and new; NaN if one has failed or not ended."""
+        assert trial.value is not None
+        old = len(trial.user_attrs["evaluations"])
+        return float(np.mean([trial.value] * old + self.values(trial.number)))
+
+    @property
+    def best(self) -> FrozenTrial | None:
+        """Return the trial with the best mean; None before all runs have ended, and if each trial has one that failed."""
+        compared = [trial for trial in self.trials if math.isfinite(self.mean(trial))] if self.has_ended else []
+        return max(compared, key=lambda trial: self.objective.rank(self.mean(trial)), default=None)
+
+    def _found(self, run: StudyRun) -> dict[str, Any]:
+        return self.study.user_attrs.get(ATTRIBUTE, {}).get(f"{run.number} {run.seed}", {"evaluations": [], "ended": False})
+
+    def _keep(self, run: StudyRun, found: dict[str, Any]) -> None:
+        self.study.set_user_attr(ATTRIBUTE, {**self.study.user_attrs.get(ATTRIBUTE, {}), f"{run.number} {run.seed}": found})
