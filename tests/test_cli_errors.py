@@ -239,6 +239,11 @@ ERRORS = {
         ("--trainer.logger pytorch_lightning.loggers.CSVLoger", "there is no class", "did you mean pytorch_lightning.loggers.CSVLogger?"),
         ("--trainer.callbacks+=nowhere.Video", "trainer.callbacks: there is no class nowhere.Video", "No module named 'nowhere'"),
         ("--trainer.callbacks+=lightning_rl.PPO", "trainer.callbacks: lightning_rl.PPO is not a Callback"),
+        ("--trainer.callbacks.every five", "trainer.callbacks.every belongs to no class; name it before"),
+        (
+            "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks.patience=five",
+            "trainer.callbacks.patience must be an integer, got five",
+        ),
         (
             "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr=x",
             "trainer.callbacks",

@@ -151,6 +151,8 @@ def find_algorithm(class_path: object) -> type:
 
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "dict": "a mapping", "list": "a list"}
 WORDS |= {"Iterable": "a list", "null": "", "NoneType": ""}
+OF_NO_CLASS = r"class_path 'pytorch_lightning\.Callback':\s+Option '.+' is not accepted"
+"""What jsonargparse says of a callback's setting where it tries `Callback` itself, beside the class that was named before, if there is one."""
 
 
 def explain(message: str) -> str:
@@ -159,6 +161,10 @@ def explain(message: str) -> str:
     key = ".".join(dict.fromkeys(part for part in parts if part not in ("init_args", "fit")))
     value = re.search(r"(?:Got value: |Given value: (?:NestedArg\(key='[^']*', val=)?)(.+?)\)?$", message, re.M)
     got = value[1].strip("'") if value else ""
+    if re.search(OF_NO_CLASS, message):
+        message = re.sub(OF_NO_CLASS, "", message)
+        if "class_path" not in message:
+            return f"{key} belongs to no class; name it before, such as --trainer.callbacks+=EarlyStopping"
     if found := re.search(r"class_path '(.+)':\s+the following arguments are required: (.+)", message):
         return f"{key}.{found[2]} is missing: {found[1].rpartition('.')[2]} needs it"
     if found := re.search(r"class_path '(.+)':\s+(Option '(.+)' is not accepted|'.+')", message):
