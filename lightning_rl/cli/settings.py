@@ -152,7 +152,7 @@ def find_algorithm(class_path: object) -> type:
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "dict": "a mapping", "list": "a list"}
 WORDS |= {"Iterable": "a list", "null": "", "NoneType": ""}
 OF_NO_CLASS = r"class_path 'pytorch_lightning\.Callback':\s+Option '.+' is not accepted"
-"""What jsonargparse says of a callback's setting where it tries `Callback` itself, beside the class that was named before, if there is one."""
+"""What jsonargparse says of a callback's setting where it tries `Callback` itself, besides a class that was named before."""
 
 
 def explain(message: str) -> str:
