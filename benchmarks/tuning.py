@@ -58,7 +58,7 @@ model.net_arch: {choices: [[32, 32], [64, 64]]}
 """A space of DQN that is small enough for a CPU."""
 CASES = {
     "cartpole": ("--config dqn/cartpole --model.max_env_steps 8000", CARTPOLE),
-    "cartpole_ppo": ("--config ppo/cartpole --model.max_env_steps 3000", None),
+    "cartpole_ppo": ("--config ppo/cartpole --model.max_env_steps 20000", None),
     "pendulum": ("--model TD3 --model.env.id Pendulum-v1 --model.env.num_envs 1 --model.max_env_steps 5000", PENDULUM),
 }
 """Options of `fit`, and the space; the packaged one by default."""
