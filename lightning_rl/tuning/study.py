@@ -111,7 +111,7 @@ class Study:
         self.folder, self.space, self.settings, self.objective = folder, space, settings, objective
         self.first_values, self.say = first_values, say
         self.on_trial_end: Callable[[], None] = lambda: None
-        """Called after each trial."""
+        """Called after each trial, and each new run of the best."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         folder.mkdir(parents=True, exist_ok=True)
         self.study = optuna.create_study(
