@@ -74,7 +74,7 @@ def describe_study(study: Study, model: Any) -> None:
         say(f"  at the end    the best {settings.confirm} again, with {settings.confirm_seeds} new seeds each")
     say(f"  settings      {', '.join(shorten_path(each.path) for each in dimensions)} ({study.space.source})")
     say(f"  values        {drawn}")
-    best = f"the {objective.mode} of {objective.monitor} in about {objective.evaluations} evaluations"
+    best = f"the {objective.mode} of {objective.monitor} in at most {objective.evaluations} evaluations"
     say(f"  compared by   {best}; pruner {settings.pruner}")
     say(f"  folder        {study.folder}")
 

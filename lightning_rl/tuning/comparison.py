@@ -71,7 +71,7 @@ class Confirmation:
     Args:
         study: whose trials have ended.
         objective: what is looked for.
-        trials: how many of the best are run again, if there are at least two.
+        trials: how many of the best are run again.
         seeds: the numbers of their new runs.
     """
 
@@ -83,8 +83,7 @@ class Confirmation:
     def trials(self) -> list[FrozenTrial]:
         """Return the trials that are run again, the best first."""
         complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        best = sorted(complete, key=lambda trial: self.objective.rank(trial.value or 0.0), reverse=True)[: self.num_trials]
-        return best if len(best) > 1 else []
+        return sorted(complete, key=lambda trial: self.objective.rank(trial.value or 0.0), reverse=True)[: self.num_trials]
 
     @property
     def runs(self) -> list[StudyRun]:

@@ -89,13 +89,14 @@ def draw_history(study: Study, axes: Any) -> None:
             axes.scatter(*zip(*found, strict=True), marker=marker, color=color, label=name)
     again = [(trial.number, mean) for trial in study.confirmation.trials if math.isfinite(mean := study.confirmation.mean(trial))]
     if again:
-        axes.scatter(*zip(*again, strict=True), marker="D", facecolors="none", edgecolors="#009E73", label="mean with new seeds", zorder=3)
+        axes.scatter(*zip(*again, strict=True), marker="D", facecolors="none", edgecolors="#009E73", label="mean of all seeds", zorder=3)
     complete = [(trial.number, trial.value) for trial in study.trials if trial.state == TrialState.COMPLETE]
     if complete:
         numbers, values = zip(*complete, strict=True)
         best = np.maximum.accumulate(values) if study.objective.mode == "max" else np.minimum.accumulate(values)
         axes.step([*numbers, len(study.trials)], [*best, best[-1]], where="post", color="#D55E00", label="best so far")
     axes.set(xlabel="trial", ylabel=study.objective.monitor)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title("value of each trial", loc="left")
     axes.grid(color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -136,6 +136,7 @@ class Study:
         if before is None:
             self.study.set_user_attr("definition", definition)
         elif (key := first_difference(before, json.loads(json.dumps(definition)))) is not None:
+            key = key.removeprefix("config.").replace(".init_args", "")
             raise SettingError(f"the study in {self.folder} has another {key}: repeat its command to continue it, or name another --out")
 
     @contextmanager

@@ -53,6 +53,7 @@ PPO = (
     "--evaluation.max_episode_steps 50"
 )
 """Five iterations, each with an evaluation."""
+CARTPOLE = "--model.env.id CartPole-v1"
 OF_REWARDS = "--import paying --model.env.id Paying-v0"
 
 
@@ -113,7 +114,7 @@ def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(f
     assert run("fit --config mine/best.yaml --print_config", capfd)[0] == 0
 
     status, out, err = run(f"{options} --trials 3 --model.gamma 0.5", capfd)
-    assert status == 2 and err.startswith("error: the study in mine has another config.model.init_args.gamma") and err.count("\n") == 1
+    assert status == 2 and err.startswith("error: the study in mine has another model.gamma: repeat its command") and err.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -147,7 +148,9 @@ def test_a_study_of_failures_ends_with_the_error_of_the_last(folder, capfd):
 
 
 def test_a_study_begins_with_the_values_of_its_config_and_random_trials_are_drawn_anywhere(folder, capfd):
-    options = f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --model.learning_rate 0.0037 --space rates.yaml --trials 1"
+    options = (
+        f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --model.learning_rate 0.0037 --space rates.yaml --trials 1 --confirm 0"
+    )
     for sampler in ("tpe", "random"):
         status, out, err = run(f"{options} --sampler {sampler} --out {sampler}", capfd)
         assert (status, err) == (0, "") and ("at first the config's own values\n" in out) is (sampler == "tpe")
@@ -156,16 +159,18 @@ def test_a_study_begins_with_the_values_of_its_config_and_random_trials_are_draw
 
 
 def test_a_study_says_what_it_will_do(folder, capfd):
-    options = f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --space rates.yaml --trials 1 --seeds 2 --out mine"
+    options = (
+        f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --space rates.yaml --trials 1 --confirm 1 --confirm_seeds 1 --out mine"
+    )
     status, out, err = run(options, capfd)
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, "") and "(mean of 2 seeds): learning_rate 0.0003, n_epochs 3\n" in out
     assert out.splitlines()[:7] == [
         "study of PPO on CartPole-v1",
-        "  trials        1, each 2 runs of 320 environment steps",
-        "  at the end    the best 3 again, with 3 new seeds each",
+        "  trials        1, each a run of 320 environment steps",
+        "  at the end    the best 1 again, with 1 new seeds each",
         "  settings      learning_rate, n_epochs (rates.yaml)",
         "  values        drawn by tpe, at first the config's own values",
-        "  compared by   the max of eval/mean_reward in about 5 evaluations; pruner median",
+        "  compared by   the max of eval/mean_reward in at most 5 evaluations; pruner median",
         "  folder        mine",
     ]
 
