@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import gymnasium as gym
 import numpy as np
 import optuna
 import pytest
@@ -380,3 +381,34 @@ def test_best_and_last_may_be_those_of_a_callback_without_a_monitor(tmp_path):
 def test_observations_of_another_shape_are_refused_in_one_line(shape):
     with pytest.raises(SettingError, match=r"^observations "):
         tiny(PPO, "CartPole-v1")(np.zeros(shape))
+
+
+@pytest.mark.parametrize("judge", ["validate", "test", "predict"])
+def test_episodes_of_the_trainer_are_played_in_one_thread_whatever_torch_has(judge, folder):
+    threads = []
+
+    class Counting(EnvOfOneStep):
+        def step(self, action):
+            threads.append(torch.get_num_threads())
+            return super().step(action)
+
+    model = PPO(Counting, max_env_steps=32, n_steps=4, batch_size=8, net_arch=[8])
+    torch.set_num_threads(2)
+    try:
+        getattr(Trainer(default_root_dir=folder, logger=False, accelerator="cpu"), judge)(model)
+        assert torch.get_num_threads() == 2 and set(threads) == {1}
+    finally:
+        torch.set_num_threads(1)
+
+
+class EnvOfOneStep(gym.Env):
+    """Pays 1 and ends."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, True, False, {}

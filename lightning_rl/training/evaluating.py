@@ -15,6 +15,7 @@ from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.data.episodes import Episode
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import show_to_callbacks
+from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of, check_weights, read_checkpoint
 from lightning_rl.training.run import Run
 
@@ -114,7 +115,8 @@ class EvaluatingTrainer(pl.Trainer):
         return evaluator
 
     def _play(self, evaluator: RolloutEvaluator, model: Any) -> list[Episode]:
-        return evaluator.play(model.to(self.strategy.root_device))
+        with torch_threads(1):  # as `evaluate` does: a few rows at a time wait longer for a second thread than they compute
+            return evaluator.play(model.to(self.strategy.root_device))
 
     def _remember(self, metrics: dict[str, float]) -> dict[str, float]:
         """Return metrics, which `callback_metrics` holds too."""
