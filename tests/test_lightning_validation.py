@@ -384,7 +384,7 @@ def test_observations_of_another_shape_are_refused_in_one_line(shape):
 
 
 @pytest.mark.parametrize("judge", ["validate", "test", "predict"])
-def test_episodes_of_the_trainer_are_played_in_one_thread_whatever_torch_has(judge, folder):
+def test_episodes_of_the_trainer_are_played_in_one_thread_unless_its_flag_says_otherwise(judge, folder):
     threads = []
 
     class Counting(EnvOfOneStep):
@@ -397,6 +397,9 @@ def test_episodes_of_the_trainer_are_played_in_one_thread_whatever_torch_has(jud
     try:
         getattr(Trainer(default_root_dir=folder, logger=False, accelerator="cpu"), judge)(model)
         assert torch.get_num_threads() == 2 and set(threads) == {1}
+        threads.clear()
+        getattr(Trainer(default_root_dir=folder, logger=False, accelerator="cpu", torch_threads=2), judge)(model)
+        assert set(threads) == {2}
     finally:
         torch.set_num_threads(1)
 

@@ -23,6 +23,9 @@ from lightning_rl.training.run import Run
 class EvaluatingTrainer(pl.Trainer):
     """Lightning's Trainer whose `validate`, `test` and `predict` play episodes where the module is an algorithm."""
 
+    torch_threads: int | None = None
+    """CPU threads for torch; None: one for episodes."""
+
     def validate(
         self,
         model: pl.LightningModule | None = None,
@@ -115,7 +118,7 @@ class EvaluatingTrainer(pl.Trainer):
         return evaluator
 
     def _play(self, evaluator: RolloutEvaluator, model: Any) -> list[Episode]:
-        with torch_threads(1):  # as `evaluate` does: a few rows at a time wait longer for a second thread than they compute
+        with torch_threads(self.torch_threads or 1):  # a few rows at a time wait longer for a second thread than they compute
             return evaluator.play(model.to(self.strategy.root_device))
 
     def _remember(self, metrics: dict[str, float]) -> dict[str, float]:
