@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import random
 import re
 import shlex
@@ -111,17 +110,16 @@ def measure(case: str, sampler: str, seed: int, steps: int, options: argparse.Na
     """Run a study, with `tpe` until it has made so many steps, and train again what it found."""
     folder: Path = options.out / f"{case}_{sampler}_{seed}"
     began = time.monotonic()
-    drawn = ["--sampler", sampler, "--seed", str(seed), "--seeds", str(options.seeds)] + ["--pruner", "none", "--confirm", "0"] * (
-        sampler == "random"
-    )
+    drawn = ["--sampler", sampler, "--seed", str(seed), "--seeds", str(options.seeds)]
+    drawn += shlex.split("--pruner none --confirm 0") * (sampler == "random")
     command = ["tune", *study_options(case, options.out), *drawn]
     trials = search(command, folder, options.trials)
     while steps_of(folder) < steps:
         trials = search(command, folder, len(trials) + 1)
     seconds = time.monotonic() - began
     again = [retrain(folder / "best.yaml", folder / "again", 1_000 + number) for number in range(options.retrained)]
-    found = max(float(row["confirmed"]) if row["confirmed"] else -math.inf for row in trials)
-    found = found if math.isfinite(found) else max(float(row["value"]) for row in trials if row["state"] == "complete")
+    column = "confirmed" if any(row["confirmed"] for row in trials) else "value"
+    found = max(float(row[column]) for row in trials if row[column] and row["state"] == "complete")
     states = [row["state"] for row in trials]
     return {
         **{"case": case, "sampler": sampler, "seed": seed, "found": found, "again": statistics.mean(again), "steps": steps_of(folder)},

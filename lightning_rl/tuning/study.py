@@ -217,7 +217,7 @@ class Study:
 
     def record(self, run: StudyRun, message: Message) -> bool:
         """Record an evaluation, unless a run repeats it after it was interrupted; return whether it pruned the trial."""
-        if run.seed >= self.settings.seeds:
+        if run.seed in self.confirmation.seeds:
             self.confirmation.record(run, message)
             return False
         number, seed = run
@@ -241,13 +241,13 @@ class Study:
 
     def is_over(self, run: StudyRun) -> bool:
         """Return whether nothing more can be recorded of a run: its trial was pruned or failed, or it has ended."""
-        if run.seed >= self.settings.seeds:
+        if run.seed in self.confirmation.seeds:
             return self.confirmation.is_over(run)
         return self.trials[run.number].state.is_finished()
 
     def end_run(self, run: StudyRun) -> None:
         """Record that a run has ended: the trial's next one waits, or the trial is complete."""
-        if run.seed >= self.settings.seeds:
+        if run.seed in self.confirmation.seeds:
             self.confirmation.end_run(run)
             self._end_confirmation(run)
             return
@@ -259,7 +259,7 @@ class Study:
 
     def fail(self, run: StudyRun, error: str) -> None:
         """Record that a run, and with it its trial, has failed."""
-        if run.seed >= self.settings.seeds:
+        if run.seed in self.confirmation.seeds:
             self.confirmation.fail(run, error)
             self._end_confirmation(run)
         else:
@@ -271,7 +271,7 @@ class Study:
 
     def add_seconds(self, run: StudyRun, seconds: float) -> None:
         """Add to the time that a trial has taken, without the new runs of the best."""
-        if run.seed < self.settings.seeds:
+        if run.seed not in self.confirmation.seeds:
             trial = self._find(run.number)
             trial.set_user_attr("seconds", round(trial.user_attrs.get("seconds", 0.0) + seconds, 3))
 
