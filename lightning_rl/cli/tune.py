@@ -71,7 +71,8 @@ def describe_study(study: Study, model: Any) -> None:
     say(f"study of {type(model).__name__} on {environment_name(model.env)}")
     say(f"  trials        {settings.trials}, each {runs} of {model.length:,} {model.counted}")
     if settings.confirm:
-        say(f"  at the end    the best {settings.confirm} again, with {settings.confirm_seeds} new seeds each")
+        new = f"{settings.confirm_seeds} new seed{'s' * (settings.confirm_seeds > 1)}"
+        say(f"  at the end    the best {settings.confirm} again, with {new} each")
     say(f"  settings      {', '.join(shorten_path(each.path) for each in dimensions)} ({study.space.source})")
     say(f"  values        {drawn}")
     best = f"the {objective.mode} of {objective.monitor} in at most {objective.evaluations} evaluations"

@@ -36,7 +36,7 @@ class EnvConfig:
         id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
         num_envs: how many step at once, in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
-            `auto`: `async` for several Atari games, `native` for `Torch/…`, numpy for gymnasium's classic control, else `sync`.
+            `auto`: `async` for several Atari games on several cores, `native` for `Torch/…`, numpy for classic control, else `sync`.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; how `sync` and `async` reset (default: SAME_STEP), and what others do
             whose metadata do not name it.
         kwargs: arguments of the environment's constructor.

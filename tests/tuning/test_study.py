@@ -167,7 +167,7 @@ def test_a_study_says_what_it_will_do(folder, capfd):
     assert out.splitlines()[:7] == [
         "study of PPO on CartPole-v1",
         "  trials        1, each a run of 320 environment steps",
-        "  at the end    the best 1 again, with 1 new seeds each",
+        "  at the end    the best 1 again, with 1 new seed each",
         "  settings      learning_rate, n_epochs (rates.yaml)",
         "  values        drawn by tpe, at first the config's own values",
         "  compared by   the max of eval/mean_reward in at most 5 evaluations; pruner median",
