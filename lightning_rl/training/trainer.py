@@ -30,7 +30,7 @@ from lightning_rl.distributed import forward_signal, report_lost_ranks, take_cou
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as_settings, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
-from lightning_rl.threads import choose_threads, one_thread, torch_threads
+from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, checkpoint_of, foreign_modules, take_weights
 from lightning_rl.training.run import Run, describe_refused_data
@@ -237,6 +237,7 @@ class Trainer(EvaluatingTrainer):
                 self.say(line)
             if force and found is None:
                 stack.enter_context(replacing(run_folder))
+            keep_freed_memory()
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
                 stack.enter_context(each)
             stack.enter_context(self.stop.listening(partial(forward_signal, self)))

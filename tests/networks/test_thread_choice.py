@@ -1,6 +1,10 @@
-"""The number of threads that torch computes with."""
+"""The number of threads that torch computes with, and the memory that it frees."""
 
+import ctypes
 import itertools
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,3 +86,33 @@ def test_measuring_changes_neither_the_network_nor_any_draw(build):
     assert torch.equal(torch.get_rng_state(), draws) and network.training
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+PAGE_FAULTS = """
+import resource, numpy
+from lightning_rl.threads import keep_freed_memory
+
+def update():
+    return [numpy.ones(600_000, numpy.float32) for _ in range(8)]  # 19 MB, as quantile losses of 256 rows have
+
+for _ in range(3):
+    update()
+for keep in (lambda: None, keep_freed_memory):
+    keep()
+    update()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        update()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's malloc alone is told")
+@pytest.mark.parametrize("variables", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
+def test_memory_that_an_update_frees_is_used_by_the_next_unless_the_user_says_how_malloc_does(variables):
+    printed = subprocess.run(
+        [sys.executable, "-c", PAGE_FAULTS], capture_output=True, text=True, check=True, env=os.environ | variables
+    ).stdout
+    before, after = map(int, printed.split())
+    assert before > 1_000, "pages that the kernel clears in each update"
+    assert (after < 10) == (not variables)
