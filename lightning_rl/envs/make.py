@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing, redirect_stderr
@@ -265,7 +266,7 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
 
 def _reason(error: Exception) -> str:
     """Return an error's message in one line, without what gymnasium appends to it."""
-    message = str(error).partition(" was raised from the environment creator")[0].strip()
+    message = re.split(r" was raised from the environment creator|\. Environment registration via", str(error))[0].strip()
     return shorten(message.splitlines()[0].rstrip("."), 140, placeholder=" …") if message else type(error).__name__
 
 

@@ -172,7 +172,7 @@ def test_an_unknown_id_is_reported_with_the_nearest_name(vectorization):
 
 
 def test_an_unknown_module_is_reported():
-    assert "No module named 'nowhere'" in refusal(make_env, EnvConfig("nowhere:Thing-v0"))
+    assert refusal(make_env, EnvConfig("nowhere:Thing-v0")).endswith("cannot be built: No module named 'nowhere'")
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async", "native", "envpool"])
