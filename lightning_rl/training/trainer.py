@@ -22,8 +22,7 @@ from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, Save
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import callbacks_of
-from lightning_rl.callbacks.recording import PlotCurve
-from lightning_rl.callbacks.stopping import StopOnEvaluation, StopOnSignal, end_program
+from lightning_rl.callbacks.stopping import StopOnSignal, end_program
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
@@ -35,7 +34,6 @@ from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, checkpoint_of, foreign_modules, take_weights
 from lightning_rl.training.run import Run, describe_refused_data
 from lightning_rl.training.run_folder import (
-    REPLACED,
     choose_run,
     cut_back_evaluations,
     environment_name,
@@ -47,7 +45,14 @@ from lightning_rl.training.run_folder import (
 )
 from lightning_rl.training.settings import plain, settings_of
 from lightning_rl.training.state import draw_seed
-from lightning_rl.training.trainer_flags import check_beginning, check_callbacks, check_flags
+from lightning_rl.training.trainer_flags import (
+    check_barebones,
+    check_beginning,
+    check_callbacks,
+    check_flags,
+    check_run_name,
+    own_callbacks,
+)
 
 
 class Trainer(EvaluatingTrainer):
@@ -102,9 +107,7 @@ class Trainer(EvaluatingTrainer):
     ) -> None:
         check_flags(kwargs, settings_of(Trainer))
         if barebones:
-            for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
-                if section not in (None, default):
-                    raise SettingError(f"trainer.barebones leaves out {name}: do not set it")
+            check_barebones(evaluation=evaluation, checkpoint=checkpoint)
             evaluation = checkpoint = log_every_n_steps = None
             logger, enable_progress_bar = logger or False, enable_progress_bar or False
         evaluation = None if evaluation is None else as_settings("evaluation", EvaluationConfig, evaluation)
@@ -113,12 +116,8 @@ class Trainer(EvaluatingTrainer):
         if torch_threads is not None:
             check_range("trainer.torch_threads", torch_threads, 1, whole=True)
         check_flag("trainer.plot", plot)
-        if run_name is not None and (Path(run_name).name != run_name or run_name in ("", "..")):
-            raise SettingError(f"trainer.run_name must be the name of a folder, got {run_name!r}")
-        for name, path in {"default_root_dir": default_root_dir, "run_name": run_name or ""}.items():
-            check_path(f"trainer.{name}", path)
-        if run_name is not None and run_name.endswith(REPLACED):
-            raise SettingError(f"trainer.run_name {run_name!r}: {REPLACED} ends the name of a run that --force replaces; choose another")
+        check_path("trainer.default_root_dir", default_root_dir)
+        check_run_name(run_name)
         self.torch_threads, self.run_name = torch_threads, run_name
         seed = os.environ.get("PL_GLOBAL_SEED")  # as `seed_everything` left it
         self.config = {
@@ -130,23 +129,10 @@ class Trainer(EvaluatingTrainer):
         self.default_loggers = logger is None or logger is True
         given = list(callbacks) if isinstance(callbacks, Iterable) else [] if callbacks is None else [callbacks]
         check_callbacks(given)
-        ours: list[pl.Callback] = []
-        if evaluation is not None and not any(isinstance(callback, RolloutEvaluator) for callback in given):
-            settings = {name: value for name, value in vars(evaluation).items() if name not in ("stop_at", "patience")}
-            ours.append(RolloutEvaluator(**settings))
-        if evaluation is not None and (evaluation.stop_at is not None or evaluation.patience is not None):
-            ours.append(StopOnEvaluation(evaluation.stop_at, evaluation.patience))
-        if enable_checkpointing is not False and checkpoint is not None and not fast_dev_run:
-            saving = {name: value for name, value in vars(checkpoint).items() if name not in ("monitor", "mode")}
-            ours += [BestModel(monitor=checkpoint.monitor, mode=checkpoint.mode), SaveCheckpoints(**saving)]
-            if evaluation is None and checkpoint.monitor != CheckpointConfig.monitor and not given:
-                raise SettingError(f"checkpoint.monitor {checkpoint.monitor!r} is found by evaluations, and evaluation is null")
-        elif checkpoint is None and not any(isinstance(callback, pl.callbacks.Checkpoint) for callback in given):
+        if checkpoint is None and not any(isinstance(callback, pl.callbacks.Checkpoint) for callback in given):
             enable_checkpointing = False
-        if enable_progress_bar is not False and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
-            ours.append(EnvStepsProgressBar())
-        if plot and not fast_dev_run:
-            ours.append(PlotCurve())
+        saves, shows = enable_checkpointing is not False and not fast_dev_run, enable_progress_bar is not False
+        ours = own_callbacks(given, evaluation, checkpoint if saves else None, shows, plot and not fast_dev_run)
         self.stop = StopOnSignal()
         ours.append(self.stop)
         plugins = [plugins] if plugins is not None and not isinstance(plugins, list) else list(plugins or [])

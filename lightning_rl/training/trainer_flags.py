@@ -1,15 +1,22 @@
-"""Check what a Trainer is given, before Lightning's is made: flags, callbacks, and whether the run begins or continues."""
+"""Check what a Trainer is given, before Lightning's is made, and build the callbacks that it brings itself."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 
-from lightning_rl.errors import SettingError
+from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
+from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
+from lightning_rl.callbacks.progress import EnvStepsProgressBar
+from lightning_rl.callbacks.recording import PlotCurve
+from lightning_rl.callbacks.stopping import StopOnEvaluation
+from lightning_rl.errors import SettingError, check_path
 from lightning_rl.setting_names import owners_of, way_out
+from lightning_rl.training.run_folder import REPLACED
 from lightning_rl.training.settings import settings_of
 
 OWN_STEPS, PLAYS_EPISODES = "algorithms make their own gradient steps", "an evaluation plays episodes"
@@ -50,6 +57,24 @@ def check_flags(flags: Mapping[str, Any], own: Iterable[str]) -> None:
             raise SettingError(f"trainer.{flag} {value!r}: {reason}; use {instead}")
 
 
+def check_barebones(evaluation: EvaluationConfig | None, checkpoint: CheckpointConfig | None) -> None:
+    """Raise `SettingError` if what barebones leaves out is set."""
+    for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
+        if section not in (None, default):
+            raise SettingError(f"trainer.barebones leaves out {name}: do not set it")
+
+
+def check_run_name(name: str | None) -> None:
+    """Raise `SettingError` unless it is None, or a folder's name that no replaced run has."""
+    if name is None:
+        return
+    if Path(name).name != name or name in ("", ".."):
+        raise SettingError(f"trainer.run_name must be the name of a folder, got {name!r}")
+    check_path("trainer.run_name", name)
+    if name.endswith(REPLACED):
+        raise SettingError(f"trainer.run_name {name!r}: {REPLACED} ends the name of a run that --force replaces; choose another")
+
+
 def check_callbacks(callbacks: Iterable[Any]) -> None:
     """Raise `SettingError` for a function or a class among callbacks; those of the package `lightning` are no `pl.Callback` either."""
     for each in callbacks:
@@ -63,3 +88,30 @@ def check_beginning(ckpt_path: object, init_from: object) -> None:
     """Raise `SettingError` if a run shall both continue and begin."""
     if ckpt_path is not None and init_from is not None:
         raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
+
+
+def own_callbacks(
+    given: list[pl.Callback], evaluation: EvaluationConfig | None, checkpoint: CheckpointConfig | None, shows_progress: bool, plots: bool
+) -> list[pl.Callback]:
+    """Build what a run has beside the callbacks given: evaluation and the end that it decides, checkpoints, the bar and the curve.
+
+    Raises `SettingError`: checkpoints follow a metric of evaluations, and there are none.
+    """
+    ours: list[pl.Callback] = []
+    if evaluation is not None:
+        settings = {**vars(evaluation)}
+        ends = {name: settings.pop(name) for name in ("stop_at", "patience")}
+        if not any(isinstance(callback, RolloutEvaluator) for callback in given):
+            ours.append(RolloutEvaluator(**settings))
+        if any(end is not None for end in ends.values()):
+            ours.append(StopOnEvaluation(**ends))
+    if checkpoint is not None:
+        if evaluation is None and checkpoint.monitor != CheckpointConfig.monitor and not given:
+            raise SettingError(f"checkpoint.monitor {checkpoint.monitor!r} is found by evaluations, and evaluation is null")
+        settings = {**vars(checkpoint)}
+        ours += [BestModel(monitor=settings.pop("monitor"), mode=settings.pop("mode")), SaveCheckpoints(**settings)]
+    if shows_progress and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
+        ours.append(EnvStepsProgressBar())
+    if plots:
+        ours.append(PlotCurve())
+    return ours
