@@ -159,22 +159,24 @@ def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torc
     log_prob, _, z = network.evaluate(rows.obs, rows.action, memory, rows.episode_start, rows.action_mask, now, baselines)
     value = network.value(unroll.obs, memory, unroll.episode_start, there)
     next_value = value[1:]
-    last = over & (truncated & now).any(-1)
+    cut = over & (truncated & now).any(-1)
+    last = over if len(unroll.next_obs) else cut  # a stream that ignores terminations goes on beyond them, and asks for next_obs
     if last.any():
         next_value = next_value.clone()
-        next_value[last] = value_last(ends, truncated, last, network)
+        next_value[last] = value_last(ends, torch.where(cut.unsqueeze(-1), truncated, left), last, network)
     baseline = network.value_head.value(z)[..., 1:, :]
-    return GroupRollout(rows._replace(log_prob=log_prob), now, over, over & ~last, value[:-1], next_value, baseline)
+    return GroupRollout(rows._replace(log_prob=log_prob), now, over, over & ~cut, value[:-1], next_value, baseline)
 
 
-def value_last(ends: Ends, truncated: Tensor, last: Tensor, network: Any) -> Tensor:
+def value_last(ends: Ends, leaving: Tensor, last: Tensor, network: Any) -> Tensor:
     """Return V of the last observations `[K, S]` of the K groups that end where `last [T, E]` is true.
 
-    Those who were truncated with the group are in it, who terminated in this step or left before are not.
+    In it are those who are `leaving [T, E, A]` in this step: of a group that is truncated who was truncated, not who terminated in the
+    same step; of one that terminates all who did. Who left before is not.
     """
-    device, size = last.device, truncated.shape[-1]
+    device, size = last.device, leaving.shape[-1]
     step, row = torch.from_numpy(ends.step).to(device), torch.from_numpy(ends.env).to(device)
-    counts = last[step, row // size] & truncated.flatten(1)[step, row]
+    counts = last[step, row // size] & leaving.flatten(1)[step, row]
     number = (last.flatten().cumsum(0) - 1).view_as(last)[step, row // size]  # of the group, among the K
     place, groups = (number * size + row % size)[counts], int(last.sum())
 

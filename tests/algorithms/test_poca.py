@@ -47,7 +47,7 @@ class Table:
         return torch.zeros(*action.shape, 1), (), z
 
 
-def death(truncated=False):
+def death(truncated=False, keeps_next=False):
     """Agent 0 dies at t = 0 with reward −0.1; agent 1 gets 1 at t = 2, its last. V = 0.5, 0.6, 0.8, and 0.7 of its last observation."""
     obs = torch.tensor([[0.3, 0.2], [50.0, 0.6], [50.0, 0.8], [5.0, 5.0]]).unsqueeze(-1)  # of the absent and of the next episode: large
     reward = torch.tensor([[-0.1, 0.0], [0.0, 0.0], [0.0, 1.0]]).unsqueeze(-1)
@@ -56,7 +56,10 @@ def death(truncated=False):
     cut = torch.tensor([[False, False], [False, False], [False, truncated]])
     start = torch.tensor([[True, True], [True, False], [True, False], [True, True]])
     ends = Ends(np.array([2]), np.array([1]), np.array([[0.7]], np.float32)) if truncated else NO_ENDS
-    unroll = Unroll(obs, torch.zeros(3, 2), (), reward, over & ~cut, cut, valid, start, (), torch.zeros(1, 2, 1), (), ends)
+    if keeps_next:  # then the last observations of who terminated are kept too
+        ends = Ends(np.array([0, 2]), np.array([0, 1]), np.array([[30.0], [0.7]], np.float32))
+    next_obs = obs[1:] if keeps_next else ()
+    unroll = Unroll(obs, torch.zeros(3, 2), (), reward, over & ~cut, cut, valid, start, (), torch.zeros(1, 2, 1), next_obs, ends)
     return add_group_values(unroll, torch.tensor([True, True]), Table(), torch.device("cpu"), True)
 
 
@@ -76,6 +79,15 @@ def test_a_death_does_not_end_the_return_of_the_group(truncated, expected):
         assert (found.unsqueeze(2) - groups.baseline)[0].flatten().tolist() == pytest.approx([0.23008, 0.08008], abs=1e-6)
         own = gae(column(-0.1), column(0.0), column(0.5), column(0.0), column(0.0), LAMBDA)
         assert own.item() == pytest.approx(-0.6)  # by its own row
+
+
+def test_a_stream_that_ignores_terminations_goes_on_from_the_last_observation_of_a_group_and_not_from_its_next_episode():
+    groups = death(keeps_next=True)
+    assert groups.next_value.flatten().tolist() == pytest.approx([0.6, 0.8, 0.7]) and groups.terminated.flatten().tolist() == [0, 0, 1]
+    reward = (groups.rows.reward.unflatten(1, (1, 2)) * groups.present.unsqueeze(-1)).sum(2)
+    assert returns(groups, reward)[-1].item() == pytest.approx(1.0), "a stream that heeds them ends there"
+    beyond = group_returns(groups, reward, torch.tensor([GAMMA]), torch.tensor([True]), LAMBDA)
+    assert beyond[-1].item() == pytest.approx(1.0 + GAMMA * 0.7)
 
 
 def test_an_observation_of_who_terminated_is_in_no_value():
