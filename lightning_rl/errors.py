@@ -136,7 +136,7 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
     """Raise `SettingError` for a path that no file can have: too long, or with a NUL or an invalid character."""
     try:
         os.lstat(path)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise SettingError(f"{name} {str(path)[:60]!r} is not a valid path: {error}") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:

@@ -489,3 +489,9 @@ def test_a_logger_whose_disk_is_full_is_reported_in_one_line(fit, folder, capfd)
     out, err = capfd.readouterr()
     assert err == "" and "TensorBoardLogger could not write and is left out, the run goes on: Is a directory\n" in out
     assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == 96
+
+
+@pytest.mark.parametrize("name", ["default_root_dir", "run_name"])
+def test_a_folder_that_is_a_number_is_told(name):
+    with pytest.raises(SettingError, match=f"trainer.{name}.* 5|trainer.{name} '5' is not a valid path"):
+        Trainer(**{name: 5})

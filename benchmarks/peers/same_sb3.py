@@ -1,11 +1,13 @@
-"""Train Stable-Baselines3 with the settings and the steps of our config, and judge it as `zoo.py` judges our rows: for rows whose
-reference had more steps.
+"""Train Stable-Baselines3 with the settings and the steps of our config, and judge it as `zoo.py` judges our rows.
+
+For rows whose reference had more steps:
 
     python benchmarks/install.py --peers sb3; benchmarks/.venvs/sb3/bin/pip install "gymnasium[box2d]" pyyaml
     cd benchmarks; .venvs/sb3/bin/python -m peers.same_sb3 sac/lunarlander_continuous [--seeds 1 2 3] [--folder peer_runs]
 
-Every setting of the config must be one of Stable-Baselines3's, under the same name. Five episodes are played twenty times in a run; the best
-of those policies plays 100. A row a seed is written to `benchmarks/results/peers/<algorithm>_<config>.csv`, which `zoo.py table` shows.
+Every setting of the config must be one of Stable-Baselines3's, under the same name. Five episodes are played twenty times in a run; the
+best of those policies plays 100. A row a seed is written to `benchmarks/results/peers/<algorithm>_<config>.csv`, which `zoo.py table`
+shows.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
     """Pull of the weights towards 0."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """`adam`, or `sgd` with momentum."""
-    momentum: Annotated[float, Range(0, 1)] = 0.9
+    momentum: Annotated[float, Range(0, 0.999)] = 0.9
     """Of sgd, a running mean of gradients."""
     stochastic: bool = False
     """Draw actions, with the same chance in both episodes of a pair, instead of the most likely ones."""

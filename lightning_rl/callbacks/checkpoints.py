@@ -17,9 +17,10 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.callbacks.stopping import is_least_best, metric_of
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
-from lightning_rl.errors import SettingError, check_choice, check_range, nearest
+from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
 from lightning_rl.types import State
 
 MAX_DEFAULT_BUFFER_BYTES = 4e9
@@ -83,7 +84,7 @@ class BestModel(Checkpoint):
         self.folder, self.monitor, self.best = folder, monitor, -math.inf
         self.best_model_path = ""
         """The file of the best weights; empty while there is none. Lightning sets it after processes that it started."""
-        self.mode = mode or ("min" if monitor.endswith(("loss", "exploitability")) else "max")
+        self.mode = mode or ("min" if is_least_best(monitor) else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"  # of Lightning's own Trainer
@@ -115,9 +116,8 @@ class BestModel(Checkpoint):
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one; raise `SettingError` if it has no metric of that name."""
-        if self.monitor not in metrics:
-            raise SettingError(f"checkpoint.monitor {self.monitor!r} is not a metric of evaluations{nearest(self.monitor, metrics)}")
-        score = metrics[self.monitor] if self.mode == "max" else -metrics[self.monitor]
+        value = metric_of(metrics, self.monitor, "checkpoint.monitor")
+        score = value if self.mode == "max" else -value
         was_deleted = trainer.strategy.broadcast(self.has_saved and not self.path.is_file())
         if score >= self.best or was_deleted:
             self.best = score
@@ -159,6 +159,8 @@ class SaveCheckpoints(Checkpoint):
             if every is not None:
                 check_range(f"checkpoint.{name}", every, 1, whole=True)
         check_range("checkpoint.keep", keep, -1, whole=True)
+        if save_replay_buffer is not None:
+            check_flag("checkpoint.save_replay_buffer", save_replay_buffer)
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.keep, self.folder, self.save_replay_buffer = keep, folder, save_replay_buffer
         self.min_seconds = 0.0 if every_n_env_steps or every_n_updates or keep else MIN_SECONDS_BETWEEN_SAVES

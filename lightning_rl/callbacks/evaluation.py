@@ -28,9 +28,9 @@ from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
-from lightning_rl.errors import RunStoppedError, SettingError, check_range
+from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range
 from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
-from lightning_rl.spaces import Spaces
+from lightning_rl.spaces import Spaces, as_spaces, describe_space
 from lightning_rl.types import State
 
 Wrapper = Callable[[gym.Env], gym.Env]
@@ -106,7 +106,10 @@ class RolloutEvaluator(pl.Callback):
             if value == 0 and value is not False:
                 raise SettingError(f"evaluation.{name} must be at least 1, got 0; a run without evaluations has evaluation null")
             check_range(f"evaluation.{name}", value, 1, whole=True)
-        check_range("evaluation.seed", seed, 0, whole=True)
+        check_range("evaluation.seed", seed, 0, 2**32 - 1, whole=True)
+        check_flag("evaluation.deterministic", deterministic)
+        if not isinstance(opponent, str):
+            raise SettingError(f"evaluation.opponent must be a name or a path such as random, got {opponent!r}")
         check_range("evaluation.max_share", max_share, 0, open_low=True)
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.episodes, self.seed = episodes, seed
@@ -149,6 +152,8 @@ class RolloutEvaluator(pl.Callback):
         )
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
+            if self.env is not None and isinstance(player, EpisodePlayer):
+                check_spaces(as_spaces(player.envs[0].observation_space, player.envs[0].action_space), algorithm.spaces)
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
@@ -301,8 +306,8 @@ class MultiEvaluator(RolloutEvaluator):
     """
 
     def __init__(self, evaluators: list[RolloutEvaluator], file: Path | None = None) -> None:
-        if not evaluators:
-            raise SettingError("MultiEvaluator needs at least one evaluator")
+        if not evaluators or not all(isinstance(each, RolloutEvaluator) for each in evaluators):
+            raise SettingError(f"MultiEvaluator takes at least one evaluator, such as [RolloutEvaluator()], got {evaluators!r}")
         first = evaluators[0]
         # 10 episodes: the name of its state in checkpoints
         super().__init__(first.every_n_env_steps, 10, every_n_updates=first.every_n_updates, max_share=first.max_share, file=file)
@@ -394,6 +399,14 @@ def make_player(
     if opponent is not None:
         raise SettingError("an opponent plays the other seats of a game: this environment has one agent, or a policy for each")
     return EpisodePlayer(envs, max_episode_steps, spaces is not None and spaces.masked)
+
+
+def check_spaces(theirs: Spaces, ours: Spaces) -> None:
+    """Raise `SettingError` unless an environment to evaluate in has the kinds and shapes of spaces that the policy knows."""
+    for name in ("observation", "action"):
+        its, known = (describe_space(getattr(spaces, name)).replace(" float64", "") for spaces in (theirs, ours))
+        if its != known:
+            raise SettingError(f"the environment of an evaluator has the {name} space {its}, and the algorithm's has {known}")
 
 
 def check_can_be_built(env: Env) -> EnvConfig | Callable[[], gym.Env]:

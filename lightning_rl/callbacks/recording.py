@@ -16,7 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_rl.callbacks.evaluation import MultiEvaluator, RolloutEvaluator, check_can_be_built
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import must_stop
+from lightning_rl.callbacks.stopping import is_least_best, metric_of, must_stop
 from lightning_rl.checkpoints.atomic import write_bytes
 from lightning_rl.data.episodes import longest_episode
 from lightning_rl.demonstrations.files import dataset_id, new_folder
@@ -129,7 +129,7 @@ class RecordDemonstrations(pl.Callback):
     Args:
         dataset: its id, such as `cartpole/expert-v0`; Minari's folder is `MINARI_DATASETS_PATH`.
         force: replace a dataset of that id which another run has left.
-        monitor: the evaluation's metric.
+        monitor: the evaluation's metric; of a loss or exploitability the least is the best, of others the greatest.
     """
 
     def __init__(self, dataset: str, force: bool = False, monitor: str = "eval/mean_reward") -> None:
@@ -156,8 +156,10 @@ class RecordDemonstrations(pl.Callback):
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one."""
         recorders, self.recorders = self.recorders, []
-        if metrics[self.monitor] >= self.best:
-            self.best = metrics[self.monitor]
+        value = metric_of(metrics, self.monitor, "RecordDemonstrations.monitor")
+        score = -value if is_least_best(self.monitor) else value
+        if score >= self.best:
+            self.best = score
             for recorder in recorders:  # on rank 0 alone
                 recorder.cut()
             if recorders:

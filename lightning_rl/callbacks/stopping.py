@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,6 +27,8 @@ class StopOnEvaluation(pl.Callback):
     """
 
     def __init__(self, stop_at: float | None = None, patience: int | None = None, monitor: str = "eval/mean_reward") -> None:
+        if stop_at is not None:
+            check_range("evaluation.stop_at", stop_at)
         if patience is not None:
             check_range("evaluation.patience", patience, 1, whole=True)
         self.stop_at = float("inf") if stop_at is None else stop_at
@@ -38,7 +40,7 @@ class StopOnEvaluation(pl.Callback):
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Decide from this evaluation, which is the same on all ranks."""
-        value = metrics[self.monitor]
+        value = metric_of(metrics, self.monitor, "StopOnEvaluation.monitor")
         self.since_best = 0 if value > self.best else self.since_best + 1
         self.best = max(self.best, value)
         if value >= self.stop_at or self.since_best >= self.patience:
@@ -59,6 +61,18 @@ EVALUATION_METRICS = ("eval/", "val/", "val_")
 KNOWN_METRICS = ("eval/mean_reward", "eval/std_reward", "eval/mean_ep_length", "eval/success_rate")
 WAITS_FOR_EPOCHS = ("_check_on_train_epoch_end", "_save_on_train_epoch_end")
 """Attributes of Lightning's `EarlyStopping` and `ModelCheckpoint`: whether they look at the end of an epoch or of a validation."""
+
+
+def metric_of(metrics: Mapping[str, float], monitor: str, setting: str) -> float:
+    """Return a metric of an evaluation; raise `SettingError`, with the setting that names it, if there is none of that name."""
+    if monitor not in metrics:
+        raise SettingError(f"{setting} {monitor!r} is not a metric of evaluations{nearest(monitor, metrics)}")
+    return metrics[monitor]
+
+
+def is_least_best(monitor: str) -> bool:
+    """Return whether the best value of a metric is the least: that of a loss, and exploitability."""
+    return monitor.endswith(("loss", "exploitability"))
 
 
 def monitors(trainer: pl.Trainer) -> list[tuple[Any, str]]:

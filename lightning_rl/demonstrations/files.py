@@ -44,10 +44,11 @@ def require_minari() -> ModuleType:
 
 def dataset_id(name: str) -> str:
     """Return a dataset's id as Minari writes it; `cartpole/v0` is short for `cartpole-v0`. Raise `SettingError` for another name."""
-    full = re.sub(r"/v(\d+)$", r"-v\1", name)
+    minari = require_minari()
     try:
-        require_minari().dataset.minari_dataset.parse_dataset_id(full)
-    except (ValueError, TypeError) as error:  # TypeError: no version
+        full = re.sub(r"/v(\d+)$", r"-v\1", name)
+        minari.dataset.minari_dataset.parse_dataset_id(full)
+    except (ValueError, TypeError) as error:  # TypeError: no version, or not a text
         raise SettingError(
             f"dataset {shown(name)} is not a valid name for Minari: letters, digits, - and _ (two or more before a /), "
             "such as cartpole-v0 or cartpole/expert-v0"

@@ -89,6 +89,9 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
         except Exception as error:  # a constructor may raise anything
             name = getattr(config, "__name__", "of a function")
             raise SettingError(f"the environment {name} cannot be built: {_reason(error)}{place_in_code(error)}") from error
+        if not isinstance(built, gym.Env) and not has_agents(built):
+            name = getattr(config, "__name__", "a function")
+            raise SettingError(f"{name} must return a gymnasium.Env, or an environment of several agents; it returned {built!r}")
         return wrap_agents(built, type(built).__name__, index) if has_agents(built) else with_mask_info(built)
     if config.has_agents:
         arguments = vmas_arguments(config) if is_vmas(config.id) else config.kwargs
@@ -273,17 +276,18 @@ def _reason(error: Exception) -> str:
 def _wrap(env: gym.Env, wrapper: object) -> gym.Env:
     """Apply a wrapper given as a class path or as `{class_path, init_args}`."""
     setting = {"class_path": wrapper} if isinstance(wrapper, str) else wrapper
-    if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
-        raise SettingError(f"env.wrappers takes class paths or {{class_path, init_args}}, got {wrapper!r}")
-    module, _, name = setting["class_path"].rpartition(".")
+    given = dict(setting) if isinstance(setting, Mapping) else {}
+    path, arguments = given.pop("class_path", None), given.pop("init_args", None) or {}
+    if not isinstance(path, str) or not isinstance(arguments, Mapping) or given:
+        raise SettingError(f"env.wrappers takes class paths or {{class_path: …, init_args: {{name: value}}}}, got {wrapper!r}")
+    module, _, name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module or "gymnasium.wrappers"), name)
     except (ImportError, AttributeError) as error:
         known = [each for each in dir(gym.wrappers) if each[0].isupper()] if not module else []
-        raise SettingError(f"env.wrappers: there is no {setting['class_path']}{nearest(name, known)}") from error
+        raise SettingError(f"env.wrappers: there is no {path}{nearest(name, known)}") from error
     if not (isinstance(cls, type) and issubclass(cls, gym.Wrapper)):
-        raise SettingError(f"env.wrappers: {setting['class_path']} is not a gymnasium.Wrapper")
-    arguments = setting.get("init_args") or {}
+        raise SettingError(f"env.wrappers: {path} is not a gymnasium.Wrapper")
     if cls.__module__.startswith("gymnasium."):  # these expect tuples, and YAML has none
         arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     try:

@@ -75,6 +75,7 @@ class GAIL(LearnedSignal):
 
     def show(self, obs: Tree, action: Tree, terminated: Tensor, seed: int) -> None:
         """Set, before training, rows `[M, ...]` of demonstrations: actions as sampled, and whether the episode terminated with them."""
+        obs = tree_map(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, obs)  # as rollouts hold them
         self.shown = Experience(obs, action, (), (), terminated)
         self.generator.manual_seed(seed)
 
@@ -169,7 +170,7 @@ def gradient_penalty(discriminator: Callable[[list[Tensor]], Tensor], own: list[
         share = u.view(-1, *[1] * (x.dim() - 1))
         mixed.append((share * x + (1 - share) * shown).detach().requires_grad_())
     gradients = torch.autograd.grad(discriminator(mixed).sum(), mixed, create_graph=True)
-    squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
+    squares = torch.stack([gradient.reshape(len(u), -1).square().sum(1) for gradient in gradients]).sum(0)
     return ((squares + EPSILON).sqrt() - 1).square()
 
 

@@ -176,7 +176,7 @@ def imitate(
 def deviation(leaf: Any, mean: Tensor, action: Tensor) -> Tensor:
     """Return |μ − a| of actions as the environment gets them, `[B, D]`."""
     predicted, taken = (leaf.to_env(each.detach().cpu().numpy()) for each in (mean, action))
-    return torch.as_tensor(abs(predicted - taken), device=mean.device).flatten(1)
+    return torch.as_tensor(abs(predicted - taken), device=mean.device).reshape(len(mean), -1)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def check_run_name(name: str | None) -> None:
     """Raise `SettingError` unless it is None, or a folder's name that no replaced run has."""
     if name is None:
         return
-    if Path(name).name != name or name in ("", ".."):
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
         raise SettingError(f"trainer.run_name must be the name of a folder, got {name!r}")
     check_path("trainer.run_name", name)
     if name.endswith(REPLACED):

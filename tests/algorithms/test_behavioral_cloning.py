@@ -379,3 +379,9 @@ def test_a_dataset_that_is_not_there_is_one_line(folder, capfd):
 def test_demonstrations_are_a_public_noun():
     episode = lrl.Demonstration(np.zeros((3, 1)), np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
     assert episode.action_mask == () and all(isinstance(leaf, np.ndarray) for leaf in tree_leaves(tree_map(np.asarray, episode)))
+
+
+def test_deviations_of_a_scalar_action_are_a_column():
+    distribution = make_distribution(Box(-2, 2, ()), "tanh_normal")
+    _, near = imitate(distribution, torch.zeros(2, 1), torch.as_tensor(distribution.from_env(np.float32([1, -2]))), (), "mse", 0.0)
+    assert near["mean_abs_deviation"].tolist() == pytest.approx([1, 2], rel=1e-4)

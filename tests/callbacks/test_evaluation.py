@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from functools import partial
 
 import gymnasium as gym
@@ -344,3 +345,26 @@ def test_an_evaluation_that_had_to_end_episodes_says_so_once(capsys):
         "hint: episodes of the evaluation were ended after 10,000 steps; evaluation.max_episode_steps ends them earlier, "
         "env.max_episode_steps those of training too"
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"seed": 2**64}, "evaluation.seed must be >= 0 and <= 4.29497e+09, got 18446744073709551616"),
+        ({"deterministic": "x"}, "evaluation.deterministic must be true or false, got 'x'"),
+        ({"opponent": None}, "evaluation.opponent must be a name or a path such as random, got None"),
+    ],
+)
+def test_settings_of_an_evaluation_are_told_before_a_run_begins(settings, expected):
+    with pytest.raises(SettingError, match=re.escape(expected)):
+        RolloutEvaluator(**settings)
+
+
+def test_several_evaluators_are_evaluators():
+    with pytest.raises(SettingError, match=r"takes at least one evaluator, such as \[RolloutEvaluator\(\)\], got \[5\]"):
+        MultiEvaluator([5])
+
+
+def test_an_environment_to_evaluate_in_that_the_policy_cannot_act_in_is_told():
+    with pytest.raises(SettingError, match=r"evaluator has the observation space Box\(3\), and the algorithm's has Box\(4\)"):
+        fit(tiny(PPO, "CartPole-v1"), callbacks=[RolloutEvaluator(env=EnvConfig("Pendulum-v1"))])

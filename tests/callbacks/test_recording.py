@@ -144,3 +144,24 @@ def test_the_command_line_records(datasets, folder, capfd):
     for name, message in {"cli/mine-v0": "already exists", "mine": "is not a valid name for Minari"}.items():
         status, _, err = run(f"fit --model.env.id CartPole-v1 {TINY} {recording} {name}", capfd)
         assert status == 2 and err.count("\n") == 1 and message in err
+
+
+def test_of_a_loss_or_exploitability_the_least_is_the_best(datasets):
+    recorder = RecordDemonstrations("aa/least-v0", monitor="eval/exploitability")
+    recorder.best, found = -float("inf"), []
+    for value in (1.0, 0.2, 1.5):
+        before = recorder.best
+        recorder.on_evaluation_end(None, None, {"eval/exploitability": value})
+        found.append(recorder.best != before)
+    assert found == [True, True, False]
+
+
+def test_a_metric_that_evaluations_do_not_have_is_told_with_the_nearest(datasets, paying):
+    with pytest.raises(SettingError, match=r"RecordDemonstrations.monitor 'eval/mean_rewards' is not .* did you mean eval/mean_reward\?"):
+        paying(1.0, 2.0, monitor="eval/mean_rewards")
+
+
+@pytest.mark.parametrize("name", [None, 5])
+def test_a_dataset_has_a_name(name):
+    with pytest.raises(SettingError, match="is not a valid name for Minari"):
+        RecordDemonstrations(name)

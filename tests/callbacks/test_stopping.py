@@ -102,3 +102,14 @@ def test_early_stopping_looks_at_any_metric_where_epochs_are_short():
     stopping, model = EarlyStopping("train/loss", patience=1, mode="max", stopping_threshold=-1e9), tiny(PPO, log_interval=1)
     fit(model, callbacks=[stopping], limit_train_batches=2)
     assert model.env_steps == 32  # two iterations of 16
+
+
+@pytest.mark.parametrize("goal", ["x", float("nan"), True])
+def test_a_goal_is_a_number(goal):
+    with pytest.raises(SettingError, match=r"evaluation\.stop_at must be a number, got"):
+        StopOnEvaluation(stop_at=goal)
+
+
+def test_a_goal_for_a_metric_that_evaluations_do_not_have_is_told_with_the_nearest():
+    with pytest.raises(SettingError, match=r"StopOnEvaluation.monitor 'eval/mean' is not a metric of evaluations"):
+        StopOnEvaluation(stop_at=1.0, monitor="eval/mean").on_evaluation_end(None, None, {"eval/mean_reward": 1.0})

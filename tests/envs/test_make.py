@@ -202,8 +202,10 @@ def test_any_error_of_a_constructor_becomes_one_line():
     [
         ("FlattenObservatio", "there is no FlattenObservatio; did you mean FlattenObservation?"),
         ("nowhere.Wrapper", "there is no nowhere.Wrapper"),
-        (3, "takes class paths or {class_path, init_args}, got 3"),
-        ({"class_path": "FlattenObservation", "init_arg": {}}, "takes class paths or {class_path, init_args}, got"),
+        (3, "takes class paths or {class_path: …, init_args: {name: value}}, got 3"),
+        ({"class_path": 5}, "got {'class_path': 5}"),
+        ({"class_path": "TimeLimit", "init_args": [20]}, "got {'class_path': 'TimeLimit', 'init_args': [20]}"),
+        ({"class_path": "FlattenObservation", "init_arg": {}}, "takes class paths or {class_path: …, init_args: {name: value}}, got"),
         ({"class_path": "RescaleAction", "init_args": {"mini": 1}}, "RescaleAction rejects its arguments: "),
         ({"class_path": f"{__name__}.Doubled", "init_args": {"factor": -1}}, "Doubled rejects its arguments: factor must be positive"),
     ],
@@ -296,3 +298,11 @@ def test_the_folder_of_a_run_in_a_ready_environment_without_a_name_is_named_for_
     environment = gym.wrappers.TimeLimit(Scripted(), 50)
     model = PPO(environment, n_steps=2, batch_size=16, net_arch=[8], max_env_steps=32)
     assert environment_name(model.env) == "Scripted"
+
+
+def test_a_function_that_forgets_to_return_its_environment_is_told():
+    def build():
+        gym.make("CartPole-v1")
+
+    expected = "build must return a gymnasium.Env, or an environment of several agents; it returned None"
+    assert refusal(make_env, build) == expected

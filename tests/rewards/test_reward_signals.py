@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, PPO, SAC, TD3, SettingError
+from lightning_rl import A2C, DQN, GRU, IMPALA, PPO, SAC, TD3, Demonstration, SettingError
 from lightning_rl.distributions import make_distribution
 from lightning_rl.rewards.gail import GAIL, discriminator_loss, gradient_penalty, kl_divergence
 from lightning_rl.rewards.intrinsic import RND, Curiosity
@@ -15,7 +16,7 @@ from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, tree_map
-from tests.fitting import ALL, OFF_POLICY, ON_POLICY, Rows, fit, tiny, twins_slow, weights
+from tests.fitting import ALL, OFF_POLICY, ON_POLICY, TINY, Rows, fit, tiny, twins_slow, weights
 
 SPACES = Spaces(Box(-1, 1, (2,), np.float32), Discrete(3))
 MIXED = Spaces(
@@ -435,3 +436,33 @@ def test_a_demo_path_must_be_a_name():
 
 def test_null_removes_a_signal():
     assert list(tiny(PPO, reward_signals={"rnd": None, "curiosity": {}}).reward_signals) == ["extrinsic", "curiosity"]
+
+
+class Drawn(gym.Env):
+    """Ten random observations of a space."""
+
+    def __init__(self, space):
+        self.observation_space, self.action_space = space, Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.sample(), 1.0, False, self.steps == 10, {}
+
+
+@pytest.mark.parametrize("use_actions", [False, True])
+@pytest.mark.parametrize("space", [Box(-1, 1, (3,), np.float64), Box(-1, 1, (), np.float32)])
+def test_demonstrations_may_have_numbers_of_64_bits_and_observations_without_a_dimension(space, use_actions):
+    obs = np.stack([space.sample() for _ in range(11)])
+    ended = np.arange(10) == 9
+    shown = Demonstration(obs, np.zeros((10, 2), np.float32), np.ones(10), np.zeros(10, bool), ended)
+    gail = {"demo_path": [shown], "use_actions": use_actions}
+    model = PPO(lambda: Drawn(space), net_arch=[8], max_env_steps=96, reward_signals={"gail": gail}, **TINY[PPO])
+    before = model.reward_signals["gail"].head.weight.detach().clone()
+    fit(model)
+    assert not torch.equal(model.reward_signals["gail"].head.weight, before)
