@@ -23,7 +23,7 @@ from lightning_rl.envs.config import EnvConfig, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
-from lightning_rl.rewards.settings import SignalSettings, make_signals
+from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces, add_hidden, allocate, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
