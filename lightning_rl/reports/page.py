@@ -12,11 +12,10 @@ from urllib.parse import quote
 
 from lightning_rl.checkpoints.atomic import SaveError, write_bytes
 from lightning_rl.errors import SettingError
-from lightning_rl.reports.aggregate import Aggregate
 from lightning_rl.reports.figures import draw_diagnostics, draw_profiles, line_styles, make_figure, new_figure, png
 from lightning_rl.reports.groups import Section
 from lightning_rl.reports.runs import Run
-from lightning_rl.reports.tables import REPS, Table, make_tables
+from lightning_rl.reports.tables import REPS, Aggregate, Table, make_tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

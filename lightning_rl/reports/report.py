@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_rl.errors import SettingError, check_range, printable
-from lightning_rl.reports.aggregate import Aggregate, aggregate_sections
 from lightning_rl.reports.figures import line_styles, make_figure, png
 from lightning_rl.reports.groups import Section, make_sections
 from lightning_rl.reports.page import Content, check_out, write
 from lightning_rl.reports.runs import find_runs
-from lightning_rl.reports.tables import Table, make_tables, rliable
+from lightning_rl.reports.tables import Aggregate, Table, aggregate_sections, make_tables, rliable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
