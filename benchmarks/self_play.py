@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import lightning_rl as lrl
-from lightning_rl.data.exploitability import Probabilities
+from lightning_rl.data.opponents import Probabilities
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.judges import JUDGED, exploitability
 

@@ -19,9 +19,8 @@ import numpy as np
 from references import REFERENCES
 from report import put_between
 
-from lightning_rl.reports.aggregate import share_above
 from lightning_rl.reports.figures import COLORS, new_figure, png
-from lightning_rl.reports.tables import bootstrap, iqm
+from lightning_rl.reports.tables import bootstrap, iqm, share_above
 from zoo import RESULTS, ROOT, environment_of, read_rows, rows_of
 
 BEGIN, END = "<!-- scores: begin -->", "<!-- scores: end -->"

@@ -17,7 +17,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.data.episodes import Episode, longest_episode, summarize
-from lightning_rl.data.exploitability import find_exploitability
+from lightning_rl.data.opponents import find_exploitability
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode

@@ -11,8 +11,7 @@ from pytorch_lightning import Trainer as LightningTrainer
 
 import lightning_rl
 from lightning_rl import MODELS
-from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS
-from lightning_rl.cli.tune_options import tune_parser
+from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS, tune_parser
 from lightning_rl.exporting import formats
 from lightning_rl.importers import zoo_settings
 from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_model, settings_of_section

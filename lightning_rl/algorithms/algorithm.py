@@ -23,14 +23,14 @@ from lightning_rl.envs.config import EnvConfig, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
-from lightning_rl.rewards.settings import SignalSettings, make_signals
+from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces, add_hidden, allocate, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
+from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import load, stored_name
-from lightning_rl.training.opponents import make_opponent, prepare_self_play
 from lightning_rl.training.replay import replay
 from lightning_rl.training.settings import Range, check_arguments, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
@@ -255,7 +255,7 @@ class Algorithm(LearningRun):
         return make_curriculum(self.env) if self.counter == "env_steps" else []
 
     def make_opponent(self, name: str, num_rows: int) -> Opponent:
-        """Return the opponent of a name, for rows of its game, see `training/opponents.py`."""
+        """Return the opponent of a name, for rows of its game, see `training/behaviors.py`."""
         if self.spaces.agents and not (self.behavior or self.spaces.one_learns or self.spaces.teams):
             raise SettingError(f"opponent {name}: all agents of this environment learn, and nobody plays against them; add self_play")
         return make_opponent(name, self.spaces, num_rows)

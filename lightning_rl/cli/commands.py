@@ -28,7 +28,7 @@ from lightning_rl.exporting.push import push as push_agent
 from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.matches import describe_matches, play_matches
-from lightning_rl.reports.page import check_out
+from lightning_rl.reports.report import check_out
 from lightning_rl.reports.report import compare as compare_runs
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.threads import torch_threads

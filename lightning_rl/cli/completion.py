@@ -6,8 +6,7 @@ import shtab
 
 from lightning_rl import ALGORITHMS, MODELS
 from lightning_rl.cli.names import OPTIONS
-from lightning_rl.cli.parsers import PARSERS
-from lightning_rl.cli.tune_options import tune_parser
+from lightning_rl.cli.parsers import PARSERS, tune_parser
 from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_model, settings_of_section
 from lightning_rl.startup import config_folder
 

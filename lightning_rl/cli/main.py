@@ -14,8 +14,7 @@ from typing import Any
 
 from lightning_rl import MODELS, __version__
 from lightning_rl.cli.names import read_options, take_seeds
-from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS
-from lightning_rl.cli.tune_options import read_tune_options
+from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS, read_tune_options
 from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
 from lightning_rl.startup import (
     INTERRUPTED,

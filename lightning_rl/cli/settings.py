@@ -17,7 +17,7 @@ from lightning_rl.algorithms.multi_agent import MultiAgent
 from lightning_rl.cli.names import CLASSES, WHICH_MEMORY, Option, check_settings, models_in
 from lightning_rl.config_files import NUMBER_WITH_EXPONENT, as_mapping, as_number, in_one_line, parse
 from lightning_rl.errors import SettingError, closest, closest_of, nearest
-from lightning_rl.rewards.settings import SIGNALS
+from lightning_rl.rewards import SIGNALS
 from lightning_rl.setting_names import PARTS, settings_of_section
 from lightning_rl.startup import find_modules_here
 from lightning_rl.training.loading import algorithm_class

@@ -17,7 +17,7 @@ from lightning_rl.callbacks.stopping import end_program
 from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.cli.fit import CheckingCLI, check, command_line, redirect_notices, say, train
 from lightning_rl.cli.names import check_option
-from lightning_rl.cli.tune_options import ENGINES, TuneOptions
+from lightning_rl.cli.parsers import ENGINES, TuneOptions
 from lightning_rl.errors import SettingError, check_choice, check_range, missing_extra
 from lightning_rl.training.run_folder import environment_name
 from lightning_rl.training.run_processes import RunPlan

@@ -1,4 +1,7 @@
-"""Who plays the seats of a game that do not learn: the policy itself, random legal moves, a scripted player."""
+"""Who plays the seats of a game that do not learn: the policy itself, random legal moves, a scripted player.
+
+Also how much the best opponent of a policy would win against it, where a game is small enough to know.
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -8,12 +11,16 @@ import numpy as np
 import torch
 from gymnasium import Space
 from torch import Generator
+from torch.nn import functional
 
 from lightning_rl.envs.agents.stepper import SeatStepper
 from lightning_rl.envs.agents.teams import TeamStepper
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.games import GAMES
+from lightning_rl.envs.games.judges import JUDGED, exploitability
 from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import ActingNetwork
+from lightning_rl.networks.acting import ActingNetwork, PolicyNetwork, eval_mode
 from lightning_rl.spaces import Spaces, allocate, is_legal, legal_sample
 from lightning_rl.types import State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -144,3 +151,44 @@ def seat_opponents(stepper: Any, network: ActingNetwork) -> None:
     """Let the policy play the other seats, where there are any."""
     if isinstance(stepper, SeatStepper | TeamStepper | GameStepper):
         stepper.opponent = PolicyOpponent(network, stepper.num_seats)
+
+
+def find_exploitability(env: Any, spaces: Spaces, network: Any, deterministic: bool) -> dict[str, float]:
+    """Return what the best opponent of a policy wins against it, on average over the seats, as `exploitability`; 0 in an equilibrium.
+
+    {} if the environment is no game that can be judged exactly, or the policy sees it otherwise or has a memory.
+
+    Args:
+        env: settings of the environment.
+        spaces: those the policy was trained on.
+        network: the policy.
+        deterministic: whether it plays its most likely moves.
+    """
+    if not isinstance(env, EnvConfig) or env.id not in JUDGED or GAMES[env.id].observation != spaces.observation:
+        return {}
+    if not isinstance(network, PolicyNetwork) or network.initial_memory(1) != ():
+        return {}
+    with eval_mode(network):
+        return {"exploitability": exploitability(env.id, Probabilities(network, deterministic))}
+
+
+class Probabilities:
+    """The probabilities `[K, M]` of a policy's moves at observations `[K, ...]` with masks `[K, M]`, or () for none.
+
+    Args:
+        network, deterministic: as in `find_exploitability`.
+    """
+
+    def __init__(self, network: Any, deterministic: bool) -> None:
+        self.network, self.deterministic = network, deterministic
+
+    @torch.no_grad()
+    def __call__(self, obs: np.ndarray, mask: Tree) -> np.ndarray:
+        distribution = self.network.distribution
+        obs, mask = tree_to_torch((obs, mask), next(self.network.parameters()).device)
+        x, _ = self.network.policy(obs, (), None)
+        if self.deterministic:
+            probs = functional.one_hot(distribution.mode(x, mask), distribution.num_inputs)
+        else:
+            probs = distribution.log_probs(x, mask).exp()
+        return probs.cpu().double().numpy()

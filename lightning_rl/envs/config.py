@@ -16,7 +16,7 @@ from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.lessons import as_parameters
-from lightning_rl.envs.torch_control import PREFIX
+from lightning_rl.envs.tensors import PREFIX
 from lightning_rl.errors import SettingError, as_settings, check_choice, check_range
 
 Vectorization = Literal["auto", "sync", "async", "native", "envpool"]

@@ -24,8 +24,7 @@ from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv
-from lightning_rl.envs.tensors import HostView, gives_tensors
-from lightning_rl.envs.torch_control import PREFIX, register_torch_control
+from lightning_rl.envs.tensors import PREFIX, HostView, gives_tensors, register_torch_control
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, closest_of, missing_extra, nearest, place_in_code
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces

@@ -1,21 +1,27 @@
-"""Vector environments that live on a device: they give and take tensors.
+"""Vector environments that live on a device: they give and take tensors. CartPole and Pendulum in torch are the smallest examples.
 
 Such an environment is a `gymnasium.vector.VectorEnv` with an attribute `device`: its observations are trees of tensors `[N, ...]`, rewards,
 terminations and truncations tensors `[N]`, its metadata name the autoreset mode, SAME_STEP or NEXT_STEP. In SAME_STEP the info of a step
 that ended an episode has `final_obs [N, ...]`, of which the rows of copies that ended count. A mask of the next actions is
 `info["action_mask"]`, that of actions at `final_obs` is `info["final_action_mask"]`, which only replay and random steps read.
+
+`Torch/CartPole-v1` and `Torch/Pendulum-v1` are thousands of copies in one tensor; one copy, such as for evaluations, is gymnasium's own.
 """
 
+import math
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv, VectorWrapper
-from torch import Tensor
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
+from torch import Generator, Tensor
 
 from lightning_rl.envs import Info, Options
 from lightning_rl.spaces import MASK
-from lightning_rl.types import Tree, tree_map, tree_to_numpy
+from lightning_rl.types import State, Tree, tree_map, tree_to_numpy
 
 FINAL_MASK = "final_action_mask"
 
@@ -52,3 +58,144 @@ def on_host(info: Any) -> Any:
     if isinstance(info, tuple):
         return tuple(map(on_host, info))
     return info.detach().cpu().numpy() if isinstance(info, Tensor) else info
+
+
+PREFIX = "Torch/"
+"""How the ids of these environments begin."""
+
+
+class TorchControl(VectorEnv):
+    """N copies of an environment whose states are one tensor `[N, D]` of float64. A copy begins its next episode in the step that ends one.
+
+    Nothing in a step depends on a value that the host would have to wait for: first states are drawn for all copies in every step.
+
+    Args:
+        num_envs: N.
+        max_episode_steps: after which an episode is truncated.
+        device: of all tensors that it gives and takes; `auto` is a GPU where there is one.
+    """
+
+    single: type[gym.Env]
+    """gymnasium's environment, whose transitions these are."""
+
+    def __init__(self, num_envs: int, max_episode_steps: int, device: str | torch.device = "auto") -> None:
+        one = self.single()
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
+        self.single_observation_space, self.single_action_space = one.observation_space, one.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self.generator = Generator(self.device)
+        self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tensor, Info]:
+        """Start an episode in all copies, drawn from one generator. Return the first observations `[N, ...]`."""
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        self.state = self.first_states()
+        self.steps.zero_()
+        return self.observe(self.state), {}
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
+        """Step all copies. Return what to act on next, rewards, flags `[N]`, and `final_obs [N, ...]`: before the next episodes began."""
+        state, reward, terminated = self.move(self.state, action.to(self.device))
+        self.steps += 1
+        truncated = (self.steps >= self.max_episode_steps) & ~terminated
+        ended = terminated | truncated
+        final = self.observe(state)
+        self.state = torch.where(ended.unsqueeze(-1), self.first_states(), state)
+        self.steps *= ~ended
+        return self.observe(self.state), reward, terminated, truncated, {"final_obs": final}
+
+    def first_states(self) -> Tensor:
+        """Draw the first state of an episode for each copy."""
+        raise NotImplementedError
+
+    def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the next states, rewards `[N]` of float32, and whether they are terminal `[N]`."""
+        raise NotImplementedError
+
+    def observe(self, state: Tensor) -> Tensor:
+        """Return the observations of states, float32."""
+        return state.float()
+
+    def uniform(self, low: list[float], high: list[float]) -> Tensor:
+        """Draw `[N, D]` between bounds."""
+        bounds = torch.tensor([low, high], dtype=torch.float64, device=self.device)
+        draws = torch.rand(self.num_envs, len(low), dtype=torch.float64, device=self.device, generator=self.generator)
+        return bounds[0] + (bounds[1] - bounds[0]) * draws
+
+    def get_state(self) -> State:
+        """Return all that the next steps depend on, as arrays."""
+        return {name: getattr(self, name).cpu().numpy().copy() for name in ("state", "steps")} | {
+            "generator": self.generator.get_state().numpy().copy()
+        }
+
+    def set_state(self, state: State) -> None:
+        """Restore it."""
+        self.state, self.steps = (torch.from_numpy(np.array(state[name])).to(self.device) for name in ("state", "steps"))
+        self.generator.set_state(torch.from_numpy(np.array(state["generator"])))
+
+
+class TorchCartPole(TorchControl):
+    """Barto, Sutton and Anderson 1983, as `CartPole-v1`: states are x, ẋ, θ, θ̇."""
+
+    single = CartPoleEnv
+
+    def first_states(self) -> Tensor:
+        return self.uniform([-0.05] * 4, [0.05] * 4)
+
+    def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        position, speed, angle, turn = state.unbind(-1)
+        cos, sin = angle.cos(), angle.sin()
+        push = (action * 20.0 - 10.0 + 0.05 * turn.square() * sin) / 1.1
+        turned = (9.8 * sin - cos * push) / (0.5 * (4.0 / 3.0 - 0.1 * cos.square() / 1.1))
+        pushed = push - 0.05 * turned * cos / 1.1
+        rates = torch.stack([speed, pushed, turn, turned], -1)
+        state = state + 0.02 * rates
+        terminated = (state[:, 0].abs() > 2.4) | (state[:, 2].abs() > 12 * 2 * math.pi / 360)
+        return state, torch.ones_like(position, dtype=torch.float32), terminated
+
+
+class TorchPendulum(TorchControl):
+    """`Pendulum-v1`: states are θ, θ̇."""
+
+    single = PendulumEnv
+
+    def first_states(self) -> Tensor:
+        return self.uniform([-math.pi, -1.0], [math.pi, 1.0])
+
+    def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        angle, speed = state.unbind(-1)
+        torque = action[:, 0].double().clamp(-2.0, 2.0)
+        upright = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
+        cost = upright.square() + 0.1 * speed.square() + 0.001 * torque.square()
+        speed = (speed + (15.0 * angle.sin() + 3.0 * torque) * 0.05).clamp(-8.0, 8.0)
+        return torch.stack([angle + speed * 0.05, speed], -1), -cost.float(), torch.zeros_like(cost, dtype=torch.bool)
+
+    def observe(self, state: Tensor) -> Tensor:
+        angle, speed = state.unbind(-1)
+        return torch.stack([angle.cos(), angle.sin(), speed], -1).float()
+
+
+def single_cart_pole(device: str = "auto", **arguments: Any) -> gym.Env:
+    """Build gymnasium's own, for which there is no device."""
+    return CartPoleEnv(**arguments)
+
+
+def single_pendulum(device: str = "auto", **arguments: Any) -> gym.Env:
+    """Build gymnasium's own, for which there is no device."""
+    return PendulumEnv(**arguments)
+
+
+def register_torch_control() -> None:
+    """Register the ids, unless they are there."""
+    environments = {
+        "CartPole-v1": (single_cart_pole, TorchCartPole, 500),
+        "Pendulum-v1": (single_pendulum, TorchPendulum, 200),
+    }
+    for name, (single, copies, limit) in environments.items():
+        if PREFIX + name not in gym.registry:
+            entries: Any = f"{__name__}:{single.__name__}", f"{__name__}:{copies.__name__}"
+            gym.register(PREFIX + name, entries[0], vector_entry_point=entries[1], max_episode_steps=limit)

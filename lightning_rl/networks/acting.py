@@ -11,10 +11,9 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import Distribution, Exploration
 from lightning_rl.distributions.distribution import masked
-from lightning_rl.networks.encoders import TreeEncoder
+from lightning_rl.networks.encoders import OwnEncoder, TreeEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
-from lightning_rl.networks.own_encoder import OwnEncoder
 from lightning_rl.spaces import JOINT, OWN, allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 

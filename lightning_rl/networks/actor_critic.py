@@ -9,10 +9,10 @@ from lightning_rl.distributions import SDE, FeatureHead, make_distribution
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses.policy_gradient import value_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
+from lightning_rl.networks.encoders import make_encoder
 from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import goal_mlp, orthogonal, orthogonal_linear
 from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.networks.own_encoder import make_encoder
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Step, Tree
 from lightning_rl.value_transforms import ValueTransform, make_value_transform, scalar_to_support, support_to_scalar

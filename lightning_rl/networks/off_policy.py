@@ -13,11 +13,11 @@ from lightning_rl.errors import SettingError, check_range
 from lightning_rl.losses.q_learning import quantile_huber
 from lightning_rl.losses.soft_actor_critic import critic_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
+from lightning_rl.networks.encoders import make_encoder
 from lightning_rl.networks.layers import hidden_layers
 from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import EnsembleLinear
 from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.networks.own_encoder import make_encoder
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
 

@@ -9,11 +9,11 @@ from lightning_rl.distributions import make_epsilon_greedy
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses import q_learning as losses
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
+from lightning_rl.networks.encoders import make_encoder
 from lightning_rl.networks.layers import hidden_layers
 from lightning_rl.networks.memory import Memory, make_memory
 from lightning_rl.networks.mlp import NoisyLinear, goal_mlp
 from lightning_rl.networks.normalization import make_normalizer
-from lightning_rl.networks.own_encoder import make_encoder
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
 from lightning_rl.value_transforms import Identity, ValueTransform

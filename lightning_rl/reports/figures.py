@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from lightning_rl.errors import missing_extra
 from lightning_rl.loggers import read_rows
-from lightning_rl.reports.aggregate import Aggregate
 from lightning_rl.reports.groups import Group, Section
 from lightning_rl.reports.runs import AXES, series
-from lightning_rl.reports.tables import TRAINING_RETURN, iqm, iqm_interval
+from lightning_rl.reports.tables import TRAINING_RETURN, Aggregate, iqm, iqm_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

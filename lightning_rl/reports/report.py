@@ -1,24 +1,40 @@
-"""`lrl.compare`: learning curves and tables of runs, seeds taken together."""
+"""`lrl.compare`: learning curves and tables of runs, seeds taken together, as text and as one HTML page with a picture beside it.
+
+The page has no scripts, and nothing from elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
+from lightning_rl.checkpoints.atomic import SaveError, write_bytes
 from lightning_rl.errors import SettingError, check_range, printable
-from lightning_rl.reports.aggregate import Aggregate, aggregate_sections
-from lightning_rl.reports.figures import line_styles, make_figure, png
+from lightning_rl.reports.figures import draw_diagnostics, draw_profiles, line_styles, make_figure, new_figure, png
 from lightning_rl.reports.groups import Section, make_sections
-from lightning_rl.reports.page import Content, check_out, write
-from lightning_rl.reports.runs import find_runs
-from lightning_rl.reports.tables import Table, make_tables, rliable
+from lightning_rl.reports.runs import Run, find_runs
+from lightning_rl.reports.tables import REPS, Aggregate, Table, aggregate_sections, make_tables, rliable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them, rounded down to
+whole seeds, so that of three it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with {REPS:,}
+resamples, at each point by itself (Agarwal et al. 2021, rliable). A return is the mean over an evaluation's episodes, or, where a section
+says so, over the last 100 of training. Where seeds were evaluated at different counts, the last known value of each is used; a curve
+begins and ends where all seeds of its group have values. The probability of improvement is how likely a run of the first group ends
+higher than one of the second, ties counted half. Time is that of training with its evaluations."""
+STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
+img { max-width: 100% } div { overflow-x: auto } table { border-collapse: collapse; font-size: 14px; margin: 1em 0 }
+caption { text-align: left; font-weight: 600; padding-bottom: .3em } th, td { padding: .15em .7em; text-align: right; white-space: nowrap }
+th:first-child, td:first-child { text-align: left; padding-left: 0 } tr + tr { border-top: 1px solid #ddd }"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +91,7 @@ class Report:
     def write(self, file: str | Path) -> None:
         """Write the report as one HTML page, and its picture next to it as .png; raise `SettingError` if that fails."""
         check_out(Path(file))
-        write(Path(file), Content(self.sections, self.aggregate, self.threshold, self.remarks, self.diagnostics))
+        write(Path(file), self)
 
 
 def compare(*runs: str | Path, threshold: float | None = None, diagnostics: bool = False) -> Report:
@@ -100,3 +116,66 @@ def compare(*runs: str | Path, threshold: float | None = None, diagnostics: bool
     found, empty = find_runs([Path(run) for run in runs])
     remarks = [f"{folder} is left out: it has no returns yet." for folder in empty]
     return Report(make_sections(found), threshold, remarks, diagnostics)
+
+
+def html(report: Report, folder: Path) -> Iterator[str]:
+    """Return the page, in parts: pictures and tables of each environment, then how to read them. Links begin in its folder."""
+    sections, lines = report.sections, line_styles(report.sections)
+    title = escape(f"Runs on {', '.join(dict.fromkeys(section.environment for section in sections))}")
+    yield '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">'
+    yield f"<title>{title}</title>\n<style>{STYLE}</style>\n<h1>{title}</h1>"
+    if report.aggregate is not None:
+        yield picture(draw_profiles(report.aggregate, lines), "Performance profiles over all environments")
+        yield show_table(report.aggregate.table())
+    for section in sections:
+        name = escape(section.title)
+        yield f"<h2>{name}</h2>\n{picture(make_figure([section], lines, report.threshold), f'Learning curves on {name}')}"
+        yield from (f"<p>{escape(note)}</p>" for note in section.notes())
+        yield from map(show_table, make_tables(section, report.threshold))
+        yield "<ul>" + "".join(f"<li>{links_of(run, folder)}</li>" for group in section.groups for run in group.runs) + "</ul>"
+        figure = draw_diagnostics(section, lines) if report.diagnostics else None
+        if figure is not None:
+            yield f"<details><summary>Diagnostics</summary>{picture(figure, f'Diagnostics of runs on {name}')}</details>"
+    yield f"<h2>How to read this</h2>\n<p>{escape(ABOUT)}</p>"
+    yield from (f"<p>{escape(remark)}</p>" for remark in report.remarks)
+    yield "</html>\n"
+
+
+def picture(figure: Figure, text: str) -> str:
+    """Return a figure as a part of the page."""
+    return f'<img src="data:image/png;base64,{b64encode(png(figure)).decode()}" alt="{text}">'
+
+
+def show_table(table: Table) -> str:
+    """Return a table of the page."""
+    head, *rows = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) for row, tag in table.tagged())
+    body = "".join(f"<tr>{row}</tr>" for row in (head, *rows))
+    return f"<div><table><caption>{escape(table.title)}</caption>{body}</table></div>"
+
+
+def links_of(run: Run, folder: Path) -> str:
+    """Return links to a run's folder and its videos, as they lie from the page's folder."""
+    videos = sorted((run.folder / "videos").glob("*.mp4"))
+    places = {str(run.folder): run.folder, **{video.name: video for video in videos}}
+    return " ".join(f'<a href="{quote(os.fsencode(os.path.relpath(place, folder)))}">{escape(name)}</a>' for name, place in places.items())
+
+
+def check_out(file: Path) -> None:
+    """Raise `SettingError` where a page cannot be written or its picture not be drawn."""
+    if file.suffix != ".html":
+        raise SettingError(f"--out {file}: name a file that ends in .html; a .png is written next to it")
+    if not file.parent.is_dir():
+        raise SettingError(f"--out {file}: there is no folder {file.parent}; make it first")
+    if file.is_dir():
+        raise SettingError(f"--out {file} is a folder; name a file in it")
+    new_figure(1, 1, "compare --out")
+
+
+def write(file: Path, report: Report) -> None:
+    """Write the page, and the picture of its curves next to it; raise `SettingError` if that fails."""
+    try:
+        figure = make_figure(report.sections, line_styles(report.sections), report.threshold)
+        write_bytes(file.with_suffix(".png"), png(figure))
+        write_bytes(file, "\n".join(html(report, file.parent)).encode(errors="backslashreplace"))
+    except SaveError as error:
+        raise SettingError(str(error)) from error

@@ -21,7 +21,7 @@ from lightning_rl.errors import SettingError, check_choice, check_flag, check_in
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
 from lightning_rl.networks.memory import Memory
-from lightning_rl.rewards.settings import SignalSettings
+from lightning_rl.rewards import SignalSettings
 from lightning_rl.schedules import BuildSchedule, Schedule, ScheduleSetting, as_points, make_schedule, piecewise
 from lightning_rl.setting_names import way_out_of_algorithm
 from lightning_rl.spaces import JOINT

@@ -139,9 +139,9 @@ def test_matches_without_a_policy_are_refused():
 def test_a_noisy_policy_is_judged_without_noise():
     model = game(cls=DQN, noisy=True, exploration_initial_eps=0.0, exploration_final_eps=0.0, buffer_size=100)
     model.network.train()
-    judged = {lrl.data.exploitability.find_exploitability(model.env, model.spaces, model.network, True)["exploitability"] for _ in range(2)}
+    judged = {lrl.data.opponents.find_exploitability(model.env, model.spaces, model.network, True)["exploitability"] for _ in range(2)}
     model.network.resample(torch.Generator().manual_seed(1))
-    judged.add(lrl.data.exploitability.find_exploitability(model.env, model.spaces, model.network, True)["exploitability"])
+    judged.add(lrl.data.opponents.find_exploitability(model.env, model.spaces, model.network, True)["exploitability"])
     assert len(judged) == 1 and model.network.training
 
 

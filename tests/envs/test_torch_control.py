@@ -9,7 +9,7 @@ import torch
 
 from lightning_rl import PPO, SAC, EnvConfig, Trainer
 from lightning_rl.envs.make import make_vector_env
-from lightning_rl.envs.torch_control import TorchCartPole, TorchPendulum
+from lightning_rl.envs.tensors import TorchCartPole, TorchPendulum
 from tests.fitting import TINY
 
 

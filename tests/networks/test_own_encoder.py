@@ -9,7 +9,7 @@ from torch import nn
 
 import lightning_rl as lrl
 from lightning_rl import DQN, PPO, SAC, TD3, SettingError
-from lightning_rl.networks.own_encoder import OwnEncoder, make_encoder
+from lightning_rl.networks.encoders import OwnEncoder, make_encoder
 from lightning_rl.types import tree_map
 from tests.command_line import TINY, run
 from tests.fitting import fit, tiny, weights

@@ -10,9 +10,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import A2C, DQN, GRU, IMPALA, PPO, SAC, TD3, Demonstration, SettingError
 from lightning_rl.distributions import make_distribution
+from lightning_rl.rewards import SIGNALS
 from lightning_rl.rewards.gail import GAIL, discriminator_loss, gradient_penalty, kl_divergence
 from lightning_rl.rewards.intrinsic import RND, Curiosity
-from lightning_rl.rewards.settings import SIGNALS
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, tree_map
