@@ -82,7 +82,10 @@ class LearnedSignal(RewardSignal):
 
 
 class ReturnScale(nn.Module):
-    """Divides rewards by the running standard deviation of the discounted return of each environment."""
+    """Divides rewards by the running standard deviation of the discounted return of each environment.
+
+    Where actors' rollouts come as they may, a column is another environment in each batch, and goes on from the return of another copy.
+    """
 
     def __init__(self, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         super().__init__()
@@ -98,9 +101,10 @@ class ReturnScale(nn.Module):
         """Merge the discounted returns so far of rewards `[T, N]`."""
         if self.running.shape != reward[0].shape:  # the first rollout of a run
             self.running = torch.zeros_like(reward[0])
-        carry = ~(rollout.terminated | rollout.truncated)
+        carry, start = ~(rollout.terminated | rollout.truncated), rollout.episode_start
+        carry[:-1] &= ~start[1:]  # an episode that was abandoned leaves nothing to the next one
         reward = reward * rollout.valid
-        returns = discounted_sum(reward, self.gamma * carry, self.running)
+        returns = discounted_sum(reward, self.gamma * carry, self.running * ~start[0])
         self.running = returns[-1] * self.gamma * carry[-1]
         self.statistics.update(returns[rollout.valid])
 

@@ -21,6 +21,16 @@ def test_the_signature_shows_every_setting_and_the_environment_first(algorithm):
     assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
+def test_a_momentum_that_never_lets_the_gradient_in_is_refused():
+    with pytest.raises(SettingError, match=r"^momentum must be >= 0 and <= 0\.999, got 1$"):
+        lrl.EvolutionStrategies("CartPole-v1", optimizer="sgd", momentum=1)
+
+
+def test_a_target_entropy_of_nothing_is_refused_in_one_line():
+    with pytest.raises(SettingError, match=r"^target_entropy None must be auto, or a number for each kind of action"):
+        lrl.SAC("Pendulum-v1", target_entropy=None)
+
+
 def test_an_algorithm_or_another_module_is_no_setting():
     with pytest.raises(SettingError, match=r"^encoder must be plain data, which a checkpoint can hold, got a Identity; give its class$"):
         lrl.PPO("CartPole-v1", encoder=nn.Identity())

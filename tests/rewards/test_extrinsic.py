@@ -52,6 +52,17 @@ def test_return_statistics_equal_stable_baselines3_in_rollouts_of_any_length(ste
     assert scaled[-1].flatten().tolist() == pytest.approx(SB3_LAST, abs=1e-6)
 
 
+@pytest.mark.parametrize("row", ["resets", "starts"])
+def test_the_return_of_an_abandoned_episode_does_not_go_on_in_the_next_one(row):
+    signal = Extrinsic(gamma=0.5, normalize=True)
+    signal.gather(make_rollout(torch.tensor([[8.0], [8.0]])))
+    assert signal.returns.running.tolist() == [6.0]  # ½ (8 + ½ 8)
+    reward, start = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[row == "starts"], [row == "resets"], [False]])
+    after = make_rollout(reward, valid=torch.tensor([[row == "starts"], [True], [True]]))
+    signal.gather(after._replace(episode_start=start))
+    assert signal.returns.running.tolist() == [0.75]  # ½ (1 + ½ 1)
+
+
 def test_invalid_rows_are_in_no_statistic():
     # NEXT_STEP: environment 0 ends at row 1, and its row 2 only resets it
     reward = torch.tensor([[1.0, 1.0], [2.0, 1.0], [100.0, 1.0], [4.0, 1.0]])  # what a signal may pay for a reset
