@@ -16,8 +16,7 @@ from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_behavior
-from lightning_rl.training.learning import LearningRun
-from lightning_rl.training.loading import checkpoint_of, load
+from lightning_rl.training.loading import checkpoint_of
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import ReplayFields, replay_settings, replay_updates
 from lightning_rl.types import Transition, Tree, tree_map, tree_to_numpy, tree_to_torch
@@ -74,7 +73,7 @@ class Teacher:
             raise SettingError(f"teacher must be a run's folder, a checkpoint or a shared agent, got {source!r}")
         path = checkpoint_of(source, "teacher", "best.ckpt")
         unnamed = {"env": env} if is_zip(path) else {}  # what Stable-Baselines3 saves names no environment
-        stored = choose_behavior(load(path, Run, LearningRun, device, **unnamed), None)
+        stored = choose_behavior(Run.load_from_checkpoint(path, device, **unnamed), None)
         theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"teacher {source} was trained with other observations or actions than this environment has")

@@ -16,7 +16,7 @@ from lightning_rl.envs.make import make_env
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces
 from lightning_rl.training.learning import LearningRun
-from lightning_rl.training.loading import algorithm_class, load, stored_name
+from lightning_rl.training.loading import algorithm_class, stored_name
 from lightning_rl.training.run import Run
 
 OF_THE_RUN = ("env", "max_env_steps", "log_interval", "spaces")
@@ -69,7 +69,7 @@ class FrozenPolicy:
 
     def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
         self.checkpoint, self.behavior = str(checkpoint), behavior
-        self.algorithm = choose_behavior(load(checkpoint, Run, LearningRun), behavior)
+        self.algorithm = choose_behavior(Run.load_from_checkpoint(checkpoint), behavior)
         self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
 
     def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> LearningRun:

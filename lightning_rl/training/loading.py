@@ -59,7 +59,7 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         path: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent, `hf://USER/NAME[@REVISION]` or its folder, or
             `zoo:NAME`, one that comes with this package.
         wanted: the class that the file must hold, or its parent.
-        base: the base of all algorithms.
+        base: the base of all runs.
         map_location: the device to load to.
         overrides: settings that replace the stored ones; an environment must have the stored spaces.
 
@@ -247,7 +247,7 @@ def algorithm_class(name: str, base: type) -> type:
         return getattr(importlib.import_module("lightning_rl"), name)
     imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
     if name not in imported:
-        names = {*MODELS, *imported} - {"Algorithm", "lightning_rl.algorithms.algorithm.Algorithm"}
+        names = {*MODELS, *(key for key, cls in imported.items() if cls.__module__.partition(".")[0] != "lightning_rl")}
         raise SettingError(
             f"there is no algorithm {name[:60]!r} (one of your own: import its module first, or --import its_module){nearest(name, names)}"
         )

@@ -16,8 +16,6 @@ from lightning_rl.networks.acting import VisiblePolicy
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_agents, choose_behavior
-from lightning_rl.training.learning import LearningRun
-from lightning_rl.training.loading import load
 from lightning_rl.training.run import Run
 
 OURS = "lightning_rl.envs.games."
@@ -39,7 +37,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
     if name == "random":
         return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
     if is_address(name) or Path(name).exists():
-        stored = choose_behavior(load(name, Run, LearningRun), None)
+        stored = choose_behavior(Run.load_from_checkpoint(name), None)
         theirs, ours = (without_hidden(each, []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"opponent {name} was trained with other observations or actions than this game has")
