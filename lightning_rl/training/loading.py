@@ -136,7 +136,7 @@ def _sketch(cls: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Tens
         return None
 
 
-def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", say: Callable[[str], None] = print) -> Checkpoint:
+def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu") -> Checkpoint:
     """Read one of our checkpoints as plain data, or the previous generation if it is damaged; code in it never runs."""
     path = Path(path)
     if is_zip(path):
@@ -152,7 +152,7 @@ def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", 
         if path.suffix != ".ckpt" and (runs := [each.name for each in path.parent.glob("*") if (each / "checkpoints").is_dir()]):
             raise SettingError(f"ckpt_path {shown(path)}: there is no such run{nearest(path.name, runs)}")
         raise SettingError(f"ckpt_path {shown(path)} is not a file; checkpoints are in RUN/checkpoints{nearest(path.name, others)}")
-    checkpoint = read_verified(path, map_location, say)
+    checkpoint = read_verified(path, map_location)
     check_content(checkpoint, path)
     return checkpoint
 
