@@ -27,14 +27,13 @@ class Matches(NamedTuple):
     ratings: dict[int, Rating]
 
 
-def play_matches(players: Sequence[str | Path], games: int = 100, seed: int = SEED) -> Matches:
+def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
     """Play each pair of policies, which draw their actions; seats change from game to game.
 
     Args:
         players: checkpoints, folders of runs or `hf://USER/NAME`, of one game; all but the first may also
             be `random` or the path of a scripted player.
         games: of each pair.
-        seed: of the first game.
 
     Raises:
         SettingError: fewer than two players, one that does not exist or cannot play this game, or a number out of range.
@@ -50,7 +49,7 @@ def play_matches(players: Sequence[str | Path], games: int = 100, seed: int = SE
     for one, two in permutations(range(len(names)), 2):
         if one not in learned or (two in learned and two < one):  # then the pair is played from the other's side
             continue
-        result = evaluate(load_with_env(names[one]), games, seed, deterministic=False, opponent=names[two])
+        result = evaluate(load_with_env(names[one]), games, SEED, deterministic=False, opponent=names[two])
         if "win_rate" not in result:
             raise SettingError(f"{names[one]} is not the policy of a game, in which others play against it")
         points = games * (result["win_rate"] + result["draw_rate"] / 2)

@@ -26,7 +26,6 @@ from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, allocate, is_batch_of, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
-from lightning_rl.training.loading import load
 from lightning_rl.training.run import Run
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
@@ -126,7 +125,7 @@ def load_algorithm(
     path: str | Path, behavior: str | None = None, map_location: str | torch.device = "cpu", env: Env | None = None
 ) -> Algorithm:
     """Load the algorithm of a checkpoint, run or shared agent, of several behaviors that of the one named."""
-    return choose_behavior(load(path, Run, Algorithm, map_location, **_given(env)), behavior)
+    return choose_behavior(Run.load_from_checkpoint(path, map_location, **_given(env)), behavior)
 
 
 def evaluate(
@@ -236,7 +235,7 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
 
 def load_with_env(path: str | Path, env: Env | None = None) -> Any:
     """Load the algorithm of a checkpoint that names its environment, or with the one given."""
-    algorithm: Any = load(path, Run, Algorithm, **_given(env))
+    algorithm: Any = Run.load_from_checkpoint(path, **_given(env))
     if algorithm.env is None:
         raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; give --env ID, or env= from Python")
     return algorithm

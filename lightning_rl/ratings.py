@@ -28,9 +28,9 @@ def logistic(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-def elo_change(own: float, other: float, result: float, k: float = 1.0) -> float:
-    """Return what a game adds to the own rating, and takes from the other's: K · (result − expected)."""
-    return k * (result - expected_result(own, other))
+def elo_change(own: float, other: float, result: float) -> float:
+    """Return what a game adds to the own rating, and takes from the other's: result − expected (K = 1)."""
+    return result - expected_result(own, other)
 
 
 class Score(NamedTuple):

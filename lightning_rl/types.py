@@ -54,6 +54,12 @@ class EnvStep(NamedTuple):
     final_mask: Tree = ()
 
 
+def first_step(obs: Tree, mask: Tree, num_envs: int) -> EnvStep:
+    """Return the first observations of new episodes in all N environments as a step that is not experience."""
+    none = np.zeros(num_envs, dtype=bool)
+    return EnvStep(obs, np.zeros(num_envs), none, none, none, ~none, np.flatnonzero(none), None, {}, mask)
+
+
 class Experience(NamedTuple):
     """Single steps as reward signals see them, any batch shape `[...]`: what was seen, done, seen next, and paid.
 

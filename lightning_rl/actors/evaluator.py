@@ -249,7 +249,7 @@ class BuildEvaluator:
     on_nan: str
 
     def __call__(self, index: int, restarts: int, network: nn.Module) -> Evaluator:
-        config = single_env_config(self.env) if isinstance(self.env, EnvConfig) else self.env
+        config = single_env_config(self.env)
         envs = [make_env(config, index * self.num_envs + k) for k in range(self.num_envs)]
         found = as_spaces(envs[0].observation_space, envs[0].action_space)
         if (found.observation, found.action) != (self.spaces.observation, self.spaces.action):

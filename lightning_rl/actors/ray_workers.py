@@ -68,27 +68,11 @@ class RayWorkers(RemoteWorkers):
             raise missing_extra("ray", "ray", "actors.backend ray") from error
         self.ray, self.has_started_ray = ray, not ray.is_initialized()
         if self.has_started_ray:
-            self._join()
+            join_cluster(ray, self.num, self.address, "actors.address")
         everywhere = {"scheduling_strategy": "SPREAD", "num_cpus": 0.01}  # Ray does not spread actors that ask for nothing
         self.actor_class = ray.remote(RayWorker).options(**everywhere)
         self.workers: dict[int, Any] = {}
         self.publish(0)
-
-    def _join(self) -> None:
-        address = self.address
-        cluster = {"num_cpus": self.num, "include_dashboard": False} if address is None else {"address": address}
-        try:
-            host, _, port = (address or "").rpartition(":")
-            if host and "/" not in host and port.isdecimal():
-                socket.create_connection((host, int(port)), 10.0).close()  # Ray itself would try for a long time
-            with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
-                self.ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-        except SystemExit as error:  # Ray's answer to a SIGTERM while it begins
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise RunStoppedError from error
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = shorten(str(error), 120, placeholder=" …")
-            raise SettingError(f"actors.address {address!r}: there is no Ray cluster to join ({reason})") from error
 
     def publish(self, version: int) -> None:
         self.version, self.weights = version, self.ray.put(tree_to_numpy(dict(self.network.state_dict())))
@@ -121,3 +105,31 @@ class RayWorkers(RemoteWorkers):
         except self.ray.exceptions.RayError as error:
             return shorten(str(error).splitlines()[0], 100, placeholder=" …")
         return answer if isinstance(answer, WorkerError) else (call.asked, answer._replace(value=pickle.loads(answer.value)))
+
+
+def join_cluster(ray: Any, cpus: int, address: str | None, setting: str) -> None:
+    """Join a Ray cluster, or start one on this machine.
+
+    Args:
+        ray: the package, which is optional.
+        cpus: cores of a cluster on this machine.
+        address: of a cluster that runs; None starts one.
+        setting: what sets the address, for the error.
+
+    Raises:
+        SettingError: there is no cluster at the address.
+        RunStoppedError: a SIGTERM arrived.
+    """
+    cluster: Any = {"num_cpus": cpus, "include_dashboard": False} if address is None else {"address": address}
+    try:
+        host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+        if host and "/" not in host and port.isdecimal():
+            socket.create_connection((host, int(port)), 10.0).close()  # Ray itself would try for a long time
+        with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
+            ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except SystemExit as error:  # Ray's answer to a SIGTERM while it begins
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RunStoppedError from error
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = shorten(str(error), 120, placeholder=" …")
+        raise SettingError(f"{setting} {address!r}: there is no Ray cluster to join ({reason})") from error

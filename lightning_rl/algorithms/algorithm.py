@@ -30,7 +30,7 @@ from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
 from lightning_rl.training.learning import LearningRun
-from lightning_rl.training.loading import load, stored_name
+from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
 from lightning_rl.training.settings import Range, check_arguments, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
@@ -177,21 +177,6 @@ class Algorithm(LearningRun):
         """Return the settings of a critic, which is given normalized observations."""
         settings = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
         return {**settings, "streams": len(self.reward_signals)}
-
-    @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: Any, map_location: Any = "cpu", hparams_file: None = None, strict: bool = True, **overrides: Any
-    ) -> Any:
-        """Load the algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones.
-
-        Lightning's `weights_only` changes nothing: our checkpoints hold plain data only.
-        """
-        if hparams_file is not None or strict is False:
-            raise SettingError(
-                "load_from_checkpoint: a checkpoint holds its settings and all weights; trainer.fit(init_from=…) takes what fits"
-            )
-        overrides.pop("weights_only", None)
-        return load(checkpoint_path, cls, Algorithm, map_location, **overrides)
 
     def save_hyperparameters(self, *args: object, frame: FrameType | None = None, **kwargs: object) -> None:
         """Save more than the settings, which are saved in any case, also those of a subclass; as Lightning does, but as plain data."""

@@ -28,12 +28,6 @@ class AWAC(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `da
     learned from), and norms of gradients before clipping.
     """
 
-    activation: str = "relu"
-    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
-    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut gradients to this Euclidean norm; null leaves them."""
-    tau: float = 0.005
-    """Fraction by which the target critics move each time."""
     beta: Annotated[float, Range(0)] = 1.0
     """1/λ. Weight of an action in the policy's loss: exp(beta · advantage). 0 clones the data."""
     max_weight: Annotated[float, Range(0, open_low=True)] = 100.0
@@ -45,7 +39,6 @@ class AWAC(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `da
     min_optimizers = 2
 
     def __post_init__(self) -> None:
-        self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, 1)
         settings = {**self.network_settings, "layers": self.actor_layers, "log_std_init": self.log_std_init}

@@ -8,18 +8,15 @@ from typing import Any, Literal
 import torch
 
 from lightning_rl.algorithms.bc import Imitation
-from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.demonstrations import DemonstrationBatch
-from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import Distribution
-from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.errors import SettingError
 from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_behavior
-from lightning_rl.training.learning import LearningRun
-from lightning_rl.training.loading import checkpoint_of, load
+from lightning_rl.training.loading import checkpoint_of
 from lightning_rl.training.run import Run
-from lightning_rl.training.settings import ReplayFields, replay_settings, replay_updates
+from lightning_rl.training.settings import ReplayFields
 from lightning_rl.types import Transition, Tree, tree_map, tree_to_numpy, tree_to_torch
 
 
@@ -42,17 +39,12 @@ class DAgger(ReplayFields, Imitation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         if self.replay.prioritized:
             raise SettingError("replay.prioritized goes by errors of values, which DAgger does not learn; leave it out")
 
-    @property
-    def planned_updates(self) -> int:
-        return replay_updates(self)
-
-    def experience(self) -> ReplayDataset:
+    def experience(self) -> Any:
         self.labels = Teacher(self.teacher, self.env, self.spaces, self.device)
-        return self.replay_experience(self.replay_settings, self.replay)
+        return super().experience()
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         for batch in batches:
@@ -74,7 +66,7 @@ class Teacher:
             raise SettingError(f"teacher must be a run's folder, a checkpoint or a shared agent, got {source!r}")
         path = checkpoint_of(source, "teacher", "best.ckpt")
         unnamed = {"env": env} if is_zip(path) else {}  # what Stable-Baselines3 saves names no environment
-        stored = choose_behavior(load(path, Run, LearningRun, device, **unnamed), None)
+        stored = choose_behavior(Run.load_from_checkpoint(path, device, **unnamed), None)
         theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"teacher {source} was trained with other observations or actions than this environment has")

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
-from lightning_rl.data.dataset import ReplayDataset
-from lightning_rl.data.replay.storage import ReplayConfig
-from lightning_rl.errors import as_settings
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.q_network import QNetwork, make_return_head
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import ExplorationFields, Range, ReplayFields, replay_settings, replay_updates
+from lightning_rl.training.settings import ExplorationFields, Range, ReplayFields
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import make_value_transform
 
@@ -75,7 +72,6 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         self.transform = make_value_transform(self.value_transform)
         returns = make_return_head(self.distribution, self.n_atoms, self.v_min, self.v_max, self.n_quantiles, self.transform)
@@ -85,13 +81,6 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
         self.network.distribution.epsilon = self.exploration(0.0)
         self.target = make_target(self.network)
         self.target_networks = [(self.network, self.target)]
-
-    @property
-    def planned_updates(self) -> int:
-        return replay_updates(self)
-
-    def experience(self) -> ReplayDataset:
-        return self.replay_experience(self.replay_settings, self.replay)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         optimizer = self.own_optimizers[0]

@@ -28,12 +28,6 @@ class IQL(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dat
     transitions were learned from), and norms of gradients before clipping.
     """
 
-    activation: str = "relu"
-    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
-    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut gradients to this Euclidean norm; null leaves them."""
-    tau: float = 0.005
-    """Fraction by which the target critics move each time."""
     expectile: Annotated[float, Range(0.5, 1)] = 0.7
     """V is this expectile of Q over actions: 0.5 the mean, near 1 the best that the data show (antmaze: 0.9)."""
     beta: Annotated[float, Range(0)] = 3.0
@@ -47,7 +41,6 @@ class IQL(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dat
     min_optimizers = 3
 
     def __post_init__(self) -> None:
-        self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, 1)
         settings = {**self.network_settings, "layers": self.actor_layers, "log_std_init": self.log_std_init}

@@ -27,7 +27,7 @@ from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces, to_plain
 from lightning_rl.training.behaviors import as_behavior, check_learner, describe_learner, find_sides
 from lightning_rl.training.experience import frozen_experience
-from lightning_rl.training.loading import load, stored_name
+from lightning_rl.training.loading import stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import as_integer, plain
 from lightning_rl.training.state import RunLog
@@ -54,7 +54,6 @@ class MultiAgent(Run):
     behaviors as `rollout/ep_rew_mean`; `eval/<behavior>/mean_reward`.
     """
 
-    COUNTS = ("env_steps", "updates", "episodes")
     format_version = 2
 
     def __init__(
@@ -113,13 +112,6 @@ class MultiAgent(Run):
         self.save_hyperparameters(
             {"env": plain(self.env), "behaviors": plans, "max_env_steps": max_env_steps, "log_interval": log_interval}
         )
-
-    @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: Any, map_location: Any = "cpu", hparams_file: None = None, strict: bool = True, **overrides: Any
-    ) -> Any:
-        """Load the run of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones."""
-        return load(checkpoint_path, cls, MultiAgent, map_location, **overrides)
 
     @property
     def learners(self) -> Mapping[str, Algorithm]:

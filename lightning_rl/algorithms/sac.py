@@ -14,9 +14,8 @@ from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.data.dataset import ReplayDataset
-from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SoftActions, SoftSample
-from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.errors import SettingError
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.off_policy import Actor, Critic, Temperature, entropy_targets
 from lightning_rl.optimization import FlatAdam
@@ -29,8 +28,6 @@ from lightning_rl.training.settings import (
     critic_layers,
     ensemble_settings,
     hidden_observations,
-    replay_settings,
-    replay_updates,
     sde_settings,
 )
 from lightning_rl.types import Transition, Tree
@@ -50,12 +47,6 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     its own environment newer than a drawn one, in the last batch).
     """
 
-    activation: str = "relu"
-    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
-    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut gradients to this Euclidean norm; null leaves them."""
-    tau: float = 0.005
-    """Fraction by which the target critics move each time."""
     target_update_interval: int = 1
     """Updates between moves of the target critics."""
     policy_delay: Annotated[int, Range(1)] = 1
@@ -85,9 +76,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     losses = ("critic_loss",)  # the policy is drawn once for all three, with a graph of its own
 
     def __post_init__(self) -> None:
-        self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
-        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         hidden = hidden_observations(self.critic_obs)
         if not self.use_sde and self.log_std_init != type(self).log_std_init:
@@ -114,10 +103,6 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
             raise SettingError("n_quantiles does not go with value_network, which learns a mean; leave one out")
         if self.n_quantiles is not None and "discrete" in self.actions.kinds:
             raise SettingError(f"n_quantiles needs Box actions alone, got {short(self.spaces.action)}; leave n_quantiles out")
-
-    @property
-    def planned_updates(self) -> int:
-        return replay_updates(self)
 
     def experience(self) -> ReplayDataset:
         return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)

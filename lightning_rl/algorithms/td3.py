@@ -12,22 +12,12 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
-from lightning_rl.data.dataset import ReplayDataset
-from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import check_box_actions
-from lightning_rl.errors import as_settings
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import (
-    CriticFields,
-    Range,
-    ReplayFields,
-    ensemble_settings,
-    replay_settings,
-    replay_updates,
-)
+from lightning_rl.training.settings import CriticFields, Range, ReplayFields, ensemble_settings
 from lightning_rl.types import Transition, Tree
 
 
@@ -42,12 +32,6 @@ class TD3(CriticFields, ReplayFields, Algorithm):
 
     learning_rate: ScheduleSetting = 1e-3
     """Step size of the optimizers."""
-    activation: str = "relu"
-    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
-    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut gradients to this Euclidean norm; null leaves them."""
-    tau: float = 0.005
-    """Fraction by which the target networks move each time."""
     policy_delay: Annotated[int, Range(1)] = 2
     """Updates of the critics for one of the policy and of the targets."""
     action_noise: Annotated[float, Range(0)] = 0.1
@@ -61,10 +45,8 @@ class TD3(CriticFields, ReplayFields, Algorithm):
     min_optimizers = 2
 
     def __post_init__(self) -> None:
-        self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
         check_box_actions(type(self).__name__, self.spaces.action)
-        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
         self.target_update = TargetNetworkUpdate(self.tau, self.policy_delay)
         self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings, layers=self.actor_layers)
         self.network.distribution.sigma = self.action_noise
@@ -72,13 +54,6 @@ class TD3(CriticFields, ReplayFields, Algorithm):
         self.critic = Critic(self.spaces.observation, actions, **ensemble_settings(self))
         self.target_network, self.target_critic = make_target(self.network), make_target(self.critic)
         self.target_networks = [(self.network, self.target_network), (self.critic, self.target_critic)]
-
-    @property
-    def planned_updates(self) -> int:
-        return replay_updates(self)
-
-    def experience(self) -> ReplayDataset:
-        return self.replay_experience(self.replay_settings, self.replay)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer = self.own_optimizers

@@ -384,8 +384,7 @@ def make_player(
     environment, the last one outside. `opponent`: of a game; None moves at random. A ready vector environment, which cannot be built
     again, raises `SettingError`.
     """
-    builder = check_can_be_built(env)
-    builder = single_env_config(builder) if isinstance(builder, EnvConfig) else builder
+    builder = single_env_config(check_can_be_built(env))
 
     def make() -> gym.Env:
         made = make_env(builder)

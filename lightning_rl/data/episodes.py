@@ -22,6 +22,9 @@ from lightning_rl.networks.acting import eval_mode
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
+WINDOW = 100
+"""Episodes that the means of a run are over."""
+
 
 class Finished(NamedTuple):
     """An episode that ended: the sum of its rewards, its success (None if not reported), its lessons, its steps, and the parameters that it
@@ -37,12 +40,12 @@ class Finished(NamedTuple):
 class EpisodeStatistics:
     """Returns, lengths, successes and drawn parameters of the last 100 episodes, as the environment reports them."""
 
-    def __init__(self, num_envs: int, window: int = 100) -> None:
+    def __init__(self, num_envs: int) -> None:
         self.running_return = np.zeros(num_envs)
         self.running_length = np.zeros(num_envs, dtype=np.int64)
-        self.returns: deque[float] = deque(maxlen=window)
-        self.lengths: deque[int] = deque(maxlen=window)
-        self.successes: deque[float] = deque(maxlen=window)
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
+        self.successes: deque[float] = deque(maxlen=WINDOW)
         self.reports_success = False
         """Whether any episode has reported its success. From then on one that does not report it counts as a failure."""
         self.parameters: dict[str, deque[float]] = {}
@@ -72,7 +75,7 @@ class EpisodeStatistics:
         self.successes.append(episode.success or 0.0)
         self.reports_success |= episode.success is not None
         for name, value in episode.parameters.items():
-            self.parameters.setdefault(name, deque(maxlen=self.returns.maxlen)).append(value)
+            self.parameters.setdefault(name, deque(maxlen=WINDOW)).append(value)
         self.finished.append(episode)
         self.episodes += 1
 
@@ -98,7 +101,7 @@ class EpisodeStatistics:
             getattr(self, name).extend(state[name])
         self.reports_success = state.get("reports_success", bool(self.successes))  # 0.1.0 stored the successes that were reported
         drawn = state.get("parameters", {})
-        self.parameters = {name: deque(window, self.returns.maxlen) for name, window in drawn.items()}
+        self.parameters = {name: deque(window, WINDOW) for name, window in drawn.items()}
 
     def forget(self, envs: Any = slice(None)) -> None:
         """Abandon the current episodes of some environments."""

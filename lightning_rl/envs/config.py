@@ -188,6 +188,6 @@ def resolve_in_actor(env: T) -> T:
     return resolve_to_sync(env) if isinstance(env, EnvConfig) and (env.is_several_games or env.lives_on_device) else env
 
 
-def single_env_config(config: EnvConfig, max_episode_steps: int | None = None) -> EnvConfig:
-    """Return the settings of one such environment, for evaluation and probing."""
-    return replace(resolve_to_sync(config), num_envs=1, max_episode_steps=max_episode_steps or config.max_episode_steps)
+def single_env_config(env: T) -> T:
+    """Return the settings of one such environment, for evaluation and probing; functions stay as they are."""
+    return replace(resolve_to_sync(env), num_envs=1) if isinstance(env, EnvConfig) else env

@@ -242,13 +242,13 @@ class Parameter:
         return {"values": [as_plain(self.lessons[lesson].value)], "replay": 0.0, "first": lesson}
 
 
-def as_parameters(settings: object, name: str = "env.parameters") -> dict[str, Parameter]:
+def as_parameters(settings: object) -> dict[str, Parameter]:
     """Read parameters from settings, without those that are null; errors begin with a setting's full name."""
     if not isinstance(settings, Mapping):
-        raise SettingError(f"{name} must be a mapping of names to values, got {settings!r}")
+        raise SettingError(f"env.parameters must be a mapping of names to values, got {settings!r}")
     if "" in settings:
-        raise SettingError(f"{name} has a value {settings['']!r} without a name")
-    return {str(key): as_parameter(f"{name}.{key}", setting) for key, setting in settings.items() if setting is not None}
+        raise SettingError(f"env.parameters has a value {settings['']!r} without a name")
+    return {str(key): as_parameter(f"env.parameters.{key}", setting) for key, setting in settings.items() if setting is not None}
 
 
 def as_parameter(name: str, setting: object) -> Parameter:

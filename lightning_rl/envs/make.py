@@ -148,7 +148,7 @@ def _probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str
         envs = make_vector_env(env)
         with closing(envs):
             return _find_masks(envs, single_spaces(envs), env.id)
-    single = make_env(single_env_config(env) if isinstance(env, EnvConfig) else env)
+    single = make_env(single_env_config(env))
     if isinstance(agents := single.unwrapped, AgentsEnv):
         with closing(single):
             single.reset(seed=0)

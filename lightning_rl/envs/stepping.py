@@ -33,7 +33,7 @@ from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces, single_spaces
-from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack
+from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index, tree_map, tree_stack
 
 Observed = tuple[Tree, Tree]
 """Observations and their masks."""
@@ -85,10 +85,7 @@ class Stepper:
 
     def restart_all(self) -> EnvStep:
         """Abandon all episodes and start new ones: a step that is not experience."""
-        obs, mask = self.reset()
-        none = np.zeros(self.num_envs, dtype=bool)
-        reward = np.zeros(self.num_envs)
-        return EnvStep(obs, reward, none, none, none, ~none, np.flatnonzero(none), None, {}, mask)
+        return first_step(*self.reset(), self.num_envs)
 
     def step(self, action: Tree) -> EnvStep:
         """Step all environments with actions in their own form."""

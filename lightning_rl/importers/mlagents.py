@@ -36,14 +36,14 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     file = read_trainers(path)
     if behavior_name is None and len(file.behaviors) > 1:
         return convert_all(path, file, env_id).text()
-    return convert_behavior(path, read_behavior(file, path, behavior_name), env_id).text()
+    return convert_behavior(path, read_behavior(file, behavior_name), env_id).text()
 
 
 def convert_all(path: str, file: File, env_id: str | None) -> Config:
     """Convert several behaviors to one config of `MultiAgent`: a learner each, and what is not a learner's from the first one."""
     config = Config("MultiAgent", f"lightning-rl import-mlagents {Path(path).name}")
     names = {str(name): known_as(str(name)) for name in file.behaviors}
-    parts = {str(name): convert_behavior(path, read_behavior(file, path, name), env_id, names) for name in file.behaviors}
+    parts = {str(name): convert_behavior(path, read_behavior(file, name), env_id, names) for name in file.behaviors}
     first = next(iter(parts.values()))
     takes_turns = sum("model.self_play.save_steps" in part.settings for part in parts.values()) > 1
     for name, value in first.settings.items():
@@ -154,7 +154,7 @@ def read_trainers(path: str) -> File:
     return File(behaviors, default, prefix, sections)
 
 
-def read_behavior(file: File, path: str, name: object) -> Behavior:
+def read_behavior(file: File, name: object) -> Behavior:
     """Read the behavior of that name, or the only one."""
     behaviors, default, prefix, sections = file
     name = next(iter(behaviors), "default") if name is None else name

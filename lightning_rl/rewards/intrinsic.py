@@ -14,7 +14,7 @@ from lightning_rl.networks.encoders import TreeEncoder
 from lightning_rl.networks.mlp import mlp
 from lightning_rl.rewards.signal import LearnedSignal, ReturnScale
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time
+from lightning_rl.types import Experience, Rollout, Tree, flatten_time
 
 HIDDEN = 256
 
@@ -117,7 +117,8 @@ class RND(LearnedSignal):
         check_flag("reward_signals.rnd.normalize_reward", normalize_reward)
         self.predictor, self.target = (self._network(spaces, encoder, encoding_size) for _ in range(2))
         self.target.requires_grad_(False)
-        self.returns = ReturnScale(gamma) if normalize_reward else None
+        if normalize_reward:
+            self.returns = ReturnScale(gamma)
 
     @staticmethod
     def _network(spaces: Spaces, encoder: str, encoding_size: int) -> nn.Sequential:
@@ -138,17 +139,6 @@ class RND(LearnedSignal):
         self.normalizer.gather(rollout.next_obs, rollout.valid)
         if self.returns is not None:
             self.returns.gather(self._novelty(flatten_time(rollout.next_obs)).view_as(rollout.terminated), rollout)
-
-    def begin_episodes(self) -> None:
-        if self.returns is not None:
-            self.returns.begin_episodes()
-
-    def get_state(self) -> State:
-        return {} if self.returns is None else self.returns.get_state()
-
-    def set_state(self, state: State) -> None:
-        if self.returns is not None:
-            self.returns.set_state(state)
 
     def _novelty(self, obs: Tree) -> Tensor:
         obs = self.normalizer(obs)

@@ -31,6 +31,8 @@ class RewardSignal(nn.Module):
         check_range(f"reward_signals.{name}.strength", strength, -1e9, 1e9)
         check_flag(f"reward_signals.{name}.ignore_done", ignore_done)
         self.gamma, self.strength, self.ignore_done = gamma, strength, ignore_done
+        self.returns: ReturnScale | None = None
+        """What divides its rewards by the scale of their returns, if anything does."""
 
     @torch.no_grad()
     def forward(self, experience: Experience) -> Tensor:
@@ -46,6 +48,8 @@ class RewardSignal(nn.Module):
 
     def begin_episodes(self) -> None:
         """Abandon the current episodes: all environments have begun new ones."""
+        if self.returns is not None:
+            self.returns.begin_episodes()
 
     def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss over steps `[B]`, and metrics by their names; only called where there is an optimizer."""
@@ -57,10 +61,12 @@ class RewardSignal(nn.Module):
 
     def get_state(self) -> State:
         """Return what belongs to the environments of this rank; statistics and networks are in the weights."""
-        return {}
+        return {} if self.returns is None else self.returns.get_state()
 
     def set_state(self, state: State) -> None:
         """Restore what `get_state` returned."""
+        if self.returns is not None:
+            self.returns.set_state(state)
 
 
 class LearnedSignal(RewardSignal):
@@ -82,20 +88,20 @@ class LearnedSignal(RewardSignal):
 
 
 class ReturnScale(nn.Module):
-    """Divides rewards by the running standard deviation of the discounted return of each environment.
+    """Divides rewards by the running √(var + 1e-8) of the discounted return of each environment, and cuts them to [-10, 10].
 
     Where actors' rollouts come as they may, a column is another environment in each batch, and goes on from the return of another copy.
     """
 
-    def __init__(self, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+    def __init__(self, gamma: float) -> None:
         super().__init__()
-        self.gamma, self.clip, self.epsilon = gamma, clip, epsilon
+        self.gamma = gamma
         self.statistics = RunningMeanStd()
         self.running = torch.zeros(0)
 
     def forward(self, reward: Tensor) -> Tensor:
-        scale = (self.statistics.var + self.epsilon).rsqrt().float()
-        return (reward * scale).clamp(-self.clip, self.clip)
+        scale = (self.statistics.var + 1e-8).rsqrt().float()
+        return (reward * scale).clamp(-10.0, 10.0)
 
     def gather(self, reward: Tensor, rollout: Rollout) -> None:
         """Merge the discounted returns so far of rewards `[T, N]`."""
@@ -150,7 +156,8 @@ class Extrinsic(RewardSignal):
             check_range("reward_signals.extrinsic.clip", clip, 0, open_low=True)
         check_flag("reward_signals.extrinsic.normalize", normalize)
         self.scale, self.clip = scale, clip
-        self.returns = ReturnScale(gamma) if normalize else None
+        if normalize:
+            self.returns = ReturnScale(gamma)
 
     def forward(self, experience: Experience) -> Tensor:
         reward = experience.reward if self.clip is None else experience.reward.clamp(-self.clip, self.clip)
@@ -164,14 +171,3 @@ class Extrinsic(RewardSignal):
         if self.returns is not None:
             reward = rollout.reward.squeeze(-1)
             self.returns.gather((reward if self.clip is None else reward.clamp(-self.clip, self.clip)) * self.scale, rollout)
-
-    def begin_episodes(self) -> None:
-        if self.returns is not None:
-            self.returns.begin_episodes()
-
-    def get_state(self) -> State:
-        return {} if self.returns is None else self.returns.get_state()
-
-    def set_state(self, state: State) -> None:
-        if self.returns is not None:
-            self.returns.set_state(state)

@@ -28,7 +28,7 @@ from lightning_rl.networks.acting import VisiblePolicy
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.learning import LearningRun
-from lightning_rl.training.loading import algorithm_class, load, stored_name
+from lightning_rl.training.loading import algorithm_class, stored_name
 from lightning_rl.training.run import Run
 
 OF_THE_RUN = ("env", "max_env_steps", "log_interval", "spaces")
@@ -81,7 +81,7 @@ class FrozenPolicy:
 
     def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
         self.checkpoint, self.behavior = str(checkpoint), behavior
-        self.algorithm = choose_behavior(load(checkpoint, Run, LearningRun), behavior)
+        self.algorithm = choose_behavior(Run.load_from_checkpoint(checkpoint), behavior)
         self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
 
     def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> LearningRun:
@@ -223,7 +223,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
     if name == "random":
         return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
     if is_address(name) or Path(name).exists():
-        stored = choose_behavior(load(name, Run, LearningRun), None)
+        stored = choose_behavior(Run.load_from_checkpoint(name), None)
         theirs, ours = (without_hidden(each, []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"opponent {name} was trained with other observations or actions than this game has")

@@ -59,7 +59,7 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         path: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent, `hf://USER/NAME[@REVISION]` or its folder, or
             `zoo:NAME`, one that comes with this package.
         wanted: the class that the file must hold, or its parent.
-        base: the base of all algorithms.
+        base: the base of all runs.
         map_location: the device to load to.
         overrides: settings that replace the stored ones; an environment must have the stored spaces.
 
@@ -136,7 +136,7 @@ def _sketch(cls: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Tens
         return None
 
 
-def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", say: Callable[[str], None] = print) -> Checkpoint:
+def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu") -> Checkpoint:
     """Read one of our checkpoints as plain data, or the previous generation if it is damaged; code in it never runs."""
     path = Path(path)
     if is_zip(path):
@@ -152,7 +152,7 @@ def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu", 
         if path.suffix != ".ckpt" and (runs := [each.name for each in path.parent.glob("*") if (each / "checkpoints").is_dir()]):
             raise SettingError(f"ckpt_path {shown(path)}: there is no such run{nearest(path.name, runs)}")
         raise SettingError(f"ckpt_path {shown(path)} is not a file; checkpoints are in RUN/checkpoints{nearest(path.name, others)}")
-    checkpoint = read_verified(path, map_location, say)
+    checkpoint = read_verified(path, map_location)
     check_content(checkpoint, path)
     return checkpoint
 
@@ -247,7 +247,7 @@ def algorithm_class(name: str, base: type) -> type:
         return getattr(importlib.import_module("lightning_rl"), name)
     imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
     if name not in imported:
-        names = {*MODELS, *imported} - {"Algorithm", "lightning_rl.algorithms.algorithm.Algorithm"}
+        names = {*MODELS, *(key for key, cls in imported.items() if cls.__module__.partition(".")[0] != "lightning_rl")}
         raise SettingError(
             f"there is no algorithm {name[:60]!r} (one of your own: import its module first, or --import its_module){nearest(name, names)}"
         )

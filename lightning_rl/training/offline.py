@@ -5,13 +5,12 @@ from typing import Annotated, Any, Literal
 
 from lightning_rl.data.dataset import OfflineDataset
 from lightning_rl.data.demonstrations import NoCollector
-from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.demonstrations.dataset import summarize
-from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.errors import SettingError
 from lightning_rl.training.experience import read_demonstrations, seed_draws
 from lightning_rl.training.replay import make_full_buffer, rows_of
-from lightning_rl.training.settings import Range, ReplayFields, replay_settings, replay_updates
+from lightning_rl.training.settings import Range, ReplayFields
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -37,8 +36,7 @@ class OfflineFields(ReplayFields):
         self.source = self.dataset
         if self.online:
             self.counter = "env_steps"
-        super().__post_init__()  # type: ignore[misc]  # of the algorithm
-        self.replay, self.replay_settings = as_settings("replay", ReplayConfig, self.replay), replay_settings(self)
+        super().__post_init__()
         check_offline(self)
         if self.online and self.source is not None:
             self.replay = replace(self.replay, demonstrations=self.source)
@@ -50,13 +48,11 @@ class OfflineFields(ReplayFields):
 
     @property
     def planned_updates(self: Any) -> int:
-        return replay_updates(self) if self.online else int(self.max_updates)
+        return super().planned_updates if self.online else self.max_updates
 
     def experience(self: Any) -> Any:
         """Return batches of the dataset, or iterations of acting and learning in turn."""
-        if self.online:
-            return self.replay_experience(self.replay_settings, self.replay)
-        return make_offline(self)
+        return super().experience() if self.online else make_offline(self)
 
     def warm_up(self: Any) -> None:
         """Gather the statistics of the dataset's observations, unless another run's came with its weights."""

@@ -25,6 +25,7 @@ from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
 from lightning_rl.training.hooks import HookedModule, has_kind
+from lightning_rl.training.loading import load
 from lightning_rl.training.state import RunLog, random_state, set_random_state
 from lightning_rl.types import State
 
@@ -293,7 +294,22 @@ class Run(HookedModule):
             self.dataset = None
             self.end_learning()
 
-    # ---------------------------------------------------------------- saving and continuing
+    # ---------------------------------------------------------------- saving, loading and continuing
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: Any, map_location: Any = "cpu", hparams_file: None = None, strict: bool = True, **overrides: Any
+    ) -> Any:
+        """Load the algorithm of a checkpoint, from the file alone; `overrides` are settings that win over the stored ones.
+
+        Lightning's `weights_only` changes nothing: our checkpoints hold plain data only.
+        """
+        if hparams_file is not None or strict is False:
+            raise SettingError(
+                "load_from_checkpoint: a checkpoint holds its settings and all weights; trainer.fit(init_from=…) takes what fits"
+            )
+        overrides.pop("weights_only", None)
+        return load(checkpoint_path, cls, Run, map_location, **overrides)
 
     def save_run(self, checkpoint: dict[str, Any]) -> None:
         """Add what a checkpoint of ours holds besides Lightning's entries."""

@@ -17,7 +17,7 @@ from lightning_rl.data.dataset import ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SDE
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_integers, check_range
+from lightning_rl.errors import SettingError, as_settings, check_choice, check_flag, check_integers, check_range
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
 from lightning_rl.networks.memory import Memory
@@ -228,11 +228,36 @@ class ReplayFields:
     replay: ReplayConfig = ReplayConfig()
     """How transitions are stored and sampled, see `ReplayConfig`."""
 
+    def __post_init__(self: Any) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of the algorithm
+        self.replay = as_settings("replay", ReplayConfig, self.replay)
+
+    @property
+    def replay_settings(self: Any) -> ReplaySettings:
+        """Return when to act and when to learn."""
+        names = [each.name for each in fields(ReplayFields) if each.name != "replay"]
+        return ReplaySettings(**{name: getattr(self, name) for name in names}, memory=self.memory)
+
+    @property
+    def planned_updates(self: Any) -> int:
+        steps = max(0, self.max_env_steps - self.learning_starts)
+        return int(steps if self.gradient_steps == -1 else steps // self.train_freq * self.gradient_steps)
+
+    def experience(self: Any) -> Any:
+        """Return iterations of acting and learning in turn, from the replay buffer."""
+        return self.replay_experience(self.replay_settings, self.replay)
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CriticFields:
     """The critics of an off-policy algorithm with an actor, and the hidden layers of both."""
 
+    activation: str = "relu"
+    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
+    max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
+    """Cut gradients to this Euclidean norm; null leaves them."""
+    tau: float = 0.005
+    """Fraction by which the target networks move each time."""
     n_critics: Annotated[int, Range(1)] = 2
     """How many critics; the lowest of their values counts."""
     critic_subset: Annotated[int, Range(1)] | None = None
@@ -250,6 +275,10 @@ class CriticFields:
     actor_layers: Layers = "plain"
     """Of the policy."""
 
+    def __post_init__(self: Any) -> None:
+        self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
+        super().__post_init__()  # type: ignore[misc]  # of the algorithm
+
 
 def critic_layers(algorithm: Any) -> dict[str, Any]:
     """Return the settings of a critic of an algorithm with `CriticFields`."""
@@ -261,18 +290,6 @@ def ensemble_settings(algorithm: Any) -> dict[str, Any]:
     """Return the settings of all its critics together: how many there are, and how they are read."""
     names = {"ensemble": "n_critics", "subset": "critic_subset", "quantiles": "n_quantiles", "dropped": "drop_quantiles"}
     return critic_layers(algorithm) | {name: getattr(algorithm, setting) for name, setting in names.items()}
-
-
-def replay_settings(algorithm: Any) -> ReplaySettings:
-    """Return when an algorithm with `ReplayFields` acts and learns."""
-    names = [each.name for each in fields(ReplayFields) if each.name != "replay"]
-    return ReplaySettings(**{name: getattr(algorithm, name) for name in names}, memory=algorithm.memory)
-
-
-def replay_updates(algorithm: Any) -> int:
-    """Return how many updates the run of an algorithm with `ReplayFields` will make."""
-    steps = max(0, algorithm.max_env_steps - algorithm.learning_starts)
-    return int(steps if algorithm.gradient_steps == -1 else steps // algorithm.train_freq * algorithm.gradient_steps)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

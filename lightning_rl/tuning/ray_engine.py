@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import signal
 from collections.abc import Mapping
-from contextlib import redirect_stderr, suppress
-from textwrap import shorten
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -16,8 +14,7 @@ from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
-from lightning_rl.errors import SettingError
-from lightning_rl.startup import restoring_signal_handlers
+from lightning_rl.actors.ray_workers import join_cluster
 from lightning_rl.training.run_processes import Message, RunProcess, Train
 from lightning_rl.tuning.comparison import StudyRun
 from lightning_rl.tuning.local_engine import MakePlan
@@ -164,7 +161,7 @@ class RayEngine:
         if self.study.has_ended:
             return
         jobs = self.study.settings.jobs
-        join_cluster(jobs, self.address)
+        join_cluster(ray, jobs, self.address, "--address")
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it misses its own files; failures are recorded in the study
         try:
             parameters = {"train": self.train, "make_plan": self.make_plan, "where": os.getcwd()}
@@ -187,14 +184,3 @@ class RayEngine:
             ray.shutdown()
         if not self.study.has_ended:
             self.received = signal.SIGINT
-
-
-def join_cluster(jobs: int, address: str | None) -> None:
-    """Join a Ray cluster, or start one on this machine. Raises `SettingError`: there is none at that address."""
-    cluster: Any = {"num_cpus": jobs, "include_dashboard": False} if address is None else {"address": address}
-    try:
-        with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised
-            ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = shorten(str(error), 120, placeholder=" …")
-        raise SettingError(f"--address {address!r}: there is no Ray cluster to join ({reason})") from error

@@ -19,9 +19,10 @@ from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.stopper import Stopper
 
+from lightning_rl.actors.ray_workers import join_cluster
 from lightning_rl.training.run_processes import Message, RunPlan, RunProcess, Train
 from lightning_rl.tuning.population import Population, member_name, restore_run, save_run
-from lightning_rl.tuning.ray_engine import MAX_LOST_MACHINES, QUIET, join_cluster
+from lightning_rl.tuning.ray_engine import MAX_LOST_MACHINES, QUIET
 
 PlanMember = Callable[[int, Mapping[str, Any]], RunPlan]
 """Returns the run of a member with its values."""
@@ -160,7 +161,7 @@ class RayPopulation:
     def run(self) -> None:
         """Train until the runs of all members have ended, or Ctrl-C."""
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-        join_cluster(self.jobs, self.address)
+        join_cluster(ray, self.jobs, self.address, "--address")
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         population, storage = self.population, self.population.folder / "ray"
         random.seed(population.seed)  # from which Ray Tune draws

@@ -10,7 +10,6 @@ import torch
 from lightning_rl import A2C, PPO, SAC, Algorithm, SettingError, Trainer, load_policy
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.replay.storage import ReplayConfig
-from lightning_rl.training.settings import replay_settings
 from tests.fitting import fit, tiny
 
 
@@ -95,7 +94,7 @@ def test_an_off_policy_algorithm_is_loaded_with_its_settings_and_fills_its_buffe
     stored = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
     assert stored["replay"] == asdict(ReplayConfig(prioritized=True, alpha=0.7)) and stored["target_entropy"] == {"discrete": 0.3}
     loaded = SAC.load_from_checkpoint(tmp_path / "a.ckpt", max_env_steps=128)
-    assert loaded.replay == model.replay and replay_settings(loaded) == replay_settings(model)
+    assert loaded.replay == model.replay and loaded.replay_settings == model.replay_settings
     assert (loaded.env_steps, loaded.updates, loaded.temperature.target.item()) == (96, 20, pytest.approx(0.3))
     fit(loaded)
     assert (loaded.env_steps, loaded.updates) == (128, 24)  # 16 of 32 steps fill the memory

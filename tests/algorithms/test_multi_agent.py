@@ -53,10 +53,10 @@ class Items(pl.Callback):
         self.names.append(list(batch))
 
 
-def made(env=Together, max_env_steps=96, copies=2, parameters=None, **learners):
+def made(env=Together, max_env_steps=96, copies=2, parameters=None, kind=lrl.MultiAgent, **learners):
     pl.seed_everything(3, verbose=False)
     learners = learners or {"a": PPO, "b": DQN}
-    return lrl.MultiAgent(
+    return kind(
         {"id": f"{env.__module__}.{env.__name__}", "num_envs": copies, "parameters": parameters or {}},
         {name: lrl.Behavior(name, learner) for name, learner in learners.items()},
         max_env_steps,
@@ -257,6 +257,30 @@ def test_a_checkpoint_holds_all_policies_and_gives_the_one_that_is_named(tmp_pat
         lrl.load_policy(trainer.run_folder)
     with pytest.raises(SettingError, match="there is no behavior 'c': this run has a, b"):
         lrl.load_policy(trainer.run_folder, behavior="c")
+
+
+class OwnMultiAgent(lrl.MultiAgent):
+    """A run of several behaviors that a user wrote."""
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory):
+    trainer = fit(made(kind=OwnMultiAgent), tmp_path_factory.mktemp("own"))
+    return trainer.run_folder / "checkpoints" / "last.ckpt"
+
+
+def test_several_behaviors_take_lightnings_arguments_of_loading_as_one_algorithm_does(own_run):
+    assert lrl.MultiAgent.load_from_checkpoint(own_run, weights_only=True).env_steps == 96
+    for argument in ({"strict": False}, {"hparams_file": "hparams.yaml"}):
+        with pytest.raises(SettingError, match="init_from"):
+            lrl.MultiAgent.load_from_checkpoint(own_run, **argument)
+
+
+def test_a_run_of_a_users_subclass_loads_as_what_it_is_and_not_as_one_algorithm(own_run):
+    assert type(lrl.MultiAgent.load_from_checkpoint(own_run)) is OwnMultiAgent
+    assert lrl.load_policy(own_run, behavior="b").act(np.array([1, 2], np.float32))[0] in (0, 1)
+    with pytest.raises(SettingError, match=r"holds .*OwnMultiAgent, not Algorithm"):
+        lrl.Algorithm.load_from_checkpoint(own_run)
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,16 @@ def test_wrong_options_are_one_line_before_anything_runs(options, folder, capfd)
     assert not (folder / "studies").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", "--population 3"])
+def test_the_address_of_no_cluster_is_one_line_within_seconds(more, folder):
+    began = time.monotonic()
+    options = f"{PPO} --model.env.id CartPole-v1 --engine ray --address 127.0.0.1:1 {more}"
+    status, _, err = run_apart(f"tune {options}", folder)
+    assert status == 2 and err.startswith("error: --address '127.0.0.1:1': there is no Ray cluster to join (")
+    assert err.count("\n") == 1 and time.monotonic() - began < 60.0
+
+
 KILLED = (
     f"{PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 4 --seeds 2 --startup_trials 1 --confirm 2 --model.max_env_steps 6400 "
     "--evaluation.every_n_env_steps 640 --checkpoint.every_n_env_steps 640"

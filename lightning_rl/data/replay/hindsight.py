@@ -165,7 +165,7 @@ def make_goal_reward(env: Any, spaces: Spaces) -> GoalReward:
         return goal_reward_of(copies[0])
     if env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
-    return goal_reward_of(make_env(single_env_config(env) if isinstance(env, EnvConfig) else env))
+    return goal_reward_of(make_env(single_env_config(env)))
 
 
 def goal_reward_of(env: gym.Env) -> GoalReward:

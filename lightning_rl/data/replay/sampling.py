@@ -59,9 +59,9 @@ class Prioritized:
     New rows have the largest priority so far; β grows from its first value to 1 over the run.
     """
 
-    def __init__(self, rows: int, alpha: float, beta: float, epsilon: float = 1e-6) -> None:
+    def __init__(self, rows: int, alpha: float, beta: float) -> None:
         self.tree = SumTree(rows)
-        self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
+        self.alpha, self.beta = alpha, beta
         self.largest = 1.0
 
     def draw(self, rng: np.random.Generator, ready: int, batch_size: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
@@ -80,7 +80,7 @@ class Prioritized:
 
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
         """Set the priorities of rows from their errors |δ| `[B]`."""
-        priority = (errors().detach().cpu().numpy() + self.epsilon) ** self.alpha
+        priority = (errors().detach().cpu().numpy() + 1e-6) ** self.alpha
         self.tree[rows] = priority
         self.largest = max(self.largest, float(priority.max()))
 

@@ -8,7 +8,7 @@ from lightning_rl.envs.agents.vmas import VmasCopies
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import JOINT, OWN, Spaces
-from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_leaves, tree_map, tree_stack
+from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack
 
 
 class BatchedStepper:
@@ -42,9 +42,7 @@ class BatchedStepper:
 
     def restart_all(self) -> EnvStep:
         """Abandon all episodes and start new ones: a step that is not experience."""
-        obs, mask = self.reset()
-        none = np.zeros(self.num_envs, dtype=bool)
-        return EnvStep(obs, np.zeros(self.num_envs), none, none, none, ~none, np.flatnonzero(none), None, {}, mask)
+        return first_step(*self.reset(), self.num_envs)
 
     def step(self, action: Tree) -> EnvStep:
         """Step all copies with the actions `[N, ...]` of agents, in their own form."""

@@ -9,7 +9,7 @@ from lightning_rl.envs.games.game import Game
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import EnvStep, State, Tree, tree_index
+from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index
 
 ARRAYS = ("seats", "moved", "paid", "returns", "lengths")
 
@@ -68,9 +68,7 @@ class GameStepper:
     def restart_all(self) -> EnvStep:
         """Abandon all episodes and start new ones in the next seats: a step that is not experience."""
         self.seats = (self.seats + 1) % len(self.agents)
-        obs, mask = self.reset()
-        none = np.zeros(self.num_envs, dtype=bool)
-        return EnvStep(obs, np.zeros(self.num_envs), none, none, none, ~none, np.flatnonzero(none), None, {}, mask)
+        return first_step(*self.reset(), self.num_envs)
 
     def step(self, action: Tree) -> EnvStep:
         """Step all copies with the learners' actions `[N]`, and play on until each is to move again."""
