@@ -11,6 +11,9 @@ from lightning_rl.training.settings import Range
 class TQC(SAC):
     """Learn quantiles of the return, and leave the greatest of all critics together out of the target, which would overestimate it.
 
+    Quantiles of all E critics learn y_i = r + γ (z̄_(i) − α log π(a'|s')), i = 1 … E (Z − d): of the E Z target quantiles z̄ at s', in order,
+    the E d greatest are left out. The policy climbs the mean of all quantiles in place of min Q.
+
     Only defaults differ from `SAC`, whose lines run: its critics are read by `QuantileValue` (networks/off_policy.py). Box actions alone.
     Metrics as of `SAC`; `train/q_value` is the mean of all quantiles.
     """
