@@ -11,7 +11,7 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-from lightning_rl.errors import SettingError, nearest
+from lightning_rl.errors import SettingError, check_path, nearest
 from lightning_rl.startup import config_folder
 
 Plain = dict[str, Any]
@@ -126,6 +126,7 @@ def read_config(name: str) -> Plain:
 def find_config(name: str) -> Path:
     """Find the file of that name, or the packaged config."""
     folder = config_folder()
+    check_path("--config", name)
     for path in (Path(name), folder / f"{name.removeprefix('configs/').removesuffix('.yaml')}.yaml"):
         if path.is_file():
             return path
@@ -140,6 +141,8 @@ def parse_file(path: Path, name: str) -> Any:
         return parse(path.read_text(encoding="utf-8"), name)
     except UnicodeDecodeError as error:
         raise SettingError(f"{name} is not a text file in UTF-8; save it as one") from error
+    except OSError as error:
+        raise SettingError(f"{name} cannot be read: {error.strerror}") from error
 
 
 def parse(text: str, source: str) -> Any:

@@ -7,7 +7,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
@@ -74,8 +74,9 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 def closest_of(name: str, names: Iterable[str]) -> str | None:
     """Return the closest of `names`, or one that starts like it; None when there is none."""
-    names = sorted(set(names))
-    close = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and each.startswith(name)]
+    names, small = sorted(set(names)), name.casefold()
+    same = [each for each in names if each.casefold() == small] or [each for each in names if sorted(each.casefold()) == sorted(small)]
+    close = same or difflib.get_close_matches(name, names, n=1) or [each for each in names if name and each.startswith(name)]
     return close[0] if close else None
 
 
@@ -153,7 +154,11 @@ def as_settings(name: str, kind: type[Settings], setting: object) -> Settings:
     if not isinstance(setting, Mapping):
         instead = "; None is none" if setting is False else ""
         raise SettingError(f"{name} must be {kind.__name__}(…) or a mapping of its settings, got {setting!r}{instead}")
-    check_names(f"{name}.", setting, [field.name for field in fields(kind)])  # type: ignore[arg-type]
+    settings = fields(kind)  # type: ignore[arg-type]
+    check_names(f"{name}.", setting, [field.name for field in settings])
+    for field in settings:
+        if field.name not in setting and field.default is MISSING and field.default_factory is MISSING:
+            raise SettingError(f"{name}.{field.name} is missing")
     return kind(**setting)
 
 

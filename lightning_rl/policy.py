@@ -63,7 +63,8 @@ class Policy:
             deterministic: the most likely action instead of a random one.
 
         Raises:
-            SettingError: a mask that does not fit, allows nothing, or is missing; a memory of another number of observations.
+            SettingError: an observation of another shape; a mask that does not fit, allows nothing, or is missing; a memory of another
+                number of observations.
         """
         if isinstance(obs, dict) and MASK in obs:
             action_mask = obs[MASK] if action_mask is None else action_mask
@@ -76,6 +77,9 @@ class Policy:
             obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
         num = len(tree_leaves(obs)[0])
         rows = allocate(self.spaces.observation, num)
+        for row, leaf in zip(tree_leaves(rows), tree_leaves(obs), strict=False):  # trees of other keys are refused below
+            if np.shape(leaf) != row.shape:
+                raise SettingError(f"an observation of this policy has the shape {row.shape[1:]}, got {np.shape(leaf)[1:]}")
         tree_map(partial(np.copyto, casting="unsafe"), rows, obs)
         start = torch.full((num,), memory is None, device=self.device)
         memory = self.network.initial_memory(num) if memory is None else memory
@@ -116,6 +120,8 @@ def load_policy(
     Raises:
         SettingError: there is no such behavior, agent or file, or one that cannot be read; see `Algorithm.load_from_checkpoint`.
     """
+    if isinstance(source, Run) and env is not None:
+        raise SettingError("env is for a file that names no environment; an algorithm has its own")
     algorithm = choose_behavior(source, behavior) if isinstance(source, Run) else load_algorithm(source, behavior, map_location, env)
     network = deepcopy(algorithm.network) if isinstance(source, Run) else algorithm.network
     return Policy(network.to(map_location), algorithm.spaces)
@@ -170,6 +176,8 @@ def evaluate(
     algorithm = load_with_env(given, env) if isinstance(given, str | Path) else given
     if not isinstance(algorithm, Run):
         raise SettingError(f"evaluate takes a checkpoint, a run's folder or an algorithm, got {type(algorithm).__name__}")
+    if env is not None and algorithm is given:
+        raise SettingError("env is for a checkpoint; an algorithm is evaluated in its own environment")
     played = play_episodes(algorithm, episodes, seed, num_envs, deterministic, max_episode_steps, opponent)
     with isolate_rng(), torch_threads(1):
         return statistics(algorithm, played, seed, deterministic)
@@ -187,7 +195,7 @@ def play_episodes(
     """Play episodes in the environment of an algorithm, see `evaluate`."""
     check_range("episodes", episodes, 1, whole=True)
     check_range("num_envs", num_envs, 1, whole=True)
-    check_range("seed", seed, 0, whole=True)
+    check_range("seed", seed, 0, 2**32 - 1, whole=True)
     if max_episode_steps is not None:
         check_range("max_episode_steps", max_episode_steps, 1, whole=True)
     if not (isinstance(algorithm.env, EnvConfig) or callable(algorithm.env)):

@@ -6,10 +6,11 @@ import json
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl import PPO, SettingError
-from lightning_rl.errors import printable
+from lightning_rl import PPO, EnvConfig, SettingError
+from lightning_rl.errors import as_settings, closest_of, printable
 from tests.command_line import TINY, run
 from tests.fitting import fit
 
@@ -81,3 +82,36 @@ def test_control_characters_in_names_of_folders_and_sections_are_escaped(folder,
     (folder / "ppo.yml").write_text(json.dumps({"CartPole-v1": {"n_timesteps": 1000, "policy": "MlpPolicy", f"b{ORDERS}": 1}}))
     status, out, err = run("import-zoo ppo.yml CartPole-v1", capfd)
     assert printable(out + err) == out + err and r"\x1b" in out + err
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "meant"),
+    [("ppo", ["PPO", "PQN"], "PPO"), ("mpl", ["mlp", "simple"], "mlp"), ("PPO2", ["PPO", "A2C"], "PPO"), ("xyz", ["PPO"], None)],
+)
+def test_a_name_in_another_case_or_with_two_letters_swapped_is_recognized(name, names, meant):
+    assert closest_of(name, names) == meant
+
+
+def test_a_mapping_without_what_it_needs_is_told():
+    with pytest.raises(SettingError, match=r"^env\.id is missing$"):
+        as_settings("env", EnvConfig, {"kwargs": {}})
+
+
+@pytest.mark.parametrize("out", ["file", "file/study"])
+def test_a_study_that_has_no_folder_to_write_to_is_told(out, folder, capfd):
+    (folder / "file").write_text("")
+    status, _, err = run(f"tune --config ppo/cartpole --trials 1 --out {out}", capfd)
+    assert (status, err.count("\n")) == (2, 1) and f"--out {out}: " in err and "name a folder to write to" in err
+
+
+def test_a_study_whose_storage_is_no_database_is_told(folder, capfd):
+    (folder / "study").mkdir()
+    (folder / "study" / "study.db").write_text("no database at all, only some text that is long enough for a header of SQLite")
+    status, _, err = run("tune --config ppo/cartpole --trials 1 --out study", capfd)
+    assert (status, err.count("\n")) == (2, 1) and "--out study: its study.db is not the storage of a study" in err
+
+
+@pytest.mark.parametrize("words", ['evaluate --ckpt_path x ""', f"fit --config {'a' * 300}", f"evaluate --ckpt_path {'a' * 300}"])
+def test_an_empty_word_and_a_name_that_no_file_can_have_are_told(words, folder, capfd):
+    status, _, err = run(words, capfd)
+    assert (status, err.count("\n")) == (2, 1) and err.startswith("error: ")

@@ -273,3 +273,23 @@ def test_a_plain_run_imports_nothing_that_it_does_not_use(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "imported:"
     assert list((tmp_path / "runs").rglob("events.out.tfevents.*")) and list((tmp_path / "runs").rglob("best.ckpt"))
+
+
+def test_force_replaces_the_run_of_that_name_also_where_another_run_is_continued_in_its_folder(tmp_path):
+    _, old = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=96), run_name="old", checkpoint={"keep": -1})
+    _, other = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=32), run_name="other")
+    fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=64), run_name="old", ckpt_path=other / "checkpoints" / "last.ckpt", force=True)
+    assert torch.load(old / "checkpoints" / "last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 64
+    assert not [path.name for path in (old / "checkpoints").glob("env_steps=*") if int(path.stem.partition("=")[2]) > 64]
+
+
+def test_a_forced_run_without_checkpoints_that_ended_stays(tmp_path):
+    _, run_folder = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=32), run_name="mine")
+    fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=64), run_name="mine", checkpoint=None, force=True)
+    assert read_rows(run_folder / "metrics.csv")[-1]["env_steps"] == "64"
+    assert not (run_folder / "checkpoints" / "last.ckpt").exists() and len(list(run_folder.parent.iterdir())) == 1
+
+
+def test_a_name_that_looks_like_a_number_stays_a_name(folder, capfd):
+    assert run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name 12e3", capfd)[::2] == (0, "")
+    assert (folder / "runs" / "PPO" / "CartPole-v1" / "12e3").is_dir()

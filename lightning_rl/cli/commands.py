@@ -113,7 +113,7 @@ def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
 def collect(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy and save them as a Minari dataset."""
     check_range("--episodes", options.episodes, 1, whole=True)
-    check_range("--seed", options.seed, 0, whole=True)
+    check_range("--seed", options.seed, 0, 2**32 - 1, whole=True)
     new_folder(dataset_id(options.dataset), options.force)
     algorithm = policy.load_with_env(options.ckpt_path, read_env(options.env))
     if algorithm.spaces.agents:
@@ -138,7 +138,7 @@ def record(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy, write a video of each, and print their statistics."""
     limit = options.max_episode_steps
     check_range("--episodes", options.episodes, 1, whole=True)
-    check_range("--seed", options.seed, 0, whole=True)
+    check_range("--seed", options.seed, 0, 2**32 - 1, whole=True)
     check_range("--max_episode_steps", 1 if limit is None else limit, 1, whole=True)
     if options.out is None and is_address(options.ckpt_path):
         raise SettingError(f"{options.ckpt_path} is not of a run on this machine: name a folder or a file by --out")

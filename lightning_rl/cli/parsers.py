@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
         """Raise `SettingError`, with the options where a word is none of them."""
         other, _, unknown = message.partition("unrecognized arguments: ")
         options = re.findall(r"--[\w-]+", self.format_help())
-        raise SettingError(other or message + nearest(unknown.split()[0], options))
+        raise SettingError(other or message + nearest(unknown.strip().partition(" ")[0], options))
 
 
 def evaluate_parser() -> Parser:

@@ -32,6 +32,8 @@ FLAGS: dict[str, tuple[object, type]] = {"callbacks": (pl.callbacks, pl.Callback
 """Trainer flags that are objects: the module of Lightning's own classes, and their base class."""
 MODULE = re.compile(r"([a-zA-Z_]\w*)[.:][a-zA-Z_]")
 """How a class or environment of a module is named: `my_module.MyClass`, `my_module:MyEnv-v0`."""
+TEXTS = ("--trainer.run_name", "--trainer.default_root_dir", "--init_from", "--ckpt_path", "--model.env.id")
+"""Options whose values are names, also such as 12e3."""
 WHOLE_NUMBER = re.compile(r"\d+\.0*")
 """As sweeps write integers."""
 NAMES_A_CLASS = re.compile(rf"\b(class_path|env|env\.id|env\.wrappers|encoder|memory|{'|'.join(CLASSES)})\+?$")
@@ -90,7 +92,7 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         env_id = value if option == "--model.env.id" else env_id
         if option.startswith("--model.memory.") and not has_memory:
             raise SettingError(f"{option} comes before the kind of memory: {WHICH_MEMORY}")
-        value = str(as_number(value)) if NUMBER_WITH_EXPONENT.fullmatch(value) else value
+        value = str(as_number(value)) if NUMBER_WITH_EXPONENT.fullmatch(value) and option not in TEXTS else value
         part, _, name = option.removeprefix("--model.").partition(".")
         if WHOLE_NUMBER.fullmatch(value) and part in parameters:
             value = str(convert_integers(parameters, {part: float(value)})[part])

@@ -27,7 +27,7 @@ from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
 from lightning_rl.tuning.population import Evaluation, Population, member_name, mutable_space
 from lightning_rl.tuning.report import describe_best, draw_study, write_best, write_trials
 from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space, shorten_path
-from lightning_rl.tuning.study import Study, StudySettings
+from lightning_rl.tuning.study import Study, StudySettings, make_folder
 
 
 def tune(given: TuneOptions, imports: list[str]) -> int:
@@ -106,7 +106,7 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
     engine = RayPopulation(
         population, train, partial(plan_member, folder.absolute(), runs, space, others, imports), options.jobs, options.address
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder):
         engine.run()
     if engine.received is not None:

@@ -73,8 +73,10 @@ def export_policy(
     check_choice("format", format, FORMATS)
     stem = ckpt_path.stem if behavior is None else f"{ckpt_path.stem}.{behavior}"
     path = ckpt_path.parent / f"{stem}{FORMATS[format].suffix}" if out is None else Path(out)
-    if path.is_dir() or path.suffix == ".ckpt":
-        raise SettingError(f"out {path.name!r} is {'a folder' if path.is_dir() else 'a checkpoint'}; name another file")
+    is_source = path.exists() and ckpt_path.exists() and path.samefile(ckpt_path)
+    kinds = {"a folder": path.is_dir(), "a checkpoint": path.suffix == ".ckpt", "what is exported": is_source, "an agent": is_agent(path)}
+    for what in (kind for kind, found in kinds.items() if found):
+        raise SettingError(f"out {path.name!r} is {what}; name another file")
     implied = suffixes.get(path.suffix, format)
     if implied != format:
         way_out = f"leave the format out, or name a file that ends in {FORMATS[format].suffix}"

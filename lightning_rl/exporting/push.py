@@ -75,7 +75,7 @@ def push(
             else, or a public one where a private one is wanted.
     """
     check_range("episodes", episodes, 1, whole=True)
-    check_range("seed", seed, 0, whole=True)
+    check_range("seed", seed, 0, 2**32 - 1, whole=True)
     check_flag("private", private)
     path = best_of(run)
     if is_zip(path):

@@ -295,7 +295,8 @@ class OwnEncoder(nn.Module):
         try:
             self.own = kind(space, features)
             with torch.no_grad(), torch.random.fork_rng(devices=()):
-                encoded = self.own(tree_to_torch(allocate(space, 2)))
+                encoded = self.own.eval()(tree_to_torch(allocate(space, 2)))  # statistics of a batch would change
+            self.own.train()
         except Exception as error:  # a user's module may raise anything
             reason = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
             raise SettingError(

@@ -24,7 +24,7 @@ from lightning_rl.checkpoints.validation import check_content, check_run
 from lightning_rl.envs.agents.copies import is_packaged, is_path
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.errors import SettingError, nearest
+from lightning_rl.errors import SettingError, check_path, nearest
 from lightning_rl.sharing.agent import agent_of, is_agent, read_agent
 from lightning_rl.sharing.hub import download, is_address
 from lightning_rl.sharing.sb3 import is_zip, read_zip
@@ -67,6 +67,10 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         SettingError: no such file or agent, not one of our checkpoints, or one that names a module which was not imported.
     """
     path = best_of(path)
+    try:
+        torch.empty(0, device=map_location)
+    except (RuntimeError, AssertionError) as error:  # a device that is not there, or torch was built without
+        raise SettingError(f"map_location {str(map_location)!r}: {str(error).splitlines()[0]}") from error
     checkpoint = _read_zip(path, overrides.get("env")) if is_zip(path) else read_checkpoint(path, map_location)
     own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
     name = own["algorithm"]
@@ -159,6 +163,8 @@ def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu") 
 
 def best_of(path: str | Path) -> Path:
     """Return the best checkpoint of a run's folder, or the file of an agent on the hub, which is downloaded; another path as it is."""
+    if not is_address(path):
+        check_path("ckpt_path", path)
     return checkpoint_of(path, "ckpt_path", "best.ckpt") if is_address(path) or Path(path).is_dir() else Path(path)
 
 

@@ -121,14 +121,19 @@ def replacing(run: Path) -> Iterator[None]:
     run.rename(run.with_name(f"{run.name}{REPLACED}"))
     try:
         yield
-    finally:
+    except BaseException:
         end_replacing(run)
+        raise
+    end_replacing(run, has_ended=True)
 
 
-def end_replacing(run: Path) -> bool:
-    """Remove the run that another replaced, or bring it back if the other saved nothing; return whether it came back."""
+def end_replacing(run: Path, has_ended: bool = False) -> bool:
+    """Remove the run that another replaced, or bring it back if the other saved nothing; return whether it came back.
+
+    One that `has_ended` and was to save no checkpoints stays if it wrote anything.
+    """
     old = run.with_name(f"{run.name}{REPLACED}")
-    comes_back = old.exists() and last_generation(run / "checkpoints") is None
+    comes_back = old.exists() and (is_blank(run) if has_ended else last_generation(run / "checkpoints") is None)
     if comes_back:
         shutil.rmtree(run, ignore_errors=True)
         old.rename(run)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import wraps
+from pathlib import PurePath
 from textwrap import shorten
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -193,15 +194,17 @@ def default_of(cls: Any, parameter: inspect.Parameter) -> object:
 def plain(value: object) -> Any:
     """Convert settings to plain data; ready environments, functions and demonstrations, which are not stored, become None."""
     if isinstance(value, Mapping):
-        return {str(key): plain(child) for key, child in value.items()}
+        return {key if isinstance(key, int | float) else str(key): plain(child) for key, child in value.items()}
     if isinstance(value, Memory):
         return value.settings
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, list | tuple):
         return None if any(hasattr(child, "_fields") for child in value) else [plain(child) for child in value]
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, PurePath):
+        return str(value)
     return value if isinstance(value, str | int | float | bool) else None
 
 

@@ -114,7 +114,7 @@ class Trainer(EvaluatingTrainer):
         evaluation = None if kwargs.get("limit_val_batches") == 0 else evaluation
         checkpoint = None if checkpoint is None else as_settings("checkpoint", CheckpointConfig, checkpoint)
         if torch_threads is not None:
-            check_range("trainer.torch_threads", torch_threads, 1, whole=True)
+            check_range("trainer.torch_threads", torch_threads, 1, 10_000, whole=True)
         check_flag("trainer.plot", plot)
         check_path("trainer.default_root_dir", default_root_dir)
         check_run_name(run_name)
@@ -221,7 +221,7 @@ class Trainer(EvaluatingTrainer):
                 draw_seed()
             for line in [] if init_from is None else take_weights(model, init_from):
                 self.say(line)
-            if force and found is None:
+            if force and (found is None or not Path(found).absolute().is_relative_to(run_folder.absolute())):
                 stack.enter_context(replacing(run_folder))
             keep_freed_memory()
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):

@@ -51,7 +51,7 @@ class Dimension:
         if isinstance(distribution, CategoricalDistribution):
             return list(distribution.choices)
         low, high, step = distribution.low, distribution.high, distribution.step
-        inside = math.exp(math.log(low * high) / 2) if distribution.log else low + 0.37 * (high - low)
+        inside = math.exp((math.log(low) + math.log(high)) / 2) if distribution.log else low + 0.37 * (high - low)
         if isinstance(distribution, IntDistribution) or step is not None:
             inside = low + round((inside - low) / step) * step
         return [low, high, inside]

@@ -16,6 +16,7 @@ from optuna.distributions import distribution_to_json
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import SQLAlchemyError
 
 from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.config_files import first_difference
@@ -82,6 +83,14 @@ class StudySettings:
         return NopPruner()
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of a study; raise `SettingError` if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"--out {folder}: {error.strerror}; name a folder to write to") from error
+
+
 class Study:
     """Trials in a folder, recorded in its file `study.db`.
 
@@ -113,15 +122,18 @@ class Study:
         self.on_trial_end: Callable[[], None] = lambda: None
         """Called after each trial, and each new run of the best."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.study = optuna.create_study(
-            storage=f"sqlite:///{folder / 'study.db'}",
-            study_name=STUDY,
-            sampler=RandomSampler(seed=0),  # draws nothing, see `draw`
-            pruner=settings.make_pruner(objective.evaluations),
-            direction="maximize" if objective.mode == "max" else "minimize",
-            load_if_exists=True,
-        )
+        make_folder(folder)
+        try:
+            self.study = optuna.create_study(
+                storage=f"sqlite:///{folder / 'study.db'}",
+                study_name=STUDY,
+                sampler=RandomSampler(seed=0),  # draws nothing, see `draw`
+                pruner=settings.make_pruner(objective.evaluations),
+                direction="maximize" if objective.mode == "max" else "minimize",
+                load_if_exists=True,
+            )
+        except SQLAlchemyError as error:
+            raise SettingError(f"--out {folder}: its study.db is not the storage of a study; name another folder") from error
         self._check_definition(config)
         seeds = range(settings.seeds, settings.seeds + settings.confirm_seeds)
         self.confirmation = Confirmation(self.study, objective, settings.confirm, seeds)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3, EvaluationConfig, Policy, Trainer, load_policy
+from lightning_rl import A2C, DQN, PPO, SAC, TD3, EvaluationConfig, Policy, Trainer, evaluate, load_policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.errors import SettingError
 from lightning_rl.types import tree_map, tree_to_torch
@@ -160,3 +160,28 @@ def test_environments_that_a_file_cannot_name_train_and_are_not_stored(env, agai
     trained_on = PPO.load_from_checkpoint(tmp_path / "a.ckpt", env=again, max_env_steps=128)
     fit(trained_on)
     assert trained_on.env_steps >= 128
+
+
+@pytest.mark.parametrize("obs", [0.0, np.zeros(1), np.zeros(5), np.zeros((2, 1)), "x"])
+def test_an_observation_of_another_shape_is_refused(obs):
+    policy = load_policy("zoo:ppo/cartpole")
+    with pytest.raises(SettingError, match=r"^an observation of this policy has the shape \(4,\), got \("):
+        policy.act(obs)
+
+
+def test_an_algorithm_is_evaluated_and_acts_in_its_own_environment():
+    model = tiny(PPO, "CartPole-v1")
+    with pytest.raises(SettingError, match=r"^env is for a checkpoint; an algorithm is evaluated in its own environment$"):
+        evaluate(model, episodes=1, env="Acrobot-v1")
+    with pytest.raises(SettingError, match=r"^env is for a file that names no environment; an algorithm has its own$"):
+        load_policy(model, env="Acrobot-v1")
+
+
+def test_a_device_that_is_not_there_is_told_as_that():
+    with pytest.raises(SettingError, match=r"^map_location 'cuda:99': "):
+        load_policy("zoo:ppo/cartpole", "cuda:99")
+
+
+def test_a_seed_that_generators_cannot_take_is_refused():
+    with pytest.raises(SettingError, match=r"^seed must be >= 0 and <= 4\.29497e\+09"):
+        evaluate("zoo:ppo/cartpole", episodes=1, seed=2**64)

@@ -2,14 +2,17 @@
 
 import inspect
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 from torch import nn
 
 import lightning_rl as lrl
 from lightning_rl.errors import SettingError
+from lightning_rl.training.settings import plain
 from tests.fitting import ALL, tiny
 
 
@@ -171,3 +174,8 @@ def test_a_default_of_an_init_wins_over_that_of_the_field():
 def test_no_setting_but_compile_and_double_hides_a_method_of_a_lightning_module():
     names = {field.name for algorithm in (*ALL, lrl.BehavioralCloning, lrl.EvolutionStrategies) for field in fields(algorithm)}
     assert {name for name in names if callable(getattr(pl.LightningModule, name, None))} == {"compile", "double"}
+
+
+def test_numbers_as_keys_arrays_and_paths_are_stored_as_what_they_say():
+    given = {"table": {0: 1.0, "b": np.float32(2)}, "goal": np.arange(2), "file": Path("a/b.xml"), "made": object()}
+    assert plain(given) == {"table": {0: 1.0, "b": 2.0}, "goal": [0, 1], "file": "a/b.xml", "made": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import shutil
 import sys
 import zipfile
 from functools import cache
@@ -21,6 +22,7 @@ from lightning_rl.exporting.formats import FORMATS, PolicyGraph, quiet, unique
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.policy import Policy
 from lightning_rl.spaces import Spaces
+from lightning_rl.startup import packaged_agents
 from tests.command_line import run
 from tests.environments import Anything, Choosy, Scripted, ScriptedBox
 from tests.exporting.exported import described, play_both, save
@@ -340,3 +342,11 @@ def test_a_graph_has_no_port_for_a_mask_that_is_not_needed():
     spaces = Spaces(Scripted.observation_space, ScriptedBox.action_space)
     graph = PolicyGraph(ActorCritic(spaces, net_arch=[8]), spaces)
     assert [port.name for port in graph.inputs] == ["obs"] and [port.name for port in graph.outputs] == ["action"]
+
+
+def test_an_agent_is_not_overwritten_by_its_own_export(tmp_path):
+    shutil.copytree(packaged_agents()["ppo/cartpole"], tmp_path / "agent")
+    weights = (tmp_path / "agent" / "agent.safetensors").read_bytes()
+    with pytest.raises(SettingError, match=r"^out 'agent\.safetensors' is what is exported; name another file$"):
+        export_policy(tmp_path / "agent", format="safetensors")
+    assert (tmp_path / "agent" / "agent.safetensors").read_bytes() == weights

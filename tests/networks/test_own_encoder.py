@@ -162,3 +162,19 @@ def lambda_dropout():
             return obs + torch.rand_like(obs)
 
     return Noisy
+
+
+class Normed(nn.Module):
+    """Normalizes batches."""
+
+    def __init__(self, space, features):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(space.shape[0])
+
+    def forward(self, obs):
+        return self.norm(obs)
+
+
+def test_statistics_of_batches_begin_as_they_were_built():
+    encoder = make_encoder(Box(-1, 1, (3,)), Normed, 3)
+    assert encoder.own.norm.num_batches_tracked == 0 and encoder.own.norm.running_var.tolist() == [1, 1, 1] and encoder.own.training
