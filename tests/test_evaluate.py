@@ -55,7 +55,7 @@ def test_what_a_function_builds_is_played_and_nothing_else_notices(folder):
     [
         ({"episodes": 0}, "^episodes must be >= 1, got 0"),
         ({"num_envs": 1.5}, "^num_envs must be an integer >= 1, got 1.5"),
-        ({"seed": -1}, "^seed must be >= 0, got -1"),
+        ({"seed": -1}, "^seed must be >= 0 and <= .*, got -1"),
         ({"max_episode_steps": 0}, "^max_episode_steps must be >= 1, got 0"),
         ({"deterministic": "no"}, "^deterministic must be true or false, got 'no'"),
         ({"checkpoint_or_algorithm": "best.ckp"}, "'best.ckp' is not a file; .*did you mean best.ckpt"),

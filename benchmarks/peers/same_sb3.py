@@ -46,9 +46,8 @@ def measure(config: str, seed: int, folder: Path) -> tuple[object, ...]:
     judged = make_vec_env(env["id"], seed=50_000)
     best = learner.load(folder / "best_model.zip", device="cpu")
     returns, _ = evaluate_policy(best, judged, EPISODES, deterministic=True, return_episode_rewards=True)
-    at = int(callback.evaluations_timesteps[int(np.mean(callback.evaluations_results, 1).argmax())])
     found = round(float(np.mean(returns)), 3), round(float(np.std(returns)), 3)
-    return config, seed, *found, EPISODES, at, steps, round(minutes, 2), version("stable-baselines3")
+    return config, seed, *found, EPISODES, best.num_timesteps, steps, round(minutes, 2), version("stable-baselines3")
 
 
 if __name__ == "__main__":
