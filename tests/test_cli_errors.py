@@ -194,6 +194,8 @@ ERRORS = {
         ("--model.env.id CartPol-v1", "env.id 'CartPol-v1'", "did you mean CartPole-v1?"),
         ("--model.env.id CartPole-v9", "env.id 'CartPole-v9'", "did you mean CartPole-v1?"),
         ("--model.env.id nowhere:Env-v0", "nowhere:Env-v0", "No module named 'nowhere'"),
+        ("--trainer null", "trainer must be a mapping of settings, got nothing"),
+        ("--model.memory '{class_path: LSTM, init_args: 5}'", "model.memory.init_args must be a mapping"),
         ("--model.env.kwargs.gravty 3", "CartPole-v1", "env.kwargs are {'gravty': 3}"),
         ("--model.env.wrappers [ClipRewrd]", "env.wrappers", "ClipRewrd", "did you mean ClipReward?"),
         ("--model.env.wrappers [no.such.Wrapper]", "env.wrappers", "no.such.Wrapper"),

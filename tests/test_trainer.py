@@ -495,3 +495,9 @@ def test_a_logger_whose_disk_is_full_is_reported_in_one_line(fit, folder, capfd)
 def test_a_folder_that_is_a_number_is_told(name):
     with pytest.raises(SettingError, match=f"trainer.{name}.* 5|trainer.{name} '5' is not a valid path"):
         Trainer(**{name: 5})
+
+
+@pytest.mark.parametrize("logger", ["wandb", 5, ["wandb"]])
+def test_what_is_no_logger_is_told(logger):
+    with pytest.raises(SettingError, match=r"^trainer\.logger: ('wandb'|5) is not a logger"):
+        Trainer(logger=logger)

@@ -154,6 +154,8 @@ def check_model(algorithm: str, prefix: str, given: Iterable[object], names: lis
 def check_keys(config: Plain, where: str) -> None:
     """Raise `SettingError` for a key that does not exist, except settings of an algorithm, which is not known yet."""
     check_names("", config, TOP_LEVEL, where)
+    if "trainer" in config and config["trainer"] is None:
+        raise SettingError(f"trainer{where} must be a mapping of settings, got nothing")
     for section in ("trainer", *SECTIONS):
         check_names(f"{section}.", as_mapping(section, config.get(section), where), settings_of_section(section), where)
     for name in CLASSES:
@@ -172,6 +174,7 @@ def check_keys(config: Plain, where: str) -> None:
     memory = settings.get("memory")
     if isinstance(memory, Mapping) and "class_path" in memory:
         errors.check_names("model.memory.", memory, ("class_path", "init_args"), where=where)
+        as_mapping("model.memory.init_args", memory.get("init_args"), where)
     elif memory is not None and not isinstance(memory, str):
         raise SettingError(f"model.memory{where} does not name its kind: {WHICH_MEMORY}")
     for part in PARTS:

@@ -108,6 +108,9 @@ def compare(*runs: str | Path, threshold: float | None = None, diagnostics: bool
     Raises:
         SettingError: a folder that does not exist or holds no run, files that no run wrote, or a package of the extra `plots` is missing.
     """
+    for run in runs:
+        if not isinstance(run, str | os.PathLike):
+            raise SettingError(f"compare takes folders one by one, compare('runs/a', 'runs/b'), got {run!r}")
     if not runs or any(os.fspath(run) == "" for run in runs):
         raise SettingError("'' is no folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
     if threshold is not None:

@@ -50,6 +50,7 @@ from lightning_rl.training.trainer_flags import (
     check_beginning,
     check_callbacks,
     check_flags,
+    check_loggers,
     check_run_name,
     own_callbacks,
 )
@@ -126,6 +127,7 @@ class Trainer(EvaluatingTrainer):
             "checkpoint": plain(checkpoint),
         }
         self.imports = []
+        check_loggers(logger)
         self.default_loggers = logger is None or logger is True
         given = list(callbacks) if isinstance(callbacks, Iterable) else [] if callbacks is None else [callbacks]
         check_callbacks(given)

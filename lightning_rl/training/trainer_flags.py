@@ -84,6 +84,13 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
             raise SettingError(f"trainer.callbacks: {name} is not a callback; {instead}")
 
 
+def check_loggers(loggers: Any) -> None:
+    """Raise `SettingError` for what is neither true, false nor a logger, nor loggers in a list."""
+    for each in loggers if isinstance(loggers, list | tuple) else [loggers]:
+        if each is not None and not isinstance(each, bool) and not hasattr(each, "log_metrics"):
+            raise SettingError(f"trainer.logger: {each!r} is not a logger; give one such as WandbLogger(), or a list of them")
+
+
 def check_beginning(ckpt_path: object, init_from: object) -> None:
     """Raise `SettingError` if a run shall both continue and begin."""
     if ckpt_path is not None and init_from is not None:

@@ -295,3 +295,5 @@ def test_python_gets_the_figure_and_the_tables_of_the_command_line(two_groups, c
     assert (two_groups / "report.png").exists()
     with pytest.raises(SettingError, match="there is no such folder"):
         lrl.compare("nowhere")
+    with pytest.raises(SettingError, match="compare takes folders one by one"):
+        lrl.compare(["A2C", "PPO"])
