@@ -73,10 +73,16 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 
 def closest_of(name: str, names: Iterable[str]) -> str | None:
-    """Return the closest of `names`, or one that starts like it; None when there is none."""
+    """Return one of `names` in another case, or with letters swapped, or else the closest, or one that starts like it; None: none is."""
     names, small = sorted(set(names)), name.casefold()
-    same = [each for each in names if each.casefold() == small] or [each for each in names if sorted(each.casefold()) == sorted(small)]
-    close = same or difflib.get_close_matches(name, names, n=1) or [each for each in names if name and each.startswith(name)]
+    same_word = [each for each in names if each.casefold() == small]
+    same_letters = [each for each in names if sorted(each.casefold()) == sorted(small)]
+    close = (
+        same_word
+        or same_letters
+        or difflib.get_close_matches(name, names, n=1)
+        or [each for each in names if name and each.startswith(name)]
+    )
     return close[0] if close else None
 
 

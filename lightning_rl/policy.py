@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +76,7 @@ class Policy:
             obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
         num = len(tree_leaves(obs)[0])
         rows = allocate(self.spaces.observation, num)
-        for row, leaf in zip(tree_leaves(rows), tree_leaves(obs), strict=False):  # trees of other keys are refused below
-            if np.shape(leaf) != row.shape:
-                raise SettingError(f"an observation of this policy has the shape {row.shape[1:]}, got {np.shape(leaf)[1:]}")
-        tree_map(partial(np.copyto, casting="unsafe"), rows, obs)
+        tree_map(copy_row, rows, obs)
         start = torch.full((num,), memory is None, device=self.device)
         memory = self.network.initial_memory(num) if memory is None else memory
         for leaf in tree_leaves(memory):
@@ -102,6 +98,15 @@ class Policy:
         if self.given.joint:
             return obs[OWN] if isinstance(obs, dict) and JOINT in obs else obs
         return {key: child for key, child in obs.items() if key not in self.hidden} if self.hidden else obs
+
+
+def copy_row(row: np.ndarray, leaf: Any) -> None:
+    """Copy a part `[N, ...]` of observations; raise `SettingError` if it has another shape, which numpy might repeat to fill the row."""
+    if np.shape(leaf)[1:] != row.shape[1:]:
+        raise SettingError(f"an observation of this policy has the shape {row.shape[1:]}, got {np.shape(leaf)[1:]}")
+    if len(leaf) != len(row):
+        raise SettingError(f"the parts of a batch are of {len(row)} and of {len(leaf)} observations")
+    np.copyto(row, leaf, casting="unsafe")
 
 
 def load_policy(

@@ -1,4 +1,4 @@
-"""CPU threads and freed memory that torch and numpy compute with."""
+"""CPU threads of torch and numpy, and freed memory that is kept for them."""
 
 import ctypes
 import os
@@ -44,7 +44,7 @@ def one_thread() -> threadpool_limits:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 256 MiB that an update frees for the next one, unless the user set variables of its `malloc`.
+    """Let glibc keep up to 256 MiB that an update frees for the next one, until the process ends, unless variables of its `malloc` are set.
 
     By default it gives more than a few megabytes at the end of its heap back to the kernel, which clears each page again when it is next
     asked for: a third of the time of TQC, whose loss has arrays of 2.4 MB (benchmarks/notes.md). Other C libraries are left as they are.

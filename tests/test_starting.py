@@ -17,7 +17,7 @@ from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.main import main
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
-from lightning_rl.training.run_folder import take_run
+from lightning_rl.training.run_folder import replacing, take_run
 from tests.checkpoints.test_lock import another_process
 from tests.command_line import TINY, run
 from tests.fitting import tiny
@@ -288,6 +288,23 @@ def test_a_forced_run_without_checkpoints_that_ended_stays(tmp_path):
     fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=64), run_name="mine", checkpoint=None, force=True)
     assert read_rows(run_folder / "metrics.csv")[-1]["env_steps"] == "64"
     assert not (run_folder / "checkpoints" / "last.ckpt").exists() and len(list(run_folder.parent.iterdir())) == 1
+
+
+def test_a_forced_run_that_could_not_save_gives_way_to_the_old_one(tmp_path):
+    run = tmp_path / "mine"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text("seed_everything: 1")
+    with replacing(run, saves=True):
+        run.mkdir()
+        (run / "metrics.csv").write_text("env_steps\n64\n")  # and the disk was full
+    assert (run / "config.yaml").read_text() == "seed_everything: 1"
+
+
+def test_a_run_is_continued_in_its_own_folder_by_force_whatever_way_its_checkpoint_is_named(tmp_path):
+    _, run_folder = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=32), run_name="mine")
+    winding = run_folder / "checkpoints" / ".." / "checkpoints" / "last.ckpt"
+    fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=64), run_name="mine", ckpt_path=winding, force=True)
+    assert torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 64
 
 
 def test_a_name_that_looks_like_a_number_stays_a_name(folder, capfd):

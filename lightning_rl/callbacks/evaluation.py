@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range
 from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
-from lightning_rl.spaces import Spaces, as_spaces, describe_space
-from lightning_rl.types import State
+from lightning_rl.spaces import Spaces, allocate, as_spaces, describe_space
+from lightning_rl.types import State, tree_map
 
 Wrapper = Callable[[gym.Env], gym.Env]
 
@@ -108,13 +109,13 @@ class RolloutEvaluator(pl.Callback):
             check_range(f"evaluation.{name}", value, 1, whole=True)
         check_range("evaluation.seed", seed, 0, 2**32 - 1, whole=True)
         check_flag("evaluation.deterministic", deterministic)
-        if not isinstance(opponent, str):
+        if not isinstance(opponent, str | PathLike):
             raise SettingError(f"evaluation.opponent must be a name or a path such as random, got {opponent!r}")
         check_range("evaluation.max_share", max_share, 0, open_low=True)
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.episodes, self.seed = episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
-        self.env, self.file, self.opponent, self.max_share = env, file, opponent, max_share
+        self.env, self.file, self.opponent, self.max_share = env, file, str(opponent), max_share
         self.table: CsvTable | None = None
         self.wrappers: list[Wrapper] = []
         """What other callbacks put around each environment."""
@@ -307,7 +308,7 @@ class MultiEvaluator(RolloutEvaluator):
 
     def __init__(self, evaluators: list[RolloutEvaluator], file: Path | None = None) -> None:
         if not evaluators or not all(isinstance(each, RolloutEvaluator) for each in evaluators):
-            raise SettingError(f"MultiEvaluator takes at least one evaluator, such as [RolloutEvaluator()], got {evaluators!r}")
+            raise SettingError(f"MultiEvaluator takes a list of at least one evaluator, such as [RolloutEvaluator()], got {evaluators!r}")
         first = evaluators[0]
         # 10 episodes: the name of its state in checkpoints
         super().__init__(first.every_n_env_steps, 10, every_n_updates=first.every_n_updates, max_share=first.max_share, file=file)
@@ -401,11 +402,13 @@ def make_player(
 
 
 def check_spaces(theirs: Spaces, ours: Spaces) -> None:
-    """Raise `SettingError` unless an environment to evaluate in has the kinds and shapes of spaces that the policy knows."""
+    """Raise `SettingError` unless an environment to evaluate in has the parts and shapes of spaces that the policy knows."""
     for name in ("observation", "action"):
-        its, known = (describe_space(getattr(spaces, name)).replace(" float64", "") for spaces in (theirs, ours))
-        if its != known:
-            raise SettingError(f"the environment of an evaluator has the {name} space {its}, and the algorithm's has {known}")
+        its, known = (getattr(spaces, name) for spaces in (theirs, ours))
+        parts, known_parts = (tree_map(np.shape, allocate(space, 1)) for space in (its, known))
+        if parts != known_parts:
+            given = f"the environment of an evaluator has the {name} space {describe_space(its)}"
+            raise SettingError(f"{given}, and the algorithm's has {describe_space(known)}")
 
 
 def check_can_be_built(env: Env) -> EnvConfig | Callable[[], gym.Env]:

@@ -23,7 +23,7 @@ class StopOnEvaluation(pl.Callback):
     Args:
         stop_at: the goal for the monitored metric; None has none.
         patience: stop after so many evaluations in a row that do not beat the best before them (a tie does not); None never does.
-        monitor: the evaluation's metric.
+        monitor: the evaluation's metric; a greater one is better.
     """
 
     def __init__(self, stop_at: float | None = None, patience: int | None = None, monitor: str = "eval/mean_reward") -> None:

@@ -115,7 +115,7 @@ FLAG = Kind("true or false", lambda value: type(value) is bool)
 TEXT = Kind("a text", is_text)
 LIST = Kind("a list", lambda value: isinstance(value, list))
 MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
-SETTINGS = Kind("a mapping of settings", lambda value: isinstance(value, dict) and not any(key.startswith("_") for key in value))
+SETTINGS = Kind("a mapping of settings", lambda value: isinstance(value, dict) and not any(str(key).startswith("_") for key in value))
 WEIGHT = Kind("a dense tensor", lambda value: value.layout is torch.strided)
 ROWS = Kind("row numbers", lambda value: _is_vector(value, torch.int64) and bool((value >= 0).all()))
 FLAGS, INTEGERS, FLOATS, GENERATOR = (

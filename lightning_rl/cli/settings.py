@@ -33,7 +33,7 @@ FLAGS: dict[str, tuple[object, type]] = {"callbacks": (pl.callbacks, pl.Callback
 MODULE = re.compile(r"([a-zA-Z_]\w*)[.:][a-zA-Z_]")
 """How a class or environment of a module is named: `my_module.MyClass`, `my_module:MyEnv-v0`."""
 TEXTS = ("--trainer.run_name", "--trainer.default_root_dir", "--init_from", "--ckpt_path", "--model.env.id")
-"""Options whose values are names, also such as 12e3."""
+"""Options whose values are names and paths, also such as 12e3."""
 WHOLE_NUMBER = re.compile(r"\d+\.0*")
 """As sweeps write integers."""
 NAMES_A_CLASS = re.compile(rf"\b(class_path|env|env\.id|env\.wrappers|encoder|memory|{'|'.join(CLASSES)})\+?$")

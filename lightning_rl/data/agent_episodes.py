@@ -16,7 +16,7 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
-from lightning_rl.networks.acting import eval_mode
+from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample
 from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 

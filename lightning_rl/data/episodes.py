@@ -18,7 +18,7 @@ from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.envs.sync import contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
-from lightning_rl.networks.acting import eval_mode
+from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 

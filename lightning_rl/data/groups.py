@@ -160,7 +160,8 @@ def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torc
     value = network.value(unroll.obs, memory, unroll.episode_start, there)
     next_value = value[1:]
     cut = over & (truncated & now).any(-1)
-    last = over if len(unroll.next_obs) else cut  # a stream that ignores terminations goes on beyond them, and asks for next_obs
+    keeps_terminated = len(unroll.next_obs) > 0  # in `ends`: a stream that ignores terminations goes on beyond them, and asks for next_obs
+    last = over if keeps_terminated else cut
     if last.any():
         next_value = next_value.clone()
         next_value[last] = value_last(ends, torch.where(cut.unsqueeze(-1), truncated, left), last, network)

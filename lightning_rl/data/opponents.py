@@ -20,7 +20,8 @@ from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.judges import JUDGED, exploitability
 from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import ActingNetwork, PolicyNetwork, eval_mode
+from lightning_rl.networks.acting import ActingNetwork, PolicyNetwork
+from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import Spaces, allocate, is_legal, legal_sample
 from lightning_rl.types import State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 

@@ -75,7 +75,8 @@ def export_policy(
     path = ckpt_path.parent / f"{stem}{FORMATS[format].suffix}" if out is None else Path(out)
     is_source = path.exists() and ckpt_path.exists() and path.samefile(ckpt_path)
     kinds = {"a folder": path.is_dir(), "a checkpoint": path.suffix == ".ckpt", "what is exported": is_source, "an agent": is_agent(path)}
-    for what in (kind for kind, found in kinds.items() if found):
+    what = next((kind for kind, found in kinds.items() if found), None)
+    if what is not None:
         raise SettingError(f"out {path.name!r} is {what}; name another file")
     implied = suffixes.get(path.suffix, format)
     if implied != format:

@@ -1,7 +1,7 @@
 """Policies that act: what their networks share, and the actors that step them cheaply during a rollout."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -108,19 +108,6 @@ class PolicyNetwork(nn.Module):
         if deterministic:
             return self.distribution.mode(x, action_mask), memory
         return self.distribution.sample(x, action_mask, generator), memory
-
-
-@contextmanager
-def eval_mode(network: Any) -> Iterator[None]:
-    """Put a network into evaluation mode, and leave the modes of its parts as they were."""
-    modes = [(part, part.training) for part in network.modules()]
-    for part, _ in modes:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, was_training in modes:
-            part.training = was_training
 
 
 class VisiblePolicy(nn.Module):

@@ -13,6 +13,7 @@ from torch.nn.functional import silu
 
 from lightning_rl.errors import SettingError, check_choice, check_range, closest
 from lightning_rl.networks.mlp import orthogonal
+from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import Leaf, allocate, is_part_of, observation_leaves
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_torch
 
@@ -294,9 +295,8 @@ class OwnEncoder(nn.Module):
         self.dims = len(next(observation_leaves(space)).shape)
         try:
             self.own = kind(space, features)
-            with torch.no_grad(), torch.random.fork_rng(devices=()):
-                encoded = self.own.eval()(tree_to_torch(allocate(space, 2)))  # statistics of a batch would change
-            self.own.train()
+            with torch.no_grad(), torch.random.fork_rng(devices=()), eval_mode(self.own):  # BatchNorm would learn from the zeros
+                encoded = self.own(tree_to_torch(allocate(space, 2)))
         except Exception as error:  # a user's module may raise anything
             reason = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
             raise SettingError(

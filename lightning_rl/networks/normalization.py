@@ -1,7 +1,8 @@
-"""Running statistics, merged between rollouts and frozen in losses and evaluation."""
+"""Running statistics, merged between rollouts and frozen in losses and evaluation, and the mode of evaluation."""
 
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 from gymnasium.spaces import Space
@@ -121,3 +122,16 @@ def make_normalizer(normalize_obs: str, space: Space, entities: Sequence[str] = 
     """Return the normalizer for a setting: `off`, `running` or `frozen`."""
     check_choice("normalize_obs", normalize_obs, ("off", "running", "frozen"))
     return NoNormalizer() if normalize_obs == "off" else ObservationNormalizer(space, normalize_obs == "frozen", entities)
+
+
+@contextmanager
+def eval_mode(network: Any) -> Iterator[None]:
+    """Put a network into evaluation mode, and leave the modes of its parts as they were."""
+    modes = [(part, part.training) for part in network.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, was_training in modes:
+            part.training = was_training

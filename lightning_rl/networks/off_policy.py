@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -279,6 +280,6 @@ def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, 
         return [float({**auto, **setting}[kind]) for kind in auto]
     if setting == "auto":
         return list(auto.values())
-    if not isinstance(setting, int | float) or isinstance(setting, bool) or len(auto) > 1:
+    if not isinstance(setting, Real) or isinstance(setting, bool) or len(auto) > 1:
         raise SettingError(f"target_entropy {setting!r} must be auto, or a number for each kind of action: {{{': …, '.join(auto)}: …}}")
     return [float(setting)]

@@ -90,7 +90,7 @@ class LearnedSignal(RewardSignal):
 class ReturnScale(nn.Module):
     """Divides rewards by the running √(var + 1e-8) of the discounted return of each environment, and cuts them to [-10, 10].
 
-    Where actors' rollouts come as they may, a column is another environment in each batch, and goes on from the return of another copy.
+    An approximation where actors' rollouts come as they may: a column, another copy in each batch, goes on from the last one's return.
     """
 
     def __init__(self, gamma: float) -> None:

@@ -67,10 +67,11 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         SettingError: no such file or agent, not one of our checkpoints, or one that names a module which was not imported.
     """
     path = best_of(path)
-    try:
-        torch.empty(0, device=map_location)
-    except (RuntimeError, AssertionError) as error:  # a device that is not there, or torch was built without
-        raise SettingError(f"map_location {str(map_location)!r}: {str(error).splitlines()[0]}") from error
+    if isinstance(map_location, str | torch.device):
+        try:
+            torch.empty(0, device=map_location)
+        except (RuntimeError, AssertionError) as error:  # a device that is not there, or torch was built without
+            raise SettingError(f"map_location {str(map_location)!r}: {str(error).splitlines()[0]}") from error
     checkpoint = _read_zip(path, overrides.get("env")) if is_zip(path) else read_checkpoint(path, map_location)
     own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
     name = own["algorithm"]

@@ -113,8 +113,11 @@ def _is_empty(file: Path) -> bool:
 
 
 @contextmanager
-def replacing(run: Path) -> Iterator[None]:
-    """Let a new run take the folder of another, which comes back if the new one saves nothing. Anything but a run's folder stays."""
+def replacing(run: Path, saves: bool) -> Iterator[None]:
+    """Let a new run take the folder of another, which comes back if the new one saves nothing. Anything but a run's folder stays.
+
+    Of a new run that is to save no checkpoints (`saves` is false), and ends without an error, whatever it wrote is enough.
+    """
     if not (run / "config.yaml").is_file() or not is_first_rank():
         yield
         return
@@ -124,16 +127,13 @@ def replacing(run: Path) -> Iterator[None]:
     except BaseException:
         end_replacing(run)
         raise
-    end_replacing(run, has_ended=True)
+    end_replacing(run, saves)
 
 
-def end_replacing(run: Path, has_ended: bool = False) -> bool:
-    """Remove the run that another replaced, or bring it back if the other saved nothing; return whether it came back.
-
-    One that `has_ended` and was to save no checkpoints stays if it wrote anything.
-    """
+def end_replacing(run: Path, saves: bool = True) -> bool:
+    """Remove the run that another replaced, or bring it back if the other saved nothing; return whether it came back."""
     old = run.with_name(f"{run.name}{REPLACED}")
-    comes_back = old.exists() and (is_blank(run) if has_ended else last_generation(run / "checkpoints") is None)
+    comes_back = old.exists() and (last_generation(run / "checkpoints") is None if saves else is_blank(run))
     if comes_back:
         shutil.rmtree(run, ignore_errors=True)
         old.rename(run)

@@ -192,9 +192,13 @@ def default_of(cls: Any, parameter: inspect.Parameter) -> object:
 
 
 def plain(value: object) -> Any:
-    """Convert settings to plain data; ready environments, functions and demonstrations, which are not stored, become None."""
+    """Convert settings to plain data: arrays to lists, paths to texts, and keys, but for whole numbers, to texts.
+
+    Ready environments, functions and demonstrations, which are not stored, become None.
+    """
     if isinstance(value, Mapping):
-        return {key if isinstance(key, int | float) else str(key): plain(child) for key, child in value.items()}
+        keys = [key.item() if isinstance(key, np.generic) else key for key in value]
+        return {key if isinstance(key, int) else str(key): plain(child) for key, child in zip(keys, value.values(), strict=True)}
     if isinstance(value, Memory):
         return value.settings
     if is_dataclass(value) and not isinstance(value, type):

@@ -223,8 +223,9 @@ class Trainer(EvaluatingTrainer):
                 draw_seed()
             for line in [] if init_from is None else take_weights(model, init_from):
                 self.say(line)
-            if force and (found is None or not Path(found).absolute().is_relative_to(run_folder.absolute())):
-                stack.enter_context(replacing(run_folder))
+            continues_here = found is not None and Path(found).resolve().is_relative_to(run_folder.resolve())
+            if force and not continues_here:
+                stack.enter_context(replacing(run_folder, bool(self.savers)))
             keep_freed_memory()
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
                 stack.enter_context(each)

@@ -106,7 +106,7 @@ def own_callbacks(
     """
     ours: list[pl.Callback] = []
     if evaluation is not None:
-        settings = {**vars(evaluation)}
+        settings = dict(vars(evaluation))
         ends = {name: settings.pop(name) for name in ("stop_at", "patience")}
         if not any(isinstance(callback, RolloutEvaluator) for callback in given):
             ours.append(RolloutEvaluator(**settings))
@@ -115,8 +115,8 @@ def own_callbacks(
     if checkpoint is not None:
         if evaluation is None and checkpoint.monitor != CheckpointConfig.monitor and not given:
             raise SettingError(f"checkpoint.monitor {checkpoint.monitor!r} is found by evaluations, and evaluation is null")
-        settings = {**vars(checkpoint)}
-        ours += [BestModel(monitor=settings.pop("monitor"), mode=settings.pop("mode")), SaveCheckpoints(**settings)]
+        saving = dict(vars(checkpoint))
+        ours += [BestModel(monitor=saving.pop("monitor"), mode=saving.pop("mode")), SaveCheckpoints(**saving)]
     if shows_progress and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
         ours.append(EnvStepsProgressBar())
     if plots:

@@ -133,7 +133,8 @@ class Study:
                 load_if_exists=True,
             )
         except SQLAlchemyError as error:
-            raise SettingError(f"--out {folder}: its study.db is not the storage of a study; name another folder") from error
+            reason = str(getattr(error, "orig", error)).partition("\n")[0]
+            raise SettingError(f"--out {folder}: its study.db cannot be used as the storage of a study ({reason})") from error
         self._check_definition(config)
         seeds = range(settings.seeds, settings.seeds + settings.confirm_seeds)
         self.confirmation = Confirmation(self.study, objective, settings.confirm, seeds)

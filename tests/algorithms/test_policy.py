@@ -182,6 +182,13 @@ def test_a_device_that_is_not_there_is_told_as_that():
         load_policy("zoo:ppo/cartpole", "cuda:99")
 
 
+def test_a_map_of_devices_is_taken_as_torch_takes_it(tmp_path):
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, logger=False, enable_progress_bar=False)
+    trainer.fit(tiny(PPO, "CartPole-v1", max_env_steps=32))
+    last = trainer.run_folder / "checkpoints" / "last.ckpt"
+    assert PPO.load_from_checkpoint(last, map_location={"cuda:0": "cpu"}).env_steps == 32
+
+
 def test_a_seed_that_generators_cannot_take_is_refused():
     with pytest.raises(SettingError, match=r"^seed must be >= 0 and <= 4\.29497e\+09"):
         evaluate("zoo:ppo/cartpole", episodes=1, seed=2**64)

@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 import pytest
 import pytorch_lightning as pl
+import yaml
 from torch import nn
 
 import lightning_rl as lrl
@@ -177,5 +178,7 @@ def test_no_setting_but_compile_and_double_hides_a_method_of_a_lightning_module(
 
 
 def test_numbers_as_keys_arrays_and_paths_are_stored_as_what_they_say():
-    given = {"table": {0: 1.0, "b": np.float32(2)}, "goal": np.arange(2), "file": Path("a/b.xml"), "made": object()}
-    assert plain(given) == {"table": {0: 1.0, "b": 2.0}, "goal": [0, 1], "file": "a/b.xml", "made": None}
+    table = {0: 1.0, np.int64(3): 2.0, 0.5: 3.0, "b": np.float32(2)}
+    found = plain({"table": table, "goal": np.arange(2), "file": Path("a/b.xml"), "made": object()})
+    assert found == {"table": {0: 1.0, 3: 2.0, "0.5": 3.0, "b": 2.0}, "goal": [0, 1], "file": "a/b.xml", "made": None}
+    assert yaml.safe_load(yaml.safe_dump(found)) == found

@@ -178,3 +178,20 @@ class Normed(nn.Module):
 def test_statistics_of_batches_begin_as_they_were_built():
     encoder = make_encoder(Box(-1, 1, (3,)), Normed, 3)
     assert encoder.own.norm.num_batches_tracked == 0 and encoder.own.norm.running_var.tolist() == [1, 1, 1] and encoder.own.training
+
+
+class Frozen(Normed):
+    """Keeps its statistics, and says nothing when it is put into another mode."""
+
+    def __init__(self, space, features):
+        super().__init__(space, features)
+        self.norm.eval()
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+
+
+def test_parts_stay_in_the_mode_that_a_users_module_gave_them():
+    encoder = make_encoder(Box(-1, 1, (3,)), Frozen, 3)
+    assert not encoder.own.norm.training and encoder.own.training
