@@ -113,10 +113,7 @@ class Settings:
 
 def read_file(path: str) -> Plain:
     """Read a YAML file."""
-    try:
-        settings = parse_file(Path(path), path)
-    except OSError as error:
-        raise SettingError(f"{path}: {error.strerror}") from error
+    settings = parse_file(Path(path), path)
     if not isinstance(settings, dict) or not settings:
         raise SettingError(f"{path} must be a mapping of names to settings, got {'nothing' if not settings else repr(settings)}")
     return settings

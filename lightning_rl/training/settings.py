@@ -238,12 +238,8 @@ class ReplayFields:
     def __post_init__(self: Any) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the algorithm
         self.replay = as_settings("replay", ReplayConfig, self.replay)
-
-    @property
-    def replay_settings(self: Any) -> ReplaySettings:
-        """Return when to act and when to learn."""
         names = [each.name for each in fields(ReplayFields) if each.name != "replay"]
-        return ReplaySettings(**{name: getattr(self, name) for name in names}, memory=self.memory)
+        self.replay_settings = ReplaySettings(**{name: getattr(self, name) for name in names}, memory=self.memory)
 
     @property
     def planned_updates(self: Any) -> int:

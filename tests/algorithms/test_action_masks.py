@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from gymnasium.spaces import Discrete
 from torch import Generator
 
 from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, TRPO, CrossQ, EvaluationConfig, RolloutEvaluator, Trainer, load_policy
@@ -516,9 +517,12 @@ def test_evaluation_names_the_environment_where_nothing_is_legal():
 
 
 def test_an_evaluation_without_masks_is_refused_for_a_model_with_masks():
+    class Unmasked(Scripted):
+        action_space = Discrete(4)
+
     model = tiny_choosy(PPO, choosy())
-    evaluator = RolloutEvaluator(episodes=1, num_envs=1, env=Scripted)
-    with pytest.raises(SettingError, match=r"^environment 0 of Scripted has no action_mask, and the model was made with"):
+    evaluator = RolloutEvaluator(episodes=1, num_envs=1, env=Unmasked)
+    with pytest.raises(SettingError, match=r"^environment 0 of Unmasked has no action_mask, and the model was made with"):
         evaluator.play(model)
 
 

@@ -509,7 +509,7 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
     ("arguments", "said"),
     [
         ("", "the following arguments are required: FILE"),
-        ("nowhere.yaml", "nowhere.yaml: No such file or directory"),
+        ("nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
         (f"{SAC_FILE} --behavior Hallways", "--behavior Hallways: there is none of that name; did you mean Hallway?"),
         (f"{SAC_FILE} --behaviour Hallway", "--behaviour"),
     ],

@@ -399,9 +399,9 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
             "mine.yml CartPole-v1",
             f"mine.yml: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo",
         ),
-        ("files CartPole-v1", "files: Is a directory"),
-        ("tqc.yml CartPole-v1", "tqc.yml: No such file or directory"),
-        ("td3.yml CartPole-v1", "td3.yml: No such file or directory"),
+        ("files CartPole-v1", "files cannot be read: Is a directory"),
+        ("tqc.yml CartPole-v1", "tqc.yml cannot be read: No such file or directory"),
+        ("td3.yml CartPole-v1", "td3.yml cannot be read: No such file or directory"),
     ],
 )
 def test_wrong_arguments_end_in_one_line(arguments, said, folder, capfd):
