@@ -343,9 +343,9 @@ def _missing(env_id: str, module: str) -> SettingError:
         return SettingError(f"{env_id} needs the package {module}, which is not installed")
     if not parent or hasattr(found, name):
         return SettingError(f"env.id {env_id!r}: there is no module {module!r}")
-    builders = [each for each in dir(found) if not isinstance(getattr(found, each), type)]
-    names = [*builders, *(each.name for each in iter_modules(getattr(found, "__path__", ())))]
-    return SettingError(f"env.id {env_id!r}: there is no {name!r} in {parent}{closest(name, names)}")
+    classes = [each for each in dir(found) if isinstance(getattr(found, each), type)]
+    builders = {*dir(found), *(each.name for each in iter_modules(getattr(found, "__path__", ())))}.difference(classes)
+    return SettingError(f"env.id {env_id!r}: there is no {name!r} in {parent}{closest(name, builders) or closest(name, classes)}")
 
 
 def _import(path: str) -> Any:
