@@ -105,6 +105,11 @@ def check_range(
         raise SettingError(f"{name} must be {what if unbounded else bounds}, got {value!r}")
 
 
+def check_seed(name: str, value: object) -> None:
+    """Raise `SettingError` unless value is a seed that all generators take: an integer of 32 bits, not negative."""
+    check_range(name, value, 0, 2**32 - 1, whole=True)
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise `SettingError` unless value is true or false."""
     if not isinstance(value, bool):

@@ -20,7 +20,7 @@ from lightning_rl.data.opponents import find_exploitability
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
-from lightning_rl.errors import SettingError, check_flag, check_range
+from lightning_rl.errors import SettingError, check_flag, check_range, check_seed
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, allocate, is_batch_of, without_hidden
 from lightning_rl.threads import torch_threads
@@ -200,7 +200,7 @@ def play_episodes(
     """Play episodes in the environment of an algorithm, see `evaluate`."""
     check_range("episodes", episodes, 1, whole=True)
     check_range("num_envs", num_envs, 1, whole=True)
-    check_range("seed", seed, 0, 2**32 - 1, whole=True)
+    check_seed("seed", seed)
     if max_episode_steps is not None:
         check_range("max_episode_steps", max_episode_steps, 1, whole=True)
     if not (isinstance(algorithm.env, EnvConfig) or callable(algorithm.env)):

@@ -29,7 +29,7 @@ from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
-from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range
+from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
 from lightning_rl.spaces import Spaces, allocate, as_spaces, describe_space
 from lightning_rl.types import State, tree_map
@@ -107,7 +107,7 @@ class RolloutEvaluator(pl.Callback):
             if value == 0 and value is not False:
                 raise SettingError(f"evaluation.{name} must be at least 1, got 0; a run without evaluations has evaluation null")
             check_range(f"evaluation.{name}", value, 1, whole=True)
-        check_range("evaluation.seed", seed, 0, 2**32 - 1, whole=True)
+        check_seed("evaluation.seed", seed)
         check_flag("evaluation.deterministic", deterministic)
         if not isinstance(opponent, str | PathLike):
             raise SettingError(f"evaluation.opponent must be a name or a path such as random, got {opponent!r}")
@@ -154,7 +154,7 @@ class RolloutEvaluator(pl.Callback):
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
             if self.env is not None and isinstance(player, EpisodePlayer):
-                check_spaces(as_spaces(player.envs[0].observation_space, player.envs[0].action_space), algorithm.spaces)
+                check_shapes(as_spaces(player.envs[0].observation_space, player.envs[0].action_space), algorithm.spaces)
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
@@ -401,7 +401,7 @@ def make_player(
     return EpisodePlayer(envs, max_episode_steps, spaces is not None and spaces.masked)
 
 
-def check_spaces(theirs: Spaces, ours: Spaces) -> None:
+def check_shapes(theirs: Spaces, ours: Spaces) -> None:
     """Raise `SettingError` unless an environment to evaluate in has the parts and shapes of spaces that the policy knows."""
     for name in ("observation", "action"):
         its, known = (getattr(spaces, name) for spaces in (theirs, ours))

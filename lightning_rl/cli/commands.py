@@ -22,7 +22,7 @@ from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrations
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.video import check_renders, load_ffmpeg, name_episodes
-from lightning_rl.errors import SettingError, as_settings, check_range, printable
+from lightning_rl.errors import SettingError, as_settings, check_range, check_seed, printable
 from lightning_rl.exporting.export import export_policy
 from lightning_rl.exporting.push import push as push_agent
 from lightning_rl.importers.mlagents import import_mlagents
@@ -113,7 +113,7 @@ def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
 def collect(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy and save them as a Minari dataset."""
     check_range("--episodes", options.episodes, 1, whole=True)
-    check_range("--seed", options.seed, 0, 2**32 - 1, whole=True)
+    check_seed("--seed", options.seed)
     new_folder(dataset_id(options.dataset), options.force)
     algorithm = policy.load_with_env(options.ckpt_path, read_env(options.env))
     if algorithm.spaces.agents:
@@ -138,7 +138,7 @@ def record(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy, write a video of each, and print their statistics."""
     limit = options.max_episode_steps
     check_range("--episodes", options.episodes, 1, whole=True)
-    check_range("--seed", options.seed, 0, 2**32 - 1, whole=True)
+    check_seed("--seed", options.seed)
     check_range("--max_episode_steps", 1 if limit is None else limit, 1, whole=True)
     if options.out is None and is_address(options.ckpt_path):
         raise SettingError(f"{options.ckpt_path} is not of a run on this machine: name a folder or a file by --out")

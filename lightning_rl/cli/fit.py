@@ -25,7 +25,7 @@ from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.names import Option, read_options
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
 from lightning_rl.config_files import first_difference
-from lightning_rl.errors import SettingError, check_range, printable
+from lightning_rl.errors import SettingError, check_seed, printable
 from lightning_rl.loggers import is_wanted
 from lightning_rl.setting_names import SECTIONS
 from lightning_rl.startup import find_modules_here
@@ -81,7 +81,7 @@ class CLI(LightningCLI):
         self.ckpt_path = self.config["fit"].pop("ckpt_path")
         seed = self.config["fit"]["seed_everything"]
         if seed is not None and not isinstance(seed, bool):
-            check_range("seed_everything", seed, 0, 2**32 - 1, whole=True)
+            check_seed("seed_everything", seed)
 
     def before_instantiate_classes(self) -> None:
         """Show `ckpt_path` again, which `Trainer.fit` takes."""

@@ -77,7 +77,7 @@ def take_seeds(options: list[Option]) -> SeedOptions | None:
     seeds, jobs = given["--seeds"], given.get("--jobs")
     if isinstance(seeds, list) and seeds:
         for seed in seeds:
-            errors.check_range("--seeds", seed, 0, 2**32 - 1, whole=True)
+            errors.check_seed("--seeds", seed)
         if len(set(seeds)) < len(seeds):
             raise SettingError(f"--seeds has {next(seed for seed in seeds if seeds.count(seed) > 1)} twice")
         if "--seed_everything" in names:

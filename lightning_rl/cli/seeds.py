@@ -21,7 +21,7 @@ from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.fit import CheckingCLI, check, command_line, redirect_notices, say, train
 from lightning_rl.cli.names import Option, SeedOptions
 from lightning_rl.config_files import first_difference
-from lightning_rl.errors import SettingError, check_range, printable
+from lightning_rl.errors import SettingError, check_seed, printable
 from lightning_rl.reports.runs import EVALUATIONS, is_run, read_config, read_run
 from lightning_rl.reports.tables import NOTHING, Table, iqm, number, whole
 from lightning_rl.setting_names import SECTIONS
@@ -122,7 +122,7 @@ def find_seeds(given: int | list[int], first: object) -> list[int]:
         return given
     if isinstance(first, bool) or not isinstance(first, int):
         raise SettingError(f"--seeds {given} counts from seed_everything, which must be a number, got {first!r}")
-    check_range("the last of --seeds", first + given - 1, 0, 2**32 - 1, whole=True)
+    check_seed("the last of --seeds", first + given - 1)
     return list(range(first, first + given))
 
 

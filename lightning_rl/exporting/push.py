@@ -19,7 +19,7 @@ from lightning_rl.checkpoints.atomic import write_text
 from lightning_rl.config_files import Plain, read_config
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.video import check_renders
-from lightning_rl.errors import SettingError, check_flag, check_range
+from lightning_rl.errors import SettingError, check_flag, check_range, check_seed
 from lightning_rl.policy import load_with_env, play_episodes, record_episodes, statistics
 from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, decode, is_agent, write_agent
 from lightning_rl.sharing.hub import CONFIG, load_hub, prepare_repo, upload
@@ -75,7 +75,7 @@ def push(
             else, or a public one where a private one is wanted.
     """
     check_range("episodes", episodes, 1, whole=True)
-    check_range("seed", seed, 0, 2**32 - 1, whole=True)
+    check_seed("seed", seed)
     check_flag("private", private)
     path = best_of(run)
     if is_zip(path):

@@ -15,7 +15,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import PPO, EnvConfig, MultiEvaluator, RolloutEvaluator, StopOnEvaluation
-from lightning_rl.callbacks.evaluation import check_spaces, make_player
+from lightning_rl.callbacks.evaluation import check_shapes, make_player
 from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
@@ -365,9 +365,9 @@ def test_settings_of_an_evaluation_are_told_before_a_run_begins(settings, expect
 def test_observations_to_evaluate_with_may_have_another_type_and_other_bounds():
     env = SimpleNamespace(observation=Dict({"a": Box(0, 9, (2,), np.float16), "b": Discrete(3)}), action=Box(-1, 1, (2,)))
     ours = SimpleNamespace(observation=Dict({"b": Discrete(3), "a": Box(-1, 1, (2,))}), action=Box(-2, 2, (2,)))
-    check_spaces(env, ours)
+    check_shapes(env, ours)
     with pytest.raises(SettingError, match=r"has the action space Box\(3\), and the algorithm's has Box\(2\)"):
-        check_spaces(SimpleNamespace(observation=env.observation, action=Box(-1, 1, (3,))), ours)
+        check_shapes(SimpleNamespace(observation=env.observation, action=Box(-1, 1, (3,))), ours)
 
 
 def test_several_evaluators_are_evaluators():

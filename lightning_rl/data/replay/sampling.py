@@ -56,7 +56,7 @@ def concatenate(own: Window, shown: Window, behind: int) -> Window:
 class Prioritized:
     """Proportional prioritized replay (Schaul et al. 2016, sect. 3.3): P(i) ∝ (|δ_i| + ε)^α, weights (N P(i))^−β over their largest.
 
-    New rows have the largest priority so far; β grows from its first value to 1 over the run.
+    ε is 1e-6. New rows have the largest priority so far; β grows from its first value to 1 over the run.
     """
 
     def __init__(self, rows: int, alpha: float, beta: float) -> None:
