@@ -3,6 +3,7 @@
     python benchmarks/zoo.py run [--configs ppo/cartpole a2c/*] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs] [--again]
     python benchmarks/zoo.py check ppo/cartpole:1 [a2c/acrobot:3 …]
     python benchmarks/zoo.py keep ppo/cartpole:1 […] [--folder zoo_runs]
+    python benchmarks/zoo.py pack ppo/pong:1 […] [--folder zoo_runs]
     python benchmarks/zoo.py table
 
 `run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint
@@ -10,8 +11,9 @@ over episodes that no run has seen (`evaluate --seed 50000`), and writes a row t
 found, and the commit, processor and versions that found it. Rows that exist are kept, with `--again` those of the current commit; an
 interrupted run continues. `check` trains and judges rows again and compares: with the processor, the versions and the code of a row the
 return is the same, elsewhere it may be lower than every seed's by no more than the seeds differ. `keep` makes the best checkpoints of runs
-the agents that come with the package (`zoo:ppo/cartpole`). `table` writes the rows between the marks in docs/zoo.md, with the figures of
-`references.py`, and in short into README.md.
+the agents that come with the package (`zoo:ppo/cartpole`). `pack` archives runs that have not ended in `benchmarks/unfinished`, to be
+committed; `run` goes on with them there, on any machine, and removes the archive when the row is written. `table` writes the rows between
+the marks in docs/zoo.md, with the figures of `references.py`, and in short into README.md.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from typing import Any
 import yaml
 from references import ATTEMPTS, KNOWN, REFERENCES, Reference
 from report import put_between
+from zoo_unfinished import archive_of, pack, unpack
 
 from lightning_rl.sharing.agent import write_agent
 from lightning_rl.training.loading import read_checkpoint
@@ -105,6 +108,7 @@ def train(config: str, seed: int, folder: Path, processes: int) -> Row:
     """Train and judge one row; the minutes are those of training, evaluations included."""
     home, name, measured_at = folder / config, f"seed_{seed}", commit()
     command = ["fit", "--config", config, "--seed_everything", seed]
+    unpack(folder, config, seed)
     call(*command, "--trainer.default_root_dir", home, "--trainer.run_name", name, "--ckpt_path", "last")
     (best,) = home.rglob(f"{name}/checkpoints/best.ckpt")
     last = best.with_name("last.ckpt")
@@ -130,6 +134,7 @@ def write(row: Row) -> None:
             writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(sorted([*others, row], key=lambda each: int(each["seed"])))
+    archive_of(row["config"], int(row["seed"])).unlink(missing_ok=True)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -176,6 +181,17 @@ def keep(options: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         weights = write_agent(folder, read_checkpoint(best))
         print(f"zoo:{config}: {sum(file.stat().st_size for file in folder.iterdir()):,} bytes, {weights.parent}", flush=True)
+
+
+def pack_runs(options: argparse.Namespace) -> None:
+    """Archive runs that have not ended."""
+    for name in options.rows:
+        config, _, seed = name.partition(":")
+        try:
+            archive = pack(options.folder.resolve(), config, int(seed))
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from None
+        print(f"{archive.relative_to(ROOT)}: {archive.stat().st_size:,} bytes", flush=True)
 
 
 def code_differs(old: str, new: str) -> bool:
@@ -339,9 +355,12 @@ def main() -> None:
     keeps = commands.add_parser("keep", help="package agents")
     keeps.add_argument("rows", nargs="+", metavar="CONFIG:SEED")
     keeps.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
+    packs = commands.add_parser("pack", help="archive runs that have not ended")
+    packs.add_argument("rows", nargs="+", metavar="CONFIG:SEED")
+    packs.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
     commands.add_parser("table", help="write the tables")
     options = parser.parse_args()
-    {"run": run, "check": check, "keep": keep, "table": lambda _: write_tables()}[options.command](options)
+    {"run": run, "check": check, "keep": keep, "pack": pack_runs, "table": lambda _: write_tables()}[options.command](options)
 
 
 if __name__ == "__main__":
