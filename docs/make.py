@@ -36,8 +36,8 @@ FORMULAS = {
     "AWAC": ("losses.soft_actor_critic.critic_loss", "losses.offline.advantage_weight"),
     "EvolutionStrategies": tuple(f"losses.evolution.{name}" for name in ("centred_ranks", "z_scores", "antithetic_gradient")),
     "ARS": tuple(f"losses.evolution.{name}" for name in ("z_scores", "antithetic_gradient")),
-    "BehavioralCloning": tuple(f"losses.imitation.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
-    "DAgger": tuple(f"losses.imitation.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
+    "BehavioralCloning": tuple(f"losses.offline.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
+    "DAgger": tuple(f"losses.offline.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
 }
 """The pure functions that the loss of each algorithm, or what it is compared with, is made of."""
 EXAMPLES = {

@@ -54,7 +54,7 @@ def make_target(env: gym.Env, names: Iterable[str]) -> Target:
     method = env.get_wrapper_attr("set_parameters") if env.has_wrapper_attr("set_parameters") else getattr(own, "set_parameters", None)
     if method is None and known is None:
         attributes = Attributes(own, names)
-        return attributes.receive, attributes.write, attributes.check
+        return attributes.receive, attributes.restore, attributes.check
     for each in names:
         if known is not None and each not in known:
             raise SettingError(f"env.parameters.{each} is not a parameter of {name}{nearest(each, known)}")
@@ -93,14 +93,22 @@ class Attributes:
             if name in NEEDS_WIND and not getattr(env, "enable_wind", True):
                 raise SettingError(f"env.parameters.{name} has no effect without wind; set env.kwargs.enable_wind true")
         self.refresh = make_refresh(env, self.built)
+        self.written: dict[str, float] = {}
+        """What the environment has; this object is not saved with it."""
 
     def receive(self, values: Values, options: Options) -> Options:
         """Write the values; they need no options."""
         self.write(values)
         return options
 
+    def restore(self, values: Values) -> None:
+        """Write the values if the environment has others, as after a state was loaded."""
+        if values != self.written:
+            self.write(values)
+
     def write(self, values: Values) -> None:
         """Write the values, and update what follows from them."""
+        self.written = dict(values)
         for name, value in values.items():
             new = self.scaled(name, value)
             stays_integer = isinstance(self.built[name], int) and float(new).is_integer()

@@ -19,11 +19,21 @@ OBSERVED = "parameters"
 """Key of the numbers in a Dict of observations."""
 
 
+def draw_by_episode(env: gym.Env) -> gym.Env:
+    """Let the seed of an episode decide what it draws, for an evaluation whose episodes may be played in any of several environments."""
+    layer = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, EnvParameters):
+            layer.of_episode = True
+        layer = layer.env
+    return env
+
+
 class EnvParameters(gym.Wrapper):
     """Draws parameters at each reset, from random streams of this environment alone, and sets them on it (see `parameter_targets.py`).
 
     Parameters with lessons use the last one until `set_lessons` is called. A reset with a seed restarts the streams, except those of
-    samplers with their own seed. Checkpoints hold the attributes by these names.
+    samplers with their own seed (but see `draw_by_episode`). Checkpoints hold the attributes by these names.
 
     Args:
         env: receives the parameters.
@@ -41,11 +51,11 @@ class EnvParameters(gym.Wrapper):
         self.lessons = {name: parameter.only(len(parameter.lessons) - 1) for name, parameter in parameters.items()}
         self.index, self.observe = index, observe
         self.seed: int | None = None
+        self.of_episode = False
+        """Whether a seeded reset decides all that is drawn, also by samplers with their own seed: see `draw_by_episode`."""
         self.streams: dict[str, np.random.Generator] = {}
         self.drawn: dict[str, float] = {}
         self.played: dict[str, int] = {}
-        self.received: dict[str, float] = {}
-        """What the environment has: the object `drawn` itself, or another one after this state was loaded from a checkpoint."""
         self.receive, self.restore, self.check = make_target(env, parameters)
         if observe:
             self.observation_space = with_vector(env.observation_space, OBSERVED, len(self.lessons))
@@ -59,18 +69,16 @@ class EnvParameters(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         if seed is not None:
             self.seed = seed
-            self.streams = {key: stream for key, stream in self.streams.items() if not key.startswith("run ")}
+            self.streams = {key: stream for key, stream in self.streams.items() if not (key.startswith("run ") or self.of_episode)}
         episode = {name: self.draw(name, **lessons) for name, lessons in self.lessons.items()}
-        self.drawn = self.received = {name: value for name, (_, value) in episode.items()}
+        self.drawn = {name: value for name, (_, value) in episode.items()}
         self.played = {name: lesson for name, (lesson, _) in episode.items()}
         obs, info = self.env.reset(seed=seed, options=self.receive(self.drawn, options))
         self.check(self.drawn)
         return self.extend_obs(obs), self.extend_info(info)
 
     def step(self, action: Tree) -> StepResult:
-        if self.received is not self.drawn:
-            self.restore(self.drawn)
-            self.received = self.drawn
+        self.restore(self.drawn)
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self.extend_obs(obs), reward, terminated, truncated, self.extend_info(info) if terminated or truncated else info
 
@@ -86,7 +94,8 @@ class EnvParameters(gym.Wrapper):
         """Return a parameter's generator, which depends on the environment's seed, or on the sampler's `seed` if it has one."""
         key = f"run {name}" if seed < 0 else f"{seed} {name}"
         if key not in self.streams:
-            entropy = [self.seed, crc32(name.encode())] if seed < 0 else [seed, self.index, crc32(name.encode())]
+            own = [] if seed < 0 else [seed]
+            entropy = [*own, self.index if own and not self.of_episode else self.seed, crc32(name.encode())]
             self.streams[key] = np.random.default_rng(None if entropy[0] is None else [int(each or 0) for each in entropy])
         return self.streams[key]
 

@@ -16,7 +16,7 @@ from lightning_rl.data.demonstrations import EpisodeRows
 from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.errors import SettingError, as_settings, check_range
-from lightning_rl.losses import imitation as losses
+from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.optimization import parameters_in
 from lightning_rl.training.experience import Learner, demonstrated_rows, demonstration_draws, show_demonstrations

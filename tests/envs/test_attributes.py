@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from lightning_rl.envs.snapshot.attributes import (
-    CONSTRUCTOR_ARGUMENTS,
-    HOW_BUILT,
-    Decoder,
-    Encoder,
-    UnsupportedValueError,
-    read_attributes,
-    write_attributes,
-)
+from lightning_rl.envs.snapshot.decoding import Decoder, write_attributes
+from lightning_rl.envs.snapshot.encoding import CONSTRUCTOR_ARGUMENTS, HOW_BUILT, Encoder, UnsupportedValueError, read_attributes
 from lightning_rl.envs.snapshot.vector import PENDING_RESETS
 from tests.environments import Scripted
 
@@ -61,7 +54,7 @@ def test_attributes_that_say_how_an_environment_was_built_are_not_written(name):
 @pytest.mark.parametrize(("name", "place"), [("MT19937", 625), ("MT19937", -1), ("Philox", -1), ("Philox", 5), ("RandomState", 10**6)])
 def test_a_generator_that_would_read_beyond_its_words_is_rejected(name, place):
     generator = np.random.RandomState(7) if name == "RandomState" else np.random.Generator(getattr(np.random, name)(7))
-    kind, number, (_, items) = Encoder().encode(generator)
+    kind, number, (_, items, _) = Encoder().encode(generator)
     state = dict(items)
     if name == "Philox":
         state["buffer_pos"] = place

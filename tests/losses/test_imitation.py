@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_rl.losses.imitation import accuracy, branches, cross_entropy, rank, squared_error, top_k_accuracy
+from lightning_rl.losses.offline import accuracy, branches, cross_entropy, rank, squared_error, top_k_accuracy
 
 LOG_P = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0]]).log_softmax(-1)
 TARGET = torch.tensor([0, 2])

@@ -31,7 +31,8 @@ from gymnasium.vector import VectorEnv
 
 from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.masks import legal_action
-from lightning_rl.envs.snapshot.attributes import Decoder, Encoder, Plain, read_attributes, write_attributes
+from lightning_rl.envs.snapshot.decoding import Decoder, write_attributes
+from lightning_rl.envs.snapshot.encoding import Encoder, Plain, UnsupportedValueError, read_attributes
 from lightning_rl.startup import follow_parent
 from lightning_rl.types import Tree, tree_leaves
 
@@ -118,9 +119,9 @@ def layers(env: Any) -> Iterator[AnyEnv]:
     yield env
 
 
-def read_layers(env: AnyEnv, only_generators: bool = False) -> list[State]:
-    """Read the attributes of an environment and its wrappers; what several of them share is saved once."""
-    encoder = Encoder(only_generators)
+def read_layers(env: AnyEnv, only_generators: bool = False, strict: bool = False) -> list[State]:
+    """Read the attributes of an environment and its wrappers; what several of them share is saved once. For `strict` see `Encoder`."""
+    encoder = Encoder(only_generators, strict)
     return [read_attributes(layer, encoder) for layer in layers(env)]
 
 
@@ -137,14 +138,17 @@ def record(env: gym.Env, way: str | None) -> gym.Env:
 
 
 def get_state(env: AnyEnv, way: str) -> State:
-    """Return an environment's state as plain data."""
+    """Return an environment's state as plain data; one that no longer fits the way, which `set_state` refuses, where it cannot be saved."""
     if isinstance(env, Recorder):
         return {"way": way, **env.get_state()}
-    if way == "attributes":
-        return {"way": way, "layers": read_layers(env)}
-    generators = read_attributes(env.unwrapped, Encoder(only_generators=True))
-    own: Any = env.unwrapped
-    return {"way": way, "layers": [*read_layers(env)[:-1], generators], "own": Encoder().encode(own.get_state())}
+    try:
+        if way == "attributes":
+            return {"way": way, "layers": read_layers(env, strict=True)}
+        generators = read_attributes(env.unwrapped, Encoder(only_generators=True))
+        own: Any = env.unwrapped
+        return {"way": way, "layers": [*read_layers(env)[:-1], generators], "own": Encoder().encode(own.get_state())}
+    except (UnsupportedValueError, RecursionError) as error:
+        return {"way": "none", "why": str(error)}
 
 
 def set_state(env: AnyEnv, way: str | None, state: State) -> bool:

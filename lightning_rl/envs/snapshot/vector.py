@@ -15,7 +15,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from lightning_rl.envs.classic_control import ClassicControlEnvs
 from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.make import make_env, make_vector_env
-from lightning_rl.envs.snapshot.attributes import CONSTRUCTOR_ARGUMENTS
+from lightning_rl.envs.snapshot.encoding import CONSTRUCTOR_ARGUMENTS
 from lightning_rl.envs.snapshot.state import State, choose_way, get_state, layers, read_layers, record, set_state, write_layers
 from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
