@@ -23,6 +23,8 @@ START_TIMEOUT = 300.0
 CLOSE_TIMEOUT = 5.0
 MAX_RESTARTS = 10
 HOUR = 3600.0
+LONGEST_WAIT = 2e6
+"""Seconds, 23 days: the operating system waits no longer at once."""
 
 
 class WorkerError(SettingError):

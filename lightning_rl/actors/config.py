@@ -16,7 +16,7 @@ from lightning_rl.actors.workers import Build, LocalWorkers, ThreadWorkers, Work
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import prepare_package
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
-from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS
+from lightning_rl.processes import ANSWER_TIMEOUT, LONGEST_WAIT, MAX_RESTARTS
 
 Backend = Literal["in_process", "threads", "processes", "ray"]
 
@@ -108,7 +108,7 @@ def make_workers(build: BuildActor | BuildEvaluator, config: ActorsConfig, netwo
     if config.backend == "threads":
         return ThreadWorkers(build, config.num_actors, network)
     registered = BuildRegistered(build, gym.registry.get(build.env.id) if isinstance(build.env, EnvConfig) else None)
-    timeout = ANSWER_TIMEOUT if config.timeout is None else config.timeout
+    timeout = ANSWER_TIMEOUT if config.timeout is None else min(config.timeout, LONGEST_WAIT)
     max_restarts = MAX_RESTARTS if config.max_restarts is None else config.max_restarts
     if config.backend == "ray":
         return RayWorkers(registered, config.num_actors, network, timeout, max_restarts, config.address)

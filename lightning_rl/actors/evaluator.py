@@ -16,7 +16,7 @@ from lightning_rl.data.episodes import Finished, Seat, info_arrays, longest_epis
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env
-from lightning_rl.envs.parameters import LESSONS, PARAMETERS
+from lightning_rl.envs.parameters import LESSONS, PARAMETERS, draw_by_episode
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, PolicyNetwork, fits_numpy, numpy_normalizer
 from lightning_rl.spaces import Spaces, allocate, as_spaces
@@ -250,7 +250,7 @@ class BuildEvaluator:
 
     def __call__(self, index: int, restarts: int, network: nn.Module) -> Evaluator:
         config = single_env_config(self.env)
-        envs = [make_env(config, index * self.num_envs + k) for k in range(self.num_envs)]
+        envs = [draw_by_episode(make_env(config, index * self.num_envs + k)) for k in range(self.num_envs)]
         found = as_spaces(envs[0].observation_space, envs[0].action_space)
         if (found.observation, found.action) != (self.spaces.observation, self.spaces.action):
             raise SettingError(f"the environment's spaces are not those of the model, {self.spaces}; load it with its own environment")

@@ -29,6 +29,7 @@ from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
+from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
 from lightning_rl.spaces import Spaces, allocate, as_spaces, describe_space
@@ -199,6 +200,10 @@ class RolloutEvaluator(pl.Callback):
         """Return whether `max_share` counts: where no interval is given, in a run that counts environment steps."""
         return algorithm.counter == "env_steps" and self.every_n_env_steps is None
 
+    def count_episodes(self) -> int:
+        """Return how many episodes an evaluation plays."""
+        return self.episodes
+
     def affords_one(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> bool:
         """Return whether `max_share` leaves the environment steps of an evaluation now, and of one at the end.
 
@@ -206,7 +211,7 @@ class RolloutEvaluator(pl.Callback):
         """
         if not self.is_bounded(algorithm):
             return True
-        in_training = trainer.strategy.broadcast(self.episodes * algorithm.collector.statistics.mean_length)
+        in_training = trainer.strategy.broadcast(self.count_episodes() * algorithm.collector.statistics.mean_length)
         expected = max(in_training * algorithm.spaces.rows * (1 + len(self.variants)), self.last_played)
         now, at_end = self.max_share * algorithm.count, self.max_share * algorithm.length
         return self.played + expected <= now and self.played + 2 * expected <= at_end
@@ -314,6 +319,9 @@ class MultiEvaluator(RolloutEvaluator):
         super().__init__(first.every_n_env_steps, 10, every_n_updates=first.every_n_updates, max_share=first.max_share, file=file)
         self.evaluators = evaluators
 
+    def count_episodes(self) -> int:
+        return sum(each.count_episodes() for each in self.evaluators)
+
     def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
         parts = [part for part in (each.part(rank, ranks) for each in self.evaluators) if part is not None]
         return MultiEvaluator(parts) if parts else None
@@ -388,7 +396,7 @@ def make_player(
     builder = single_env_config(check_can_be_built(env))
 
     def make() -> gym.Env:
-        made = make_env(builder)
+        made = draw_by_episode(make_env(builder))
         for wrapper in wrappers:
             made = wrapper(made)
         return made

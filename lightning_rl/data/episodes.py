@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -240,7 +241,8 @@ class Seat:
 
     def _checked(self, obs: Tree, reward: float) -> tuple[Tree, float]:
         where = f"{self.where}, at step {self.length} of the episode with seed {self.seed}"
-        return check_episode(obs, reward, self.obs, where, self.on_nan)
+        obs, reward = check_episode(obs, reward, self.obs, where, self.on_nan)
+        return (obs if self.on_nan == "raise" else deepcopy(obs)), reward  # an environment may write the next one into it
 
     def step(self, action: Tree, max_episode_steps: int) -> bool:
         """Step once. Return whether this ended the episode."""

@@ -41,7 +41,7 @@ class EnvConfig:
             whose metadata do not name it.
         kwargs: arguments of the environment's constructor.
         wrappers: applied in order, each a class path or `{class_path, init_args}`; a bare name is one of gymnasium.wrappers.
-        max_episode_steps: truncate episodes here instead of at the environment's own limit.
+        max_episode_steps: truncate episodes here instead of at the environment's own limit; steps of the agent, with `atari` too.
         frame_stack: observe this many of the latest frames.
         atari: the standard preprocessing of Atari games (Machado et al. 2018): no-op starts, frame skip 4, 84 x 84 grey, 4 frames.
         parameters: numbers of the environment by name, drawn again for each episode: each a number, a sampler
@@ -143,7 +143,7 @@ def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gy
 
 
 def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
-    """Return what builds environments like a ready one, which itself is never stepped: its id and arguments, or a function that copies it.
+    """Return what builds environments like a ready one, which itself is never stepped: its id and arguments, or a function.
 
     Raises `SettingError`: it was not made by `gymnasium.make` and cannot be copied.
     """
@@ -153,13 +153,43 @@ def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
         limit = None if spec.max_episode_steps == gym.spec(spec.id).max_episode_steps else spec.max_episode_steps
         with suppress(TypeError):  # arguments that no file can hold
             json.dumps(kwargs)
-            return EnvConfig(spec.id, kwargs=kwargs, max_episode_steps=limit)
+            changes = changes_of(env, partial(gym.make, spec, render_mode=None))
+            return ChangedEnv(spec, changes) if changes else EnvConfig(spec.id, kwargs=kwargs, max_episode_steps=limit)
     try:
         deepcopy(env)
     except Exception as error:  # the environment of a user may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise SettingError(f"env {env} cannot be copied ({reason}); pass its id, an EnvConfig, or a function that builds it") from error
     return partial(deepcopy, env)
+
+
+def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, Any]:
+    """Return the public numbers and texts of an environment that differ from those which new ones have and keep in an episode."""
+    first, second = make(), make()
+    fixed = {name: value for name, value in vars(first.unwrapped).items() if type(value) in (bool, int, float, str)}
+    second.reset(seed=0)
+    second.action_space.seed(0)
+    with suppress(Exception):  # as of a move that is not allowed
+        for _ in range(10):
+            second.step(second.action_space.sample())
+    first.close()
+    second.close()
+    own, played = vars(env.unwrapped), vars(second.unwrapped)
+    kept = [name for name, value in fixed.items() if not name.startswith("_") and name != "render_mode" and played.get(name) == value]
+    return {name: own[name] for name in kept if name in own and own[name] != fixed[name]}
+
+
+@dataclass(frozen=True)
+class ChangedEnv:
+    """Makes environments with other values of some attributes."""
+
+    spec: gym.envs.registration.EnvSpec
+    changes: dict[str, Any]
+
+    def __call__(self) -> gym.Env:
+        env = gym.make(self.spec, render_mode=None)
+        vars(env.unwrapped).update(self.changes)
+        return env
 
 
 def count_envs(env: object) -> int:

@@ -99,13 +99,15 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
     # the Atari wrapper skips frames and reads grey ones itself; grey is also the cheapest kind for those that it does not use
-    arguments = _arguments(config) | ({"frameskip": 1, "obs_type": "grayscale"} if config.atari else {})
-    env: gym.Env = _build(config, partial(gym.make, config.id, disable_env_checker=True, **arguments))
+    arguments = config.kwargs | {"frameskip": 1, "obs_type": "grayscale"} if config.atari else _arguments(config)
+    env: gym.Env = _build(config, partial(gym.make, config.id, **{"disable_env_checker": True, **arguments}))
     if config.atari:
         try:
             env = gym.wrappers.AtariPreprocessing(env)
         except gym.error.DependencyNotInstalled as error:
             raise missing_extra("opencv-python", "atari", "atari: true") from error
+        if config.max_episode_steps is not None:  # in steps of the agent, not in frames and those before the first step
+            env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
     for wrapper in config.wrappers:
         env = _wrap(env, wrapper)
     if config.parameters:

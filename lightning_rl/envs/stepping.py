@@ -89,7 +89,8 @@ class Stepper:
 
     def step(self, action: Tree) -> EnvStep:
         """Step all environments with actions in their own form."""
-        obs, reward, terminated, truncated, info = self.envs.step(action)
+        obs, reward, *flags, info = self.envs.step(action)
+        terminated, truncated = (np.asarray(each, dtype=bool) for each in flags)  # of other types, `~` would be another operation
         if self.mode is AutoresetMode.NEXT_STEP:
             start = self.resetting if self.workers is None else self.resetting | self.workers.lost
             valid = ~start

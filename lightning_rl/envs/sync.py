@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from textwrap import shorten
 from typing import Any
 
@@ -124,7 +125,7 @@ class TurnVectorEnv(SyncVectorEnv):
                 if terminated or truncated:
                     self.contracts[i].check_obs(obs)
                     ends[:, i] = terminated, truncated
-                    infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
+                    infos = self._add_info(infos, {"final_obs": deepcopy(obs), "final_info": info}, i)  # the reset may write into it
                     obs, info = env.reset()
                     self.contracts[i].check_obs(obs)
                 if MASK in info:

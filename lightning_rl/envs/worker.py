@@ -1,6 +1,7 @@
 """The worker process of one environment: it answers the requests of `WorkerVectorEnv`."""
 
 import pickle
+from copy import deepcopy
 from multiprocessing.connection import Connection
 
 import gymnasium as gym
@@ -71,7 +72,7 @@ class Worker:
         self.ended = bool(terminated or truncated)
         if self.ended and self.mode == "SAME_STEP":
             self.contract.check_obs(obs)
-            final = {"final_obs": obs, "final_info": info}
+            final = {"final_obs": deepcopy(obs), "final_info": info}  # the reset may write into it
             obs, info = self.env.reset()
             info = final | info
         return self._reply(obs, info)

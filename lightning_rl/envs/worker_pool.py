@@ -25,7 +25,16 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_share
 from lightning_rl.envs import Info, Options
 from lightning_rl.envs.worker import FAILED, UNUSABLE, to_bytes, work
 from lightning_rl.errors import SettingError
-from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, Child, FailureLimit, close_at_exit, close_children
+from lightning_rl.processes import (
+    ANSWER_TIMEOUT,
+    LONGEST_WAIT,
+    MAX_RESTARTS,
+    START_TIMEOUT,
+    Child,
+    FailureLimit,
+    close_at_exit,
+    close_children,
+)
 from lightning_rl.spaces import MASK
 from lightning_rl.types import Tree, tree_index, tree_leaves
 
@@ -83,7 +92,7 @@ class WorkerVectorEnv(VectorEnv):
         first: int | None = None,
     ) -> None:
         self.build, self.num_envs, self.autoreset_mode, self.name, self.first = build, num_envs, autoreset_mode, name, first
-        self.step_timeout = ANSWER_TIMEOUT if step_timeout is None else step_timeout
+        self.step_timeout = ANSWER_TIMEOUT if step_timeout is None else min(step_timeout, LONGEST_WAIT)
         self.build_timeout = max(self.step_timeout, START_TIMEOUT)
         self.failures = FailureLimit(f"worker {{}} of {name}", num_envs, MAX_RESTARTS if max_restarts is None else max_restarts)
         self.lessons: Mapping[str, Any] = {}

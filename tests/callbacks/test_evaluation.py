@@ -166,8 +166,11 @@ def test_evaluations_come_every_so_many_steps_and_at_the_end(every, at):
 
 def evaluated_at(max_env_steps, **settings):
     """Return where a run was evaluated whose environment has episodes of four steps, and how many steps evaluations played until then."""
+    return evaluated_by(RolloutEvaluator(**settings), max_env_steps)
+
+
+def evaluated_by(evaluator, max_env_steps):
     heard = Episodes()
-    evaluator = RolloutEvaluator(**settings)
     fit(tiny(PPO, env={"kwargs": {"period": 4}}, max_env_steps=max_env_steps), callbacks=[evaluator, heard])
     return [env_steps for env_steps, _ in heard.heard], evaluator.played
 
@@ -250,6 +253,12 @@ def test_metrics_rows_and_the_file_agree(tmp_path):
         assert metrics["eval/mean_ep_length"] == 3 and metrics["eval/success_rate"] == pytest.approx(2 / 3)
         assert logged[env_steps] == {"env_steps": env_steps, **metrics}
     assert trainer.callback_metrics["eval/mean_reward"] == pytest.approx(heard.heard[-1][1]["eval/mean_reward"])
+
+
+def test_several_evaluators_keep_to_the_share_of_all_their_episodes():
+    one, two = RolloutEvaluator(episodes=10, max_share=0.05), RolloutEvaluator(episodes=10, deterministic=False)
+    together = evaluated_by(MultiEvaluator([one, two]), 3_200)
+    assert together == evaluated_at(3_200, episodes=20, max_share=0.05) == ([1_600, 3_200], 2 * 80)
 
 
 def test_several_evaluators_are_evaluated_together():

@@ -667,3 +667,22 @@ def test_the_reset_rows_of_next_step_change_nothing_of_the_rows_before(layout, n
         if step.valid.all():
             without.add(obs, action, step)
     assert same(with_resets.sample(100), without.sample(100))
+
+
+@pytest.mark.parametrize("frames", [256, 257, 300])
+def test_many_stacked_frames_are_stored_once_and_come_back(frames):
+    space, none = gym.spaces.Box(-1e9, 1e9, (frames, 1), np.float32), np.zeros(1, bool)
+    plain, thrifty = (
+        ReplayBuffer(space, np.zeros((), np.int64), 1_000, frames=frames, config=ReplayConfig(optimize_memory_usage=saves))
+        for saves in (False, True)
+    )
+    stack = np.zeros((1, frames, 1), np.float32)
+    for t in range(1, 500):
+        after = np.concatenate([stack[:, 1:], np.full((1, 1, 1), t, np.float32)], 1)
+        for buffer in (plain, thrifty):
+            buffer.add(stack, np.zeros(1, np.int64), EnvStep(after, np.zeros(1), none, none, ~none, none, np.zeros(0, int), None, {}))
+        stack = after
+    torch.manual_seed(0)
+    rows = plain.sample(64).obs
+    torch.manual_seed(0)
+    assert np.array_equal(rows, thrifty.sample(64).obs)

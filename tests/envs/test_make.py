@@ -306,3 +306,40 @@ def test_a_function_that_forgets_to_return_its_environment_is_told():
 
     expected = "build must return a gymnasium.Env, or an environment of several agents; it returned None"
     assert refusal(make_env, build) == expected
+
+
+CHANGES = {"CartPole-v1": {"length": 2.0, "gravity": 20.0}, "LunarLander-v3": {"wind_power": 3.0}}
+
+
+@pytest.mark.parametrize(("env_id", "changes"), CHANGES.items())
+def test_copies_of_a_ready_environment_that_was_changed_are_changed_alike(env_id, changes):
+    made = gym.make(env_id)
+    made.reset(seed=1)
+    for _ in range(3):
+        made.step(0)
+    assert as_config(made) == EnvConfig(env_id)  # which was only used
+    vars(made.unwrapped).update(changes)
+    builder = as_config(made)
+    one, other = builder(), builder()
+    assert environment_name(builder) == env_id
+    for env in (one, other):
+        assert {name: getattr(env.unwrapped, name) for name in changes} == changes and env.unwrapped is not made.unwrapped
+        env.reset(seed=1)
+    assert np.array_equal(one.step(1)[0], other.step(1)[0])
+
+
+@pytest.mark.parametrize("limit", [20, 100])
+def test_the_longest_episode_of_an_atari_game_is_in_steps_of_the_agent(limit):
+    env = make_env(EnvConfig("ALE/Pong-v5", atari=True, max_episode_steps=limit))
+    for seed in range(3):  # each with another number of steps before the first
+        env.reset(seed=seed)
+        steps = 1
+        while not any(env.step(0)[2:4]):
+            steps += 1
+        assert steps == limit
+    env.close()
+
+
+def test_a_user_may_switch_gymnasiums_checks_on():
+    env = make_env(EnvConfig("CartPole-v1", kwargs={"disable_env_checker": False}))
+    assert "PassiveEnvChecker" in str(env)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from lightning_rl import EnvConfig
+from lightning_rl import PPO, EnvConfig, EvolutionStrategies
+from lightning_rl.actors.evaluator import BuildEvaluator, Generation
+from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.parameters import LESSONS, PARAMETERS, EnvParameters
@@ -296,3 +298,36 @@ def test_numbers_are_appended_to_vectors_and_to_dicts_and_to_nothing_else():
     assert env.observation_space.contains(obs) and obs["parameters"] == [2.0]
     with pytest.raises(SettingError, match="parameters cannot be appended to observations"):
         make_env(EnvConfig("FrozenLake-v1", parameters={"nrow": 4}, observe_parameters=True))
+
+
+@pytest.mark.parametrize("seed", [-1, 7])
+def test_an_evaluation_draws_by_its_episodes_whatever_seed_a_sampler_has_and_however_many_environments_play(seed):
+    env = EnvConfig("CartPole-v1", parameters={"gravity": uniform(5, 15, seed=seed)})
+    model = PPO(env, n_steps=16, batch_size=16, net_arch=[8])
+    model.configure_model()
+    found = []
+    for num_envs in (1, 2, 5):
+        drawn = []
+
+        class Note(gym.Wrapper):
+            def reset(self, drawn=drawn, **kwargs):
+                obs, info = self.env.reset(**kwargs)
+                drawn.append(info[PARAMETERS]["gravity"])
+                return obs, info
+
+        make_player(env, num_envs, 3, model.spaces, [Note]).play(model.network, 5, 10_000, True)
+        found.append(sorted(drawn))
+    assert found[0] == found[1] == found[2] and len(set(found[0])) == 5
+
+
+def test_the_two_policies_of_a_pair_meet_the_same_parameters_in_any_number_of_environments():
+    env = EnvConfig("CartPole-v1", parameters={"gravity": uniform(5, 15, seed=7)})
+    model = EvolutionStrategies(env)
+    model.configure_model()
+    names = tuple(name for name, _ in model.network.named_parameters())
+    found = []
+    for num_envs in (1, 3):
+        evaluator = BuildEvaluator(env, num_envs, model.spaces, names, False, "raise")(0, 0, model.network)
+        played = list(evaluator.evaluate(Generation(3, 0, 0.1), range(2)))
+        found.append({(each.job, each.sign): each.finished.parameters["gravity"] for each in played})
+    assert found[0] == found[1] and found[0][0, 1] == found[0][0, -1] != found[0][1, 1] == found[0][1, -1]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.envs.config import EnvConfig
@@ -215,3 +218,59 @@ def test_final_observations_may_come_as_one_array_or_as_an_array_of_objects(cls)
     first, second = transitions(stepper, 6)
     assert [row.next_obs.tolist() for row in first] == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2], [1, 3]]
     assert [row.next_obs.tolist() for row in second] == [[0, 1], [0, 2], [1, 1], [1, 2], [2, 1], [2, 2]]
+
+
+class Reusing(gym.Env):
+    """Returns its own array, which its next reset writes into."""
+
+    observation_space, action_space = Box(-10, 10, (1,), np.float32), Discrete(2)
+
+    def __init__(self):
+        self.state = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state[:] = 0
+        return self.state, {}
+
+    def step(self, action):
+        self.state += 1
+        return self.state, 1.0, False, self.state[0] >= 3, {}
+
+
+gym.register("Reusing-v0", Reusing)
+
+
+@pytest.mark.parametrize(("vectorization", "mode"), WAYS)
+def test_the_last_observation_of_an_episode_is_not_what_the_next_reset_writes_into_the_same_array(vectorization, mode):
+    config = EnvConfig("Reusing-v0", 1, vectorization, mode)
+    stepper = make_stepper(make_vector_env(config), config)
+    stepper.reset(0)
+    assert [stepper.step(np.zeros(1, int)).final_obs for _ in range(3)][-1].tolist() == [[3.0]]
+    stepper.close()
+
+
+class Flagged(VectorEnv):
+    """Resets one step late, and says by numbers how episodes end; each has 3 steps."""
+
+    def __init__(self, kind):
+        self.kind, self.num_envs, self.metadata = kind, 1, {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.single_observation_space, self.single_action_space = Box(0, 99, (1,)), Discrete(2)
+        self.observation_space, self.action_space = batch_space(self.single_observation_space), batch_space(self.single_action_space)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros((1, 1), np.float32), {}
+
+    def step(self, actions):
+        self.t = (self.t + 1) % 4
+        return np.full((1, 1), self.t, np.float32), np.ones(1), np.array([self.t == 3], self.kind), np.zeros(1, self.kind), {}
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.int64, np.float32])
+def test_flags_may_be_numbers(kind):
+    stepper = make_stepper(Flagged(kind))
+    stepper.reset(0)
+    steps = [stepper.step(np.zeros(1, int)) for _ in range(8)]
+    assert [bool(step.valid[0]) for step in steps] == [True, True, True, False] * 2
+    assert [bool(step.terminated[0]) for step in steps] == [False, False, True, False] * 2

@@ -333,3 +333,12 @@ def test_worker_settings_are_rejected_without_workers(setting):
         EnvConfig("CartPole-v1", **{setting: 3})
     with pytest.raises(SettingError, match=rf"^env\.{setting} must be"):
         EnvConfig("CartPole-v1", vectorization="async", **{setting: -1})
+
+
+@pytest.mark.parametrize("timeout", [1e7, float("inf")])
+def test_a_worker_may_be_given_all_the_time_there_is(timeout):
+    config = EnvConfig("CartPole-v1", 1, "async", step_timeout=timeout)
+    stepper = make_stepper(make_vector_env(config), config)
+    stepper.reset(0)
+    assert stepper.step(np.zeros(1, int)).valid.all()
+    stepper.close()

@@ -232,7 +232,7 @@ class DerivedNext:
         self.row: Row = self.table.columns
         self.time = np.zeros(lanes, dtype=np.int64)
         """Steps since the beginning of each ring's episode."""
-        self.back = np.zeros(lanes * self.slots, dtype=np.uint8)
+        self.back = np.zeros(lanes * self.slots, dtype=np.uint8 if frames <= 256 else np.uint16)
         """How many of the frames before a row belong to its episode."""
         self.final_of = np.full(lanes * self.slots, -1, dtype=np.int32)
         self.finals = RowTable(frame, self.first_finals)
@@ -245,7 +245,7 @@ class DerivedNext:
     @classmethod
     def bytes_per_row(cls, template: Row, frames: int = 1) -> int:
         """Return what a transition takes, without the last observations of episodes."""
-        return sum(record_type(each).itemsize for each in cls._templates(template, frames)) + 5
+        return sum(record_type(each).itemsize for each in cls._templates(template, frames)) + (5 if frames <= 256 else 6)
 
     def successor(self, rows: np.ndarray) -> np.ndarray:
         """Return the slots after rows in their rings."""
