@@ -1,6 +1,6 @@
 """Losses of what learns from recorded data: cloning, for each row and part, and offline reinforcement learning, for each row `[B]`.
 
-Choices are given as log-probabilities `[..., n]`, those of illegal choices below `MIN_LOG_PROB`. A bit is a choice of two. S reward streams.
+Choices are log-probabilities `[..., n]`, those of illegal choices below `MIN_LOG_PROB`. A bit is a choice of two. S reward streams.
 """
 
 from collections.abc import Sequence

@@ -197,6 +197,26 @@ def test_rows_of_last_observations_that_are_none_are_not_read_and_what_is_overwr
     assert [each.success for each in collector.statistics.finished] == [1.0, 1.0, 0.0]
 
 
+class Numbered(OnDevice):
+    """Says by numbers how episodes end."""
+
+    def step(self, actions):
+        obs, reward, terminated, truncated, info = super().step(actions)
+        return obs, reward, terminated.to(torch.uint8), truncated.to(torch.int64), info
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
+def test_flags_of_a_device_may_be_numbers(mode):
+    found = []
+    for kind in (OnDevice, Numbered):
+        envs = HostView(kind(SyncVectorEnv([Scripted, lambda: Scripted(period=2)], autoreset_mode=AutoresetMode[mode])))
+        spaces = single_spaces(envs)
+        torch.manual_seed(0)
+        found.append(TensorCollector(make_stepper(envs), spaces, ActorCritic(spaces), 9, 0, True, torch.no_grad).collect())
+    for one, other in zip(tree_leaves(tuple(found[0])), tree_leaves(tuple(found[1])), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 def test_episodes_after_a_restart_are_not_those_before():
     model = PPO(EnvConfig("Torch/CartPole-v1", 4), n_steps=8, batch_size=4)
     collector = TensorCollector(make_stepper(make_vector_env(model.env), model.env), model.spaces, model.network, 8, 0)

@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import Enum, Flag
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePath
 from re import Pattern
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -28,7 +28,7 @@ CONSTRUCTOR_ARGUMENTS = "_saved_kwargs"
 """Attribute in which gymnasium's `RecordConstructorArgs` keeps the arguments of a wrapper."""
 HOW_BUILT = {"spec", "metadata", "_cached_spec", CONSTRUCTOR_ARGUMENTS, "_ezpickle_args", "_ezpickle_kwargs"}
 """Attributes, some of them private to gymnasium, that only repeat how an environment was built."""
-CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial, np.dtype)
+CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial, type(cache(len)), np.dtype, np.ufunc)
 SERVICES = {"logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess", "socket"}
 SERVICES |= {"torch", "pygame", "mujoco"}
 """Packages whose objects are not part of an environment's state, but for tensors and their generators."""
