@@ -206,6 +206,7 @@ CASES = {
     ),
     "ippo_spread64": Case(**SPREAD, num_envs=64, steps=576_000),
     "ippo_spread512": Case(**SPREAD, num_envs=512, steps=1_536_000),
+    "ippo_balance512": Case(**SPREAD | {"env": "vmas.balance", "goals": (Goal("torchrl", 3.0),)}, num_envs=512, steps=1_536_000),
 }
 COMPILED = {"ppo_cartpole": (Goal("sb3", 2.8), Goal("skrl", 2.8)), "a2c_cartpole": (), "ppo_cheetah1": (), "dqn_cartpole": ()}
 """Cases that ours learns with `compile: true` too, and what is asked of that; the peers learn as ever."""

@@ -1,4 +1,4 @@
-"""PPO of Stable-Baselines3 on CartPole with the settings of its zoo, until it is solved."""
+"""PPO of Stable-Baselines3 on CartPole with the settings of its zoo, or with those of our packaged config, until it is solved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 STEPS = 100_000
-ZOO = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0}
+COMMON = {"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "ent_coef": 0.0}
+ZOO, OURS = {"num_envs": 8, "n_epochs": 20, "learning_rate": 1e-3}, {"num_envs": 16, "n_epochs": 10, "learning_rate": 2e-3}
+"""Where the two differ."""
 
 
 class StopWhenSolved(BaseCallback):
@@ -43,10 +45,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--launched", type=float, required=True)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--same", action="store_true", help="take the settings of our config")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    falling = {"learning_rate": lambda left: 1e-3 * left, "clip_range": lambda left: 0.2 * left}
-    model = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=8, seed=options.seed), seed=options.seed, device="cpu", **ZOO, **falling)
+    given = OURS if options.same else ZOO
+    envs = make_vec_env("CartPole-v1", n_envs=given["num_envs"], seed=options.seed)
+    falling = {"learning_rate": lambda left: given["learning_rate"] * left, "clip_range": lambda left: 0.2 * left}
+    model = PPO("MlpPolicy", envs, n_epochs=given["n_epochs"], seed=options.seed, device="cpu", **COMMON, **falling)
     model.learn(STEPS, callback=StopWhenSolved(options.launched))
 
 
