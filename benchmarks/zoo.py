@@ -108,7 +108,6 @@ def train(config: str, seed: int, folder: Path, processes: int) -> Row:
     """Train and judge one row; the minutes are those of training, evaluations included."""
     home, name, measured_at = folder / config, f"seed_{seed}", commit()
     command = ["fit", "--config", config, "--seed_everything", seed]
-    unpack(folder, config, seed)
     call(*command, "--trainer.default_root_dir", home, "--trainer.run_name", name, "--ckpt_path", "last")
     (best,) = home.rglob(f"{name}/checkpoints/best.ckpt")
     last = best.with_name("last.ckpt")
@@ -148,6 +147,8 @@ def run(options: argparse.Namespace) -> None:
     folder = options.folder.resolve()
     failed = 0
     with ThreadPoolExecutor(options.processes) as pool:
+        for name, seed in todo:
+            unpack(folder, name, seed)
         futures = {pool.submit(lambda *row: write(train(*row)), *row, folder, options.processes): row for row in todo}
         for future, (name, seed) in futures.items():
             if (error := future.exception()) is not None:

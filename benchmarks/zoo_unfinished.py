@@ -25,13 +25,14 @@ def pack(folder: Path, config: str, seed: int) -> Path:
         raise ValueError(f"{config} seed {seed} has no run with a checkpoint in {folder}")
     archive = archive_of(config, seed)
     archive.parent.mkdir(exist_ok=True)
-    with tarfile.open(archive, "w:xz") as tar:
+    new = archive.with_suffix(".new")
+    with tarfile.open(new, "w:xz") as tar:
         for file in sorted(file for file in found[0].rglob("*") if file.is_file() and OLDER not in file.name):
             tar.add(file, file.relative_to(home))
-    if (size := archive.stat().st_size) > LIMIT:
-        archive.unlink()
+    if (size := new.stat().st_size) > LIMIT:
+        new.unlink()
         raise ValueError(f"{config} seed {seed} has {size / 2**20:.0f} MiB, more than {LIMIT // 2**20} do not belong into the repository")
-    return archive
+    return new.replace(archive)
 
 
 def unpack(folder: Path, config: str, seed: int) -> None:

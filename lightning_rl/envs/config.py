@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -153,8 +153,9 @@ def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
         limit = None if spec.max_episode_steps == gym.spec(spec.id).max_episode_steps else spec.max_episode_steps
         with suppress(TypeError):  # arguments that no file can hold
             json.dumps(kwargs)
-            changes = changes_of(env, partial(gym.make, spec, render_mode=None))
-            return ChangedEnv(spec, changes) if changes else EnvConfig(spec.id, kwargs=kwargs, max_episode_steps=limit)
+            config = EnvConfig(spec.id, kwargs=kwargs, max_episode_steps=limit)
+            changes = changes_of(env, partial(gym.make, spec.id, **kwargs))
+            return ChangedEnv(config, changes) if changes else config
     try:
         deepcopy(env)
     except Exception as error:  # the environment of a user may raise anything
@@ -164,30 +165,39 @@ def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
 
 
 def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, Any]:
-    """Return the public numbers and texts of an environment that differ from those which new ones have and keep in an episode."""
-    first, second = make(), make()
-    fixed = {name: value for name, value in vars(first.unwrapped).items() if type(value) in (bool, int, float, str)}
-    second.reset(seed=0)
-    second.action_space.seed(0)
-    with suppress(Exception):  # as of a move that is not allowed
-        for _ in range(10):
-            second.step(second.action_space.sample())
-    first.close()
-    second.close()
-    own, played = vars(env.unwrapped), vars(second.unwrapped)
-    kept = [name for name, value in fixed.items() if not name.startswith("_") and name != "render_mode" and played.get(name) == value]
-    return {name: own[name] for name in kept if name in own and own[name] != fixed[name]}
+    """Return the public numbers and texts that somebody changed of an environment since it was made; it has not been used yet.
+
+    Of one that was used nothing is returned: what it is now may come of that. Nor where no others can be made, as of what holds a port.
+    """
+    if env.has_wrapper_attr("has_reset") and env.get_wrapper_attr("has_reset"):
+        return {}
+    built: list[dict[str, Any]] = []
+    with suppress(Exception):  # a constructor may raise anything
+        for _ in range(2):
+            with closing(make()) as made:
+                built.append(dict(vars(made.unwrapped)))
+    first, second = built if len(built) == 2 else ({}, {})
+    own, kinds = vars(env.unwrapped), (bool, int, float, str)
+    names = [name for name in own if not name.startswith("_") and name != "render_mode" and type(own[name]) in kinds]
+    return {name: own[name] for name in names if type(first.get(name)) in kinds and first[name] == second.get(name) != own[name]}
 
 
 @dataclass(frozen=True)
 class ChangedEnv:
     """Makes environments with other values of some attributes."""
 
-    spec: gym.envs.registration.EnvSpec
+    config: EnvConfig
     changes: dict[str, Any]
 
+    @property
+    def spec(self) -> gym.envs.registration.EnvSpec:
+        """What names it."""
+        return gym.spec(self.config.id)
+
     def __call__(self) -> gym.Env:
-        env = gym.make(self.spec, render_mode=None)
+        config = self.config
+        limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+        env = gym.make(config.id, **{"disable_env_checker": True, **config.kwargs, **limit})
         vars(env.unwrapped).update(self.changes)
         return env
 

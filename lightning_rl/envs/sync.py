@@ -125,7 +125,7 @@ class TurnVectorEnv(SyncVectorEnv):
                 if terminated or truncated:
                     self.contracts[i].check_obs(obs)
                     ends[:, i] = terminated, truncated
-                    infos = self._add_info(infos, {"final_obs": deepcopy(obs), "final_info": info}, i)  # the reset may write into it
+                    infos = self._add_info(infos, {"final_obs": deepcopy(obs), "final_info": info}, i)  # which the reset may write into
                     obs, info = env.reset()
                     self.contracts[i].check_obs(obs)
                 if MASK in info:

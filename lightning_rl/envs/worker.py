@@ -72,7 +72,7 @@ class Worker:
         self.ended = bool(terminated or truncated)
         if self.ended and self.mode == "SAME_STEP":
             self.contract.check_obs(obs)
-            final = {"final_obs": deepcopy(obs), "final_info": info}  # the reset may write into it
+            final = {"final_obs": deepcopy(obs), "final_info": deepcopy(info)}  # the reset may write into them
             obs, info = self.env.reset()
             info = final | info
         return self._reply(obs, info)

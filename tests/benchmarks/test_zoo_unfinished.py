@@ -53,9 +53,11 @@ def test_a_run_that_lies_there_is_not_put_back_to_where_it_was(unfinished, tmp_p
 
 def test_what_is_too_large_for_the_repository_or_not_there_is_refused(unfinished, tmp_path, monkeypatch):
     monkeypatch.setattr(unfinished, "LIMIT", 2**20)
+    write_run(tmp_path / "small")
+    kept = unfinished.pack(tmp_path / "small", "ppo/minatar_breakout", 2).read_bytes()
     write_run(tmp_path / "here", random.Random(0).randbytes(2**21))
     with pytest.raises(ValueError, match=r"^ppo/minatar_breakout seed 2 has 2 MiB, more than 1 do not belong into the repository$"):
         unfinished.pack(tmp_path / "here", "ppo/minatar_breakout", 2)
-    assert not files(tmp_path / "unfinished")
+    assert files(tmp_path / "unfinished") == {"ppo_minatar_breakout_2.tar.xz": kept}
     with pytest.raises(ValueError, match="ppo/minatar_breakout seed 3 has no run with a checkpoint in"):
         unfinished.pack(tmp_path / "here", "ppo/minatar_breakout", 3)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 import itertools
+import logging
+import time
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
@@ -14,8 +17,8 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env
-from lightning_rl.envs.snapshot.decoding import Decoder
-from lightning_rl.envs.snapshot.encoding import MAX_PARTS, Encoder, UnsupportedValueError
+from lightning_rl.envs.snapshot.decoding import Decoder, write_all
+from lightning_rl.envs.snapshot.encoding import MAX_PARTS, VERSION, Encoder, UnsupportedValueError, read_all
 from lightning_rl.envs.stepping import make_stepper
 from tests.envs.continuing import is_continued
 
@@ -232,8 +235,147 @@ class WithFloat(WithIterator):
         return float(self.angle)
 
 
-EXACT = (WithEnum, WithTensor, WithSlots, WithView, WithViewFirst, WithSharedList, WithObject, WithContainers, WithIterator, WithFloat)
-for cls in (*EXACT, WithPhase):
+class WithComplex(Paid):
+    def begin(self):
+        self.small, self.large, self.left = 0j, np.complex128(0), range(40)
+
+    def move(self):
+        self.small, self.large, self.left = self.small + 1j, self.large + 1j, self.left[1:]
+
+    def paid(self):
+        return abs(self.small) + abs(self.large) + len(self.left)
+
+
+class WithSpace(Paid):
+    """Draws from a space that takes the place of a smaller one after the trial."""
+
+    def begin(self):
+        self.sizes = Discrete(2, seed=3)
+
+    def move(self):
+        if self.t == 19:
+            self.sizes = Discrete(70, seed=3)
+
+    def paid(self):
+        return float(self.sizes.n)
+
+
+class WithTwo(Paid):
+    """One object is held by two attributes until one of them gets its own; one generator is shared likewise."""
+
+    def begin(self):
+        self.a = self.b = Item(0)
+        self.noise = self.np_random
+
+    def move(self):
+        if self.t == 19:
+            self.b, self.noise = Item(5), np.random.default_rng(7)
+
+    def paid(self):
+        return self.a.worth + 10 * self.b.worth + float(self.noise.random()) + float(self.np_random.random())
+
+
+class WithTwoTensors(Paid):
+    def begin(self):
+        self.a = torch.zeros(4)
+        self.b = self.a.view(2, 2)
+
+    def move(self):
+        self.b += 1
+
+    def paid(self):
+        return float(self.a.sum())
+
+
+class WithDeleted(Paid):
+    def begin(self):
+        self.key = 1
+
+    def move(self):
+        if self.t == 12:
+            del self.key
+
+    def paid(self):
+        return float(hasattr(self, "key"))
+
+
+class WithWrapped(Paid):
+    """Plays another environment within its own."""
+
+    def begin(self):
+        self.inner = gym.make("Pendulum-v1")
+        self.inner.reset(seed=1)
+
+    def move(self):
+        self.last, *_ = self.inner.step(np.array([self.t % 2], np.float32))
+
+    def paid(self):
+        return float(self.last.sum())
+
+
+class WithBoundMethod(Paid):
+    def begin(self):
+        self.log = []
+        self.note = self.log.append
+
+    def move(self):
+        self.note(1)
+
+    def paid(self):
+        return float(len(self.log))
+
+
+class WithSet(Paid):
+    """The order of a set that shrank is not that of a new one."""
+
+    def begin(self):
+        self.left = set(range(200))
+
+    def move(self):
+        self.left -= set(range(3)) | set(range(4, 10)) | set(range(11, 200))
+
+    def paid(self):
+        return float(next(iter(self.left)))
+
+
+class WithFrozen(Paid):
+    @dataclass(frozen=True)
+    class Rules:
+        speed: float = 0.5
+
+    def begin(self):
+        self.rules = self.Rules()
+
+    def move(self):
+        self.rules = self.Rules(self.t / 2)
+
+    def paid(self):
+        return self.rules.speed
+
+
+class WithChain(Paid):
+    """A long chain of objects."""
+
+    def begin(self):
+        self.first = Item(None)
+
+    def move(self):
+        for _ in range(20):
+            self.first = Item(self.first)
+
+    def paid(self):
+        length, item = 0, self.first
+        while item.worth is not None:
+            length, item = length + 1, item.worth
+        return float(length)
+
+
+EXACT = (
+    *(WithEnum, WithTensor, WithSlots, WithView, WithViewFirst, WithSharedList, WithObject, WithContainers, WithIterator, WithFloat),
+    *(WithComplex, WithTwoTensors, WithDeleted, WithWrapped, WithBoundMethod, WithSet, WithFrozen, WithChain),
+)
+TOLD = (WithPhase, WithSpace, WithTwo)
+for cls in EXACT + TOLD:
     gym.register(f"{cls.__name__}-v0", cls)
 
 
@@ -243,10 +385,11 @@ def test_an_environment_continues_exactly_whatever_its_attributes_are(cls):
     assert is_continued(lambda: make_vector_env(config), config, before=20, after=50) is None
 
 
-def test_a_function_that_took_the_place_of_another_is_told():
-    config = EnvConfig("WithPhase-v0", 2)
+@pytest.mark.parametrize("cls", TOLD)
+def test_what_took_another_place_after_the_trial_is_told(cls):
+    config = EnvConfig(f"{cls.__name__}-v0", 2)
     line = is_continued(lambda: make_vector_env(config), config, before=20, after=50)
-    assert line == "WithPhase-v0 did not come back as it was saved"
+    assert line == f"{cls.__name__}-v0 did not come back as it was saved"
     assert is_continued(lambda: make_vector_env(config), config, before=35, after=50) is None
 
 
@@ -309,18 +452,93 @@ def test_a_view_of_memory_that_is_not_numpys_is_written_there():
     memory = bytearray(16)
     existing = np.frombuffer(memory, np.float64)
     plain = Encoder().encode(np.array([1.0, 2.0]))
-    assert Decoder().decode(plain, existing) is existing and np.frombuffer(memory).tolist() == [1.0, 2.0]
+    assert Decoder(VERSION).decode(plain, existing) is existing and np.frombuffer(memory).tolist() == [1.0, 2.0]
     other = np.zeros(2)
-    assert Decoder().decode(plain, other) is not other and other.tolist() == [0.0, 0.0]
+    assert Decoder(VERSION).decode(plain, other) is not other and other.tolist() == [0.0, 0.0]
 
 
-def test_a_view_cannot_reach_beyond_the_memory_of_what_it_is_a_view_of():
-    decoder = Decoder()
+@pytest.mark.parametrize(
+    "view",
+    [
+        ("~view", 1, 0, "<f8", 8, [2], [8]),  # beyond its end
+        ("~view", 1, 0, "<f8", -8, [1], [8]),
+        ("~view", 1, 0, "<f8", 0, [2**40], [0]),
+        ("~view", 1, 0, "O", 0, [1], [8]),  # a number read as the place of an object
+        ("~view", 1, 0, [("a", "O")], 0, [1], [8]),
+        ("~view", 1, 5, "<f8", 0, [2], [8]),
+    ],
+)
+def test_a_view_shows_only_numbers_of_what_it_is_a_view_of(view):
+    decoder = Decoder(VERSION)
     decoder.decode(("~numpy", 0, np.zeros(2)))
-    with pytest.raises((ValueError, TypeError)):
-        decoder.decode(("~view", 1, 0, "<f8", 8, [2], [8]))
+    with pytest.raises((UnsupportedValueError, ValueError, TypeError)):
+        decoder.decode(view)
+
+
+class Cleaner:
+    def __init__(self):
+        self.done = []
+
+    def clear(self):
+        self.done.append("cleared")
+
+    append = clear
+
+
+class Plant(gym.Env):
+    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
+
+    def __init__(self):
+        self.cleaner, self.logger, self.numpy = Cleaner(), logging.getLogger("plant"), np
+        self.inner = [self.logger, np, self.cleaner]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"cleaner": ("~object", 5, "Cleaner", {}), "step": ("~same", 5)},  # a method becomes something else
+        {"cleaner": ("~list", 5, [1], None), "reset": 3},
+        {"cleaner": ("~Counter", 5, [("a", 1)]), "cleaner_": ("~like", "Cleaner", [1])},
+        {"logger": ("~object", 5, "Logger", {"level": 10})},
+        {"numpy": ("~object", 5, "module", {"pi": 3.0})},
+        {"inner": ("~list", 4, [("~object", 5, "Logger", {"level": 10}), None, None], None)},
+        {"inner": ("~list", 4, [None, ("~object", 5, "module", {"pi": 3.0}), None], None)},
+    ],
+)
+def test_a_file_cannot_replace_methods_or_write_into_what_no_state_is_read_from(state):
+    plant = Plant()
     with pytest.raises(UnsupportedValueError):
-        decoder.decode(("~view", 1, 5, "<f8", 0, [2], [8]))
+        write_all([plant], [state], VERSION)
+    assert plant.logger.level == 0 and np.pi > 3.1 and plant.cleaner.__class__ is not int
+    assert callable(plant.step) and "step" not in vars(plant) and "reset" not in vars(plant)
+
+
+def test_many_rows_of_one_array_are_read_in_a_moment_and_stay_rows_of_one():
+    class Thing:
+        pass
+
+    thing, other = Thing(), Thing()
+    for each in (thing, other):
+        each.table = np.zeros((20_000, 4))
+        each.rows = list(each.table)
+    thing.table += 1
+    began = time.perf_counter()
+    write_all([other], read_all([thing], strict=True), VERSION, whole=True)
+    assert time.perf_counter() - began < 5
+    other.rows[7][2] = 9
+    assert other.table.sum() == 80_000 + 8
+
+
+def test_what_is_left_out_of_a_replay_costs_no_time_at_each_reset():
+    class Words:
+        pass
+
+    words = Words()
+    words.list = ["word"] * (MAX_PARTS + 1)
+    began = time.perf_counter()
+    for _ in range(1_000):
+        assert read_all([words]) == [{}]
+    assert time.perf_counter() - began < 2
 
 
 def test_the_ways_of_packaged_environments_need_no_replay():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
@@ -314,18 +316,47 @@ CHANGES = {"CartPole-v1": {"length": 2.0, "gravity": 20.0}, "LunarLander-v3": {"
 @pytest.mark.parametrize(("env_id", "changes"), CHANGES.items())
 def test_copies_of_a_ready_environment_that_was_changed_are_changed_alike(env_id, changes):
     made = gym.make(env_id)
-    made.reset(seed=1)
-    for _ in range(3):
-        made.step(0)
-    assert as_config(made) == EnvConfig(env_id)  # which was only used
     vars(made.unwrapped).update(changes)
-    builder = as_config(made)
+    builder = pickle.loads(pickle.dumps(as_config(made)))
     one, other = builder(), builder()
     assert environment_name(builder) == env_id
     for env in (one, other):
         assert {name: getattr(env.unwrapped, name) for name in changes} == changes and env.unwrapped is not made.unwrapped
         env.reset(seed=1)
     assert np.array_equal(one.step(1)[0], other.step(1)[0])
+
+
+class Sized(gym.Env):
+    """Knows no `render_mode`, counts what is built, and holds something of which there is one."""
+
+    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
+    built, most = 0, 9
+
+    def __init__(self, size=3):
+        Sized.built += 1
+        if Sized.built > Sized.most:
+            raise OSError("the port is taken")
+        self.size, self.best = size, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.best += 1
+        return np.zeros(1, np.float32), {}
+
+
+gym.register("Sized-v0", Sized)
+
+
+def test_a_ready_environment_is_known_by_its_settings_whatever_it_takes_and_however_it_was_used():
+    Sized.built, made = 0, gym.make("Sized-v0", size=4, disable_env_checker=True)
+    assert as_config(made) == EnvConfig("Sized-v0", kwargs={"size": 4})
+    made.unwrapped.size = np.array([4, 5])  # no number any more
+    assert as_config(made) == EnvConfig("Sized-v0", kwargs={"size": 4})
+    made.reset()
+    built = Sized.built
+    assert as_config(made) == EnvConfig("Sized-v0", kwargs={"size": 4}) and Sized.built == built
+    Sized.built = 8
+    other = gym.make("Sized-v0", disable_env_checker=True)  # the last one that can be built
+    assert as_config(other) == EnvConfig("Sized-v0")
 
 
 @pytest.mark.parametrize("limit", [20, 100])

@@ -1,107 +1,159 @@
 """Write plain data back as what it was: into the objects of an environment that was built in the same way, which decide what is called.
 
-See `encoding.py` for what plain data are. They may come from a file that somebody made.
+See `encoding.py` for what plain data are. They may come from a file that somebody made: no kind of them names what is imported or called.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping
-from copy import copy
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, Flag
+from types import MethodType
 from typing import Any
 
 import numpy as np
 
 from lightning_rl.envs.snapshot.encoding import (
+    CODE,
     CONTAINERS,
+    DICTS,
+    NUMBERS,
+    SCALARS,
+    VERSION,
     Plain,
     UnsupportedValueError,
     attributes_of,
     inner_spaces,
     is_atari,
     is_mujoco,
+    is_plain_object,
+    is_service,
     is_space,
     is_state,
     is_torch,
     mujoco_arrays,
     name_of,
     owner_of,
+    text_of,
 )
 
 BIT_GENERATORS = {cls.__name__: cls for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)}
 
 
-def write_attributes(thing: object, state: Mapping[str, Plain], decoder: Decoder | None = None, lenient: bool = False) -> None:
-    """Write attributes into an object that was built in the same way. If `lenient`, values that do not fit are left out."""
-    decoder = decoder or Decoder(lenient)
-    existing = attributes_of(thing)
-    for name, plain in state.items():
-        try:
-            if not is_state(thing, name):
-                raise UnsupportedValueError(f"{name} is not state")
-            value = decoder.decode(plain, existing.get(name))
-        except UnsupportedValueError:
-            if not decoder.lenient:
-                raise
-            continue
-        if existing.get(name) is not value:
-            setattr(thing, name, value)
+def write_all(
+    things: Iterable[object], states: Sequence[Mapping[str, Plain]], version: int | None, lenient: bool = False, whole: bool = False
+) -> None:
+    """Write what `read_all` read into objects that were built in the same way.
+
+    Args:
+        things: the objects.
+        states: of each.
+        version: of the states, see `encoding.VERSION`.
+        lenient: leave out what does not fit.
+        whole: the states hold all attributes that there were: remove others, which objects had as they were built and lost since.
+
+    Raises:
+        UnsupportedValueError: something does not fit.
+    """
+    things = list(things)
+    decoder = Decoder(version, things, lenient, whole)
+    for thing, state in zip(things, states, strict=True):
+        decoder.write(thing, state)
 
 
 class Decoder:
-    """Makes values from plain data, in place where there is a counterpart. Plain data may come from a file that somebody made."""
+    """Makes values from plain data, in place where there is a counterpart; arguments as of `write_all`."""
 
-    def __init__(self, lenient: bool = False) -> None:
-        self.lenient = lenient
-        self.made: dict[int, Any] = {}
+    def __init__(self, version: int | None, things: Sequence[object] = (), lenient: bool = False, whole: bool = False) -> None:
+        self.lenient, self.whole = lenient, whole
+        self.is_old = version is None
+        """Whether only generators had numbers, so that a reference to another value means its counterpart."""
+        self.made: dict[int, Any] = {} if self.is_old else dict(enumerate(things))
+        """What has a number."""
+        self.used: dict[int, int] = {id(thing): number for number, thing in enumerate(things)}
+        """The numbers of counterparts that were written into, by their ids: one cannot be two."""
+
+    def write(self, thing: object, state: Mapping[str, Plain]) -> None:
+        """Write attributes into an object."""
+        existing = attributes_of(thing)
+        for name, plain in state.items():
+            try:
+                is_method = name not in existing and callable(getattr(type(thing), name, None))
+                if not is_state(thing, name) or is_method:
+                    raise UnsupportedValueError(f"{name} is not state")
+                value = self.decode(plain, existing.get(name))
+                if not is_same(existing.get(name), value):
+                    setattr(thing, name, value)
+            except (UnsupportedValueError, AttributeError, TypeError) as error:  # of a frozen object too
+                if not self.lenient:
+                    raise UnsupportedValueError(str(error)) from error
+        if self.whole:
+            for name in [name for name in getattr(thing, "__dict__", {}) if name in existing and name not in state]:
+                delattr(thing, name)
 
     def decode(self, plain: Plain, existing: Any = None) -> Any:
         """Make a value, or change an existing object in place; raise `UnsupportedValueError` for unknown kinds of plain data."""
         if isinstance(plain, np.ndarray):
-            return _put(plain, existing)
+            return put(plain, existing)
         if not isinstance(plain, tuple | list):
             return plain
         match plain:
-            case [str(kind), children, maxlen, *number] if kind in CONTAINERS:
-                values = self._children(children, existing)
-                if kind in ("~tuple", "~frozenset"):
-                    return CONTAINERS[kind](values)
-                made: Any = deque(maxlen=maxlen) if kind == "~deque" else CONTAINERS[kind]()
-                return self._fill(self._made(number, made), values)
-            case ["~dict", items, *number]:
-                return self._fill(self._made(number, {}), self._items(items, existing))
-            case ["~like", name, plains, attributes, number] if type(existing).__qualname__ == name and hasattr(existing, "clear"):
-                values = (self._items if isinstance(existing, dict) else self._children)(plains, existing)
-                made = self._made([number], copy(existing))
-                made.clear()
-                write_attributes(made, attributes, self)
-                return self._fill(made, values)
-            case ["~named", name, children] if type(existing).__qualname__ == name and hasattr(existing, "_make"):
-                return existing._make(self._children(children, existing))
-            case ["~enum", name, member] if type(existing).__qualname__ == name and isinstance(existing, Enum):
-                return _member(type(existing), member)
-            case ["~kept", name] if name_of(existing) == name:
+            case ["~service"]:
                 return existing
-            case ["~numpy", number, array]:
-                return self._made([number], self.decode(array, existing))
-            case ["~view", number, whole, dtype, offset, shape, strides] if isinstance(self.made.get(whole), np.ndarray):
-                return self._made([number], np.ndarray(shape, dtype, self.made[whole], offset, strides))  # numpy checks the bounds
-            case ["~objects", shape, children]:
-                made = np.empty(shape, object)
-                for place, each in zip(np.ndindex(*shape), self._children(children, getattr(existing, "flat", None)), strict=True):
+            case ["~same", int(number)] if number in self.made:
+                return self.made[number]
+            case ["~same", int()] if self.is_old:
+                return existing
+            case ["~code", name, number] if isinstance(existing, CODE) or is_service(existing):
+                owner = existing.__self__ if isinstance(existing, MethodType) else None
+                if name_of(existing) == name and (number is None or self.made.get(number, owner) is owner):
+                    return existing
+            case ["~fixed", text] if text_of(existing) == text:
+                return existing
+            case ["~enum", name, member] if type(existing).__qualname__ == name and isinstance(existing, Enum):
+                return member_of(type(existing), member)
+            case ["~named", name, children] if type(existing).__qualname__ == name and isinstance(existing, tuple):
+                return tuple.__new__(type(existing), self._children(children, existing))
+            case ["~tuple" | "~frozenset" as kind, list(children)]:
+                return CONTAINERS[kind](self._children(children, existing))
+            case ["~list" | "~set" | "~deque" as kind, int(number), list(children), maxlen]:
+                made: Any = deque(maxlen=maxlen) if kind == "~deque" else CONTAINERS[kind]()
+                self.made[number] = made
+                for child in self._children(children, existing):  # which may hold the container itself
+                    made.add(child) if kind == "~set" else made.append(child)
+                return made
+            case [str(kind), int(number), list(items), *factory] if kind in DICTS:
+                if factory and not (isinstance(existing, defaultdict) and name_of(existing.default_factory) == factory[0]):
+                    raise UnsupportedValueError("another factory of default values")
+                made = defaultdict(existing.default_factory) if factory else DICTS[kind]()
+                return self._items(self._note(number, made), items, existing)
+            case ["~object", int(number), name, state] if type(existing).__qualname__ == name and is_plain_object(existing):
+                self.write(self._claim(number, existing), state)
+                return existing
+            case ["~space", int(number), text, generator, children] if is_space(existing) and text_of(existing) == text:
+                self.made[number] = existing
+                return self._draw_on(existing, generator, children)
+            case ["~numpy", int(number), array]:
+                return self._note(number, self.decode(array, existing))
+            case ["~view", int(number), int(whole), dtype, offset, shape, strides] if isinstance(self.made.get(whole), np.ndarray):
+                if np.dtype(dtype).kind in NUMBERS and 0 not in strides:  # numpy checks the bounds
+                    return self._note(number, np.ndarray(shape, dtype, self.made[whole], offset, strides))
+            case ["~objects", int(number), shape, children]:
+                made = self._note(number, np.empty(shape, object))
+                places = zip(np.ndindex(*shape), self._children(children, getattr(existing, "flat", None)), strict=True)
+                for place, each in places:
                     made[place] = each
                 return made
-            case ["~tensor", number, array]:
-                return self._made([number], sys.modules["torch"].from_numpy(np.array(self.decode(array))))
-            case ["~torch", state] if is_torch(existing, "Generator"):
-                existing.set_state(sys.modules["torch"].from_numpy(self.decode(state)))
+            case ["~tensor", int(number), array]:
+                return self._note(number, sys.modules["torch"].from_numpy(np.array(self.decode(array))))
+            case ["~torch", int(number), state] if is_torch(existing, "Generator"):
+                self._claim(number, existing).set_state(sys.modules["torch"].from_numpy(self.decode(state)))
                 return existing
             case ["~scalar", array]:
                 return self.decode(array)[()]
-            case ["~array", dtype, shape, data]:
+            case ["~array", dtype, shape, bytes(data)] if np.dtype(dtype).kind in "cSUmM":
                 return np.frombuffer(data, dtype).reshape(shape).copy()
             case ["~ale", data] if is_atari(existing):
                 existing.restoreSystemState(type(existing.cloneSystemState())(data))
@@ -113,64 +165,79 @@ class Decoder:
                         counterparts[name][...] = array
                 existing.time = time
                 return existing
-            case ["~generator", number, state]:
-                return self._made([number], self._generator(self.decode(state), existing))
-            case ["~randomstate", number, state]:
+            case ["~generator", int(number), state]:
+                return self._note(number, self._generator(number, self._apart(state), existing))
+            case ["~randomstate", int(number), state]:
                 legacy = np.random.RandomState()
-                legacy.set_state(_checked(self.decode(state)))
-                return self._made([number], legacy)
-            case ["~random", number, version, numbers, gauss]:
+                legacy.set_state(_checked(self._apart(state)))
+                return self._note(number, legacy)
+            case ["~random", int(number), version, numbers, gauss]:
                 python = random.Random()
                 python.setstate((version, tuple(map(int, numbers)), gauss))
-                return self._made([number], python)
-            case ["~same", number]:
-                return self.made.get(number, existing)
-            case ["~space", generator, children] if is_space(existing):
-                if generator is not None:
-                    made = self.decode(generator, existing.np_random)
-                    if made is not existing.np_random:
-                        existing.np_random.bit_generator.state = made.bit_generator.state
-                for child, counterpart in zip(children, inner_spaces(existing), strict=True):
-                    self.decode(child, counterpart)
-                return existing
-            case ["~object", name, state, *number] if type(existing).__qualname__ == name:
-                write_attributes(self._made(number, existing), state, self)
-                return existing
+                return self._note(number, python)
+            case _ if self.is_old:
+                return self._decode_old(plain, existing)
         raise UnsupportedValueError(f"{str(plain[:2])[:80]} has no counterpart, or is of an unknown kind")
 
-    def _made(self, number: list[int], value: Any) -> Any:
-        """Note a value by its number, before what is inside it is made; older files number no containers."""
-        for each in number:
-            self.made[each] = value
+    def _decode_old(self, plain: Plain, existing: Any) -> Any:
+        """Make a value from data of the time when containers, objects and spaces had no numbers."""
+        match plain:
+            case [str(kind), list(children), maxlen] if kind in CONTAINERS:
+                values = self._children(children, existing)
+                return deque(values, maxlen) if kind == "~deque" else CONTAINERS[kind](values)
+            case ["~dict", list(items)]:
+                return self._items({}, items, existing)
+            case ["~object", str(name), state] if type(existing).__qualname__ == name and is_plain_object(existing):
+                self.write(existing, state)
+                return existing
+            case ["~space", generator, children] if is_space(existing):
+                return self._draw_on(existing, generator, children)
+        raise UnsupportedValueError(f"{str(plain[:2])[:80]} has no counterpart, or is of an unknown kind")
+
+    def _apart(self, plain: Plain) -> Any:
+        """Make a value whose parts have numbers of their own."""
+        return Decoder(None if self.is_old else VERSION).decode(plain)
+
+    def _note(self, number: int, value: Any) -> Any:
+        """Note a value by its number."""
+        self.made[number] = value
         return value
+
+    def _claim(self, number: int, existing: Any) -> Any:
+        """Note a counterpart that is written into by its number; it cannot be that of another value too."""
+        if self.used.setdefault(id(existing), number) != number:
+            raise UnsupportedValueError(f"one {type(existing).__qualname__} is the counterpart of two")
+        return self._note(number, existing)
 
     def _children(self, children: list[Plain], existing: Any) -> Iterator[Any]:
         """Make the values of a container one by one."""
         ordered = isinstance(existing, list | tuple | deque | np.flatiter) and len(existing) == len(children)
         return (self.decode(child, existing[i] if ordered else None) for i, child in enumerate(children))
 
-    def _items(self, items: list[tuple[Plain, Plain]], existing: Any) -> Iterator[tuple[Any, Any]]:
-        """Make the items of a dict one by one."""
-        before = dict(existing) if isinstance(existing, dict) else {}
-        keyed = ((self.decode(key), each) for key, each in items)
-        return ((key, self.decode(each, before.get(key))) for key, each in keyed)
-
-    def _fill(self, made: Any, values: Iterator[Any]) -> Any:
-        """Put values into an empty container; each may hold the container itself."""
-        for value in values:
-            if isinstance(made, dict):
-                made[value[0]] = value[1]
-            elif isinstance(made, set):
-                made.add(value)
-            else:
-                made.append(value)
+    def _items(self, made: Any, items: list[tuple[Plain, Plain]], existing: Any) -> Any:
+        """Make the items of a dict one by one; each may hold the dict itself."""
+        before = dict(existing) if type(existing) in DICTS.values() else {}
+        for key, each in items:
+            name = self.decode(key)
+            made[name] = self.decode(each, before.get(name))
         return made
 
-    def _generator(self, state: dict[str, Any], existing: object) -> np.random.Generator:
+    def _draw_on(self, space: Any, generator: Plain, children: list[Plain]) -> Any:
+        """Let a space and its parts draw where others stopped."""
+        if generator is not None:
+            made = self.decode(generator, space.np_random)
+            if made is not space.np_random:
+                space.np_random.bit_generator.state = made.bit_generator.state
+        for child, counterpart in zip(children, inner_spaces(space), strict=True):
+            self.decode(child, counterpart)
+        return space
+
+    def _generator(self, number: int, state: dict[str, Any], existing: object) -> np.random.Generator:
         name = state["bit_generator"]
         if not isinstance(name, str) or name not in BIT_GENERATORS:
             raise UnsupportedValueError(f"{name!r} is no bit generator")
-        if not isinstance(existing, np.random.Generator) or type(existing.bit_generator).__name__ != name:
+        is_free = self.used.setdefault(id(existing), number) == number
+        if not isinstance(existing, np.random.Generator) or type(existing.bit_generator).__name__ != name or not is_free:
             existing = (type(existing) if isinstance(existing, np.random.Generator) else np.random.Generator)(BIT_GENERATORS[name]())
         existing.bit_generator.state = _checked(state)
         return existing
@@ -184,7 +251,12 @@ def _checked(state: dict[str, Any]) -> Any:
     return state
 
 
-def _put(array: np.ndarray, existing: Any) -> np.ndarray:
+def is_same(a: object, b: object) -> bool:
+    """Return whether an attribute need not be replaced."""
+    return a is b or (type(a) is type(b) and isinstance(a, SCALARS) and repr(a) == repr(b))
+
+
+def put(array: np.ndarray, existing: Any) -> np.ndarray:
     """Return a copy of an array; where its counterpart is a view of memory that is not numpy's, write it there."""
     if not isinstance(existing, np.ndarray) or (existing.shape, existing.dtype) != (array.shape, array.dtype):
         return array.copy()
@@ -194,7 +266,8 @@ def _put(array: np.ndarray, existing: Any) -> np.ndarray:
     return existing
 
 
-def _member(cls: type[Enum], member: Any) -> Enum:
+def member_of(cls: type[Enum], member: Any) -> Enum:
+    """Return a member of an enumeration by its name, of flags by their bits."""
     try:
         return cls(member) if issubclass(cls, Flag) else cls[member]
     except (KeyError, ValueError) as error:

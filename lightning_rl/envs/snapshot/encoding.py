@@ -1,19 +1,23 @@
-"""Read the attributes of an object as plain data: arrays, numbers, strings, containers of them, objects, and random generators.
+"""Read the attributes of an object as plain data: numbers, texts, arrays, containers of them, objects, and random generators.
 
 Plain data are None, bool, int, float, str, bytes, numpy arrays of numbers, and lists, tuples and dicts of plain data. A value of another
-type becomes a tuple `("~name", ...)`, which `decoding.py` turns into the value again.
+type becomes a tuple `("~kind", ...)`, which `decoding.py` turns into the value again. What can be shared has a number behind its kind.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from bisect import bisect
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
+from datetime import date, time, timedelta, tzinfo
+from decimal import Decimal
 from enum import Enum, Flag
+from fractions import Fraction
 from functools import cache, partial
 from pathlib import PurePath
 from re import Pattern
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeGuard
 
 import gymnasium as gym
@@ -23,36 +27,44 @@ Plain = Any
 """Plain data."""
 NUMBERS = "biuf"
 """Kinds of arrays that any file can hold; the others become bytes."""
+SCALARS = (bool, int, float, str, bytes)
 CONTAINERS: dict[str, type] = {"~list": list, "~tuple": tuple, "~deque": deque, "~set": set, "~frozenset": frozenset}
+DICTS: dict[str, type] = {"~dict": dict, "~Counter": Counter, "~OrderedDict": OrderedDict, "~defaultdict": defaultdict}
 CONSTRUCTOR_ARGUMENTS = "_saved_kwargs"
 """Attribute in which gymnasium's `RecordConstructorArgs` keeps the arguments of a wrapper."""
 HOW_BUILT = {"spec", "metadata", "_cached_spec", CONSTRUCTOR_ARGUMENTS, "_ezpickle_args", "_ezpickle_kwargs"}
 """Attributes, some of them private to gymnasium, that only repeat how an environment was built."""
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial, type(cache(len)), np.dtype, np.ufunc)
-SERVICES = {"logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess", "socket"}
-SERVICES |= {"torch", "pygame", "mujoco"}
-"""Packages whose objects are not part of an environment's state, but for tensors and their generators."""
-FIXED = (range, slice, complex, type(...), PurePath, Pattern)
-"""Values that nothing can change; an attribute that holds one is as good as never given another."""
+FIXED = (complex, range, slice, date, time, timedelta, tzinfo, Decimal, Fraction, PurePath, Pattern, type(...))
+"""Values that cannot be changed, only replaced by others, and are told apart by their texts."""
+SERVICES = {
+    *("logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess", "socket"),
+    *("torch", "pygame", "mujoco"),
+}
+"""Packages whose objects are not part of an environment's state, but for tensors and generators of torch, and MuJoCo's data."""
 MAX_PARTS = 100_000
 """An attribute with more values than this does not belong to an environment: a network, a data set."""
-HEAP_TYPE = 1 << 9
-"""The flag of classes that are written in Python, or as if they were."""
+MAX_DEPTH = 100
+VERSION = 2
+"""Of what is read here; before, in states without a version, containers, objects and spaces had no numbers."""
+WRITTEN_IN_PYTHON = 1 << 9
+"""CPython's flag of classes that are made by a `class` statement; others may hold what no attribute shows."""
 
 
 class UnsupportedValueError(Exception):
     """A value that cannot be converted to plain data, or that has no counterpart to be written into."""
 
 
-def read_attributes(thing: object, encoder: Encoder | None = None) -> dict[str, Plain]:
-    """Copy the attributes of an object as plain data.
+def read_all(things: Iterable[object], only_generators: bool = False, strict: bool = False) -> list[dict[str, Plain]]:
+    """Copy the attributes of objects as plain data; what several of them share is converted once.
 
-    Leaves out what is no state: code, services. If the encoder is `strict`, raises `UnsupportedValueError` for anything else that
-    cannot be converted; otherwise leaves it out.
+    Code and services stay as they are built. If `strict`, raises `UnsupportedValueError` for anything else that cannot be converted, and
+    for what holds more than `MAX_PARTS` values; otherwise leaves it out.
     """
-    encoder = encoder or Encoder()
-    encoder.seen.setdefault(id(thing), len(encoder.seen))
-    return encoder.attributes(thing, MAX_PARTS)
+    encoder, things = Encoder(only_generators, strict), list(things)
+    for thing in things:
+        encoder.number(thing)
+    return [encoder.attributes(thing, MAX_PARTS) for thing in things]
 
 
 def attributes_of(thing: object) -> dict[str, object]:
@@ -72,7 +84,8 @@ def _slots(cls: type) -> list[str]:
 
 def is_state(thing: object, name: str) -> bool:
     """Return whether an attribute may be state; the environment inside a wrapper is read by itself."""
-    return not name.startswith("__") and name not in HOW_BUILT and not (name == "env" and isinstance(thing, gym.Wrapper))
+    is_env = isinstance(thing, gym.Env | gym.vector.VectorEnv)
+    return not (name.startswith("__") or (is_env and name in HOW_BUILT) or (name == "env" and isinstance(thing, gym.Wrapper)))
 
 
 class Encoder:
@@ -81,21 +94,31 @@ class Encoder:
     def __init__(self, only_generators: bool = False, strict: bool = False) -> None:
         self.only_generators, self.strict = only_generators, strict
         self.seen: dict[int, int] = {}
-        self.arrays: dict[int, list[tuple[int, np.ndarray]]] = {}
-        """The arrays met so far, with their numbers, by the owner of their memory."""
-        self.parts = 0
+        """The numbers of values, by their ids."""
+        self.memory: dict[int, list[tuple[int, int, int, bool]]] = {}
+        """Which bytes arrays use, by the owner of the memory: first, end, number, whether without gaps; none overlaps another."""
+        self.kept: list[object] = []
+        """Values that must live as long as their ids are in use."""
+        self.parts, self.depth = 0, 0
         self.most: float = float("inf")
 
+    def number(self, value: object) -> tuple[int, bool]:
+        """Return the number of a value, and whether it was met before."""
+        known = id(value) in self.seen
+        if not known:
+            self.seen[id(value)] = len(self.seen)
+            self.kept.append(value)
+        return self.seen[id(value)], known
+
     def attributes(self, thing: object, most: float | None = None) -> dict[str, Plain]:
-        """Convert the attributes of an object, each of `most` values at most; see `read_attributes`."""
+        """Convert the attributes of an object, each of `most` values at most; see `read_all`."""
         state = {}
         for name, value in attributes_of(thing).items():
             if most is not None:
                 self.parts, self.most = 0, most
             known = len(self.seen)
             try:
-                if not is_service(value):  # which stays as it was built
-                    state[name] = self.encode(value)
+                state[name] = ("~service",) if is_service(value) else self.encode(value)
             except UnsupportedValueError:
                 if self.strict:
                     raise
@@ -105,130 +128,148 @@ class Encoder:
     def encode(self, value: object) -> Plain:
         """Convert a value to plain data; raise `UnsupportedValueError` if that is not possible."""
         self.parts += 1
-        if self.parts > self.most:
-            raise UnsupportedValueError("too large")
+        self.depth += 1
+        try:
+            if self.parts > self.most or self.depth > MAX_DEPTH:
+                raise UnsupportedValueError("too large")
+            return self._encode(value)
+        finally:
+            self.depth -= 1
+
+    def _encode(self, value: Any) -> Plain:
         if isinstance(value, np.random.Generator | np.random.RandomState | random.Random) or is_torch(value, "Generator"):
             return self._generator(value)
         if not self.only_generators:
-            if value is None or type(value) in (bool, int, float, str, bytes):
+            if value is None or type(value) in SCALARS:
                 return value
             if isinstance(value, Enum):
                 return ("~enum", type(value).__qualname__, value.value if isinstance(value, Flag) else value.name)
             if isinstance(value, np.ndarray):
                 return self._array(value)
             if isinstance(value, np.generic):
-                return ("~scalar", self._plain_array(np.asarray(value)))
+                return ("~scalar", plain_array(np.asarray(value)))
             if is_torch(value, "Tensor"):
                 return self._tensor(value)
-            if isinstance(value, tuple | frozenset):
-                return self._fixed(value)
-            if isinstance(value, list | dict | deque | set):
+            if isinstance(value, tuple | frozenset | list | set | deque | dict):
                 return self._container(value)
+            if isinstance(value, FIXED):
+                return ("~fixed", text_of(value))
             if is_atari(value):
                 return ("~ale", value.cloneSystemState().serialize())
             if is_mujoco(value):
                 return ("~mujoco", {name: array.copy() for name, array in mujoco_arrays(value).items()}, float(value.time))
-        if isinstance(value, CODE) or is_service(value):
-            return ("~kept", name_of(value))
-        python = all(cls is object or cls.__flags__ & HEAP_TYPE for cls in type(value).__mro__)  # others hold what no attribute shows
-        if not python or not (hasattr(value, "__dict__") or _slots(type(value))):
+            if isinstance(value, CODE) or is_service(value):
+                return self._code(value)
+        number, known = self.number(value)
+        if known:
+            return ("~same", number)
+        if is_space(value):
+            return self._space(number, value)
+        if not is_plain_object(value):
             raise UnsupportedValueError(type(value).__name__)
-        if (known := self._number(value)) is not None:
-            return known
-        number = self.seen[id(value)]
-        if not is_space(value):
-            return ("~object", type(value).__qualname__, self.attributes(value), number)
-        # of a space only what it draws from; asking one that has parts for its own generator would seed them
-        children = inner_spaces(value)
-        return ("~space", None if children else self._generator(value.np_random), [self.encode(child) for child in children])
-
-    def _number(self, value: object) -> Plain:
-        """Give a value the next number and return None; return a reference to it if it was met before."""
-        if id(value) in self.seen:
-            return ("~same", self.seen[id(value)])
-        self.seen[id(value)] = len(self.seen)
-        return None
+        return ("~object", number, type(value).__qualname__, self.attributes(value))
 
     def _forget(self, known: int) -> None:
         """Forget all that got a number since there were `known`."""
         while len(self.seen) > known:
             self.seen.popitem()
-        self.arrays = {owner: [each for each in found if each[0] < known] for owner, found in self.arrays.items()}
+        self.memory = {owner: [each for each in found if each[2] < known] for owner, found in self.memory.items()}
 
-    def _fixed(self, value: Any) -> Plain:
-        if type(value) in (tuple, frozenset):
-            return (f"~{type(value).__name__}", [self.encode(each) for each in value], None)
-        if not hasattr(value, "_fields"):
-            raise UnsupportedValueError(type(value).__name__)
-        return ("~named", type(value).__qualname__, [self.encode(each) for each in value])
+    def _code(self, value: Any) -> Plain:
+        """Convert code to its name, and the number of the object whose method it is."""
+        owner = getattr(value, "__self__", None)
+        if isinstance(value, BuiltinFunctionType) and not isinstance(owner, ModuleType | type | None):
+            raise UnsupportedValueError(f"{value.__qualname__} of a container")
+        return ("~code", name_of(value), self.seen.get(id(owner)) if isinstance(value, MethodType) else None)
+
+    def _space(self, number: int, space: gym.Space) -> Plain:
+        """Convert what a space draws from; asking one that has parts for its own generator would seed them."""
+        children = inner_spaces(space)
+        generator = None if children else self._generator(space.np_random)
+        return ("~space", number, text_of(space), generator, [self.encode(child) for child in children])
 
     def _container(self, value: Any) -> Plain:
-        if (known := self._number(value)) is not None:
-            return known
-        number, cls = self.seen[id(value)], type(value)
+        cls, kind = type(value), f"~{type(value).__name__}"
+        if len(value) > self.most - self.parts:
+            raise UnsupportedValueError("too large")
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return ("~named", cls.__qualname__, [self.encode(each) for each in value])
+        if cls is not (CONTAINERS | DICTS).get(kind):
+            raise UnsupportedValueError(cls.__name__)
+        if isinstance(value, set | frozenset) and list(cls(list(value))) != list(value):
+            raise UnsupportedValueError("a set in an order that only its history explains")
+        if isinstance(value, tuple | frozenset):
+            return (kind, [self.encode(each) for each in value])
+        number, known = self.number(value)
+        if known:
+            return ("~same", number)
         if isinstance(value, dict):
-            plain: list[Plain] = [(self.encode(key), self.encode(each)) for key, each in value.items()]
-        else:
-            plain = [self.encode(each) for each in value]
-        if cls is dict:
-            return ("~dict", plain, number)
-        if cls in CONTAINERS.values():
-            return (f"~{cls.__name__}", plain, value.maxlen if isinstance(value, deque) else None, number)
-        return ("~like", cls.__qualname__, plain, self.attributes(value), number)
+            items = [(self.encode(key), self.encode(each)) for key, each in value.items()]
+            return (kind, number, items, name_of(value.default_factory)) if isinstance(value, defaultdict) else (kind, number, items)
+        return (kind, number, [self.encode(each) for each in value], value.maxlen if isinstance(value, deque) else None)
 
     def _generator(self, value: Any) -> Plain:
-        if (known := self._number(value)) is not None:
-            return known
-        number = self.seen[id(value)]
-        if isinstance(value, random.Random):
+        number, known = self.number(value)
+        if known:
+            return ("~same", number)
+        if type(value) is random.Random:
             version, numbers, gauss = value.getstate()
             return ("~random", number, version, np.array(numbers, np.int64), gauss)
         if isinstance(value, np.random.Generator):
             return ("~generator", number, Encoder().encode(value.bit_generator.state))
         if isinstance(value, np.random.RandomState):
             return ("~randomstate", number, Encoder().encode(value.get_state(legacy=False)))
-        return ("~torch", self._plain_array(value.get_state().numpy()))
+        if isinstance(value, random.Random):
+            raise UnsupportedValueError(type(value).__name__)
+        return ("~torch", number, plain_array(value.get_state().numpy()))
 
     def _array(self, value: np.ndarray) -> Plain:
         """Convert an array; one that lies within the memory of another becomes a view of it."""
         if type(value) is not np.ndarray:
             raise UnsupportedValueError(type(value).__name__)
-        if (known := self._number(value)) is not None:
-            return known
-        number = self.seen[id(value)]
-        others = self.arrays.setdefault(id(owner_of(value)), [])
-        for at, other in others:
-            if np.may_share_memory(value, other):
-                first, last = np.lib.array_utils.byte_bounds(value)
-                start, end = np.lib.array_utils.byte_bounds(other)
-                if not (other.flags.c_contiguous and start <= first and last <= end) or value.dtype.kind not in NUMBERS:
-                    raise UnsupportedValueError("an array that shares memory with another")
-                offset = value.__array_interface__["data"][0] - start
-                return ("~view", number, at, value.dtype.str, offset, list(value.shape), list(value.strides))
-        others.append((number, value))
+        number, known = self.number(value)
+        if known:
+            return ("~same", number)
         if value.dtype.kind == "O":
-            return ("~objects", list(value.shape), [self.encode(each) for each in value.flat])
-        return ("~numpy", number, self._plain_array(value))
-
-    def _plain_array(self, value: np.ndarray) -> Plain:
-        if value.dtype.kind in NUMBERS:
-            return value.copy()
-        if value.dtype.kind in "cSUmM":
-            return ("~array", value.dtype.str, list(value.shape), value.tobytes())
-        raise UnsupportedValueError(f"an array of {value.dtype}")
+            return ("~objects", number, list(value.shape), [self.encode(each) for each in value.flat])
+        others = self.memory.setdefault(id(owner_of(value)), [])
+        first, end = np.lib.array_utils.byte_bounds(value)
+        place = bisect(others, (first, end))
+        for start, stop, whole, has_no_gaps in others[max(0, place - 1) : place + 1] if value.size else []:
+            if start <= first and end <= stop and has_no_gaps and value.dtype.kind in NUMBERS:
+                offset = value.__array_interface__["data"][0] - start
+                return ("~view", number, whole, value.dtype.str, offset, list(value.shape), list(value.strides))
+            if first < stop and start < end:
+                raise UnsupportedValueError("an array that shares memory with another")
+        plain = plain_array(value)
+        if value.size:
+            others.insert(place, (first, end, number, bool(value.flags.c_contiguous) and value.dtype.kind in NUMBERS))
+        return ("~numpy", number, plain)
 
     def _tensor(self, value: Any) -> Plain:
-        """Convert a tensor that owns its memory on the CPU."""
-        if (known := self._number(value)) is not None:
-            return known
+        """Convert a tensor that alone owns its memory, on the CPU."""
+        number, known = self.number(value)
+        if known:
+            return ("~same", number)
         whole = value.device.type == "cpu" and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
-        if type(value).__name__ != "Tensor" or not whole or value.requires_grad:
-            raise UnsupportedValueError("a tensor with a gradient, on a device or within another")
+        storage = value.untyped_storage().data_ptr() if value.numel() else -number
+        if not whole or value.requires_grad or self.memory.setdefault(-storage, []):
+            raise UnsupportedValueError("a tensor with a gradient, on a device, or of memory that others share")
         try:
-            array = value.numpy()
+            plain = plain_array(value.numpy())
         except TypeError as error:  # bfloat16 and the like
             raise UnsupportedValueError(str(value.dtype)) from error
-        return ("~tensor", self.seen[id(value)], self._plain_array(array))
+        self.memory[-storage].append((0, 0, number, False))
+        return ("~tensor", number, plain)
+
+
+def plain_array(value: np.ndarray) -> Plain:
+    """Convert an array by itself."""
+    if value.dtype.kind in NUMBERS:
+        return value.copy()
+    if value.dtype.kind in "cSUmM":
+        return ("~array", value.dtype.str, list(value.shape), value.tobytes())
+    raise UnsupportedValueError(f"an array of {value.dtype}")
 
 
 def owner_of(array: np.ndarray) -> np.ndarray:
@@ -239,14 +280,29 @@ def owner_of(array: np.ndarray) -> np.ndarray:
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a function or class, or that of a value's class."""
+    """Return the name of a function or class, or that of a value's class; of a partial function also what tells it from others."""
+    if isinstance(value, partial):
+        given = [*value.args, *value.keywords.items()]
+        return f"partial {name_of(value.func)} {[each for each in given if isinstance(each, SCALARS)]}"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
+def text_of(value: Any) -> str:
+    """Return what tells a value from others of its class, which is nothing but the class for those that show where they lie in memory."""
+    text = f"{type(value).__qualname__} {value!r}"
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def is_plain_object(value: object) -> bool:
+    """Return whether the attributes of an object are all there is to it; environments inside of environments are not looked into."""
+    cls = type(value)
+    in_python = cls is SimpleNamespace or all(each is object or each.__flags__ & WRITTEN_IN_PYTHON for each in cls.__mro__)
+    has_attributes = hasattr(value, "__dict__") or bool(_slots(cls))
+    return in_python and has_attributes and not isinstance(value, (*CODE, *FIXED, gym.Env)) and not is_service(value)
+
+
 def is_service(value: object) -> bool:
-    """Return whether a value serves an environment, such as a logger or a screen, or is one that never changes."""
-    if isinstance(value, FIXED):
-        return True
+    """Return whether a value serves an environment, such as a logger or a screen."""
     package = getattr(type(value), "__module__", "").partition(".")[0]
     return package in SERVICES and not (is_torch(value, "Tensor") or is_torch(value, "Generator") or is_mujoco(value))
 
@@ -262,6 +318,7 @@ def is_space(value: object) -> TypeGuard[gym.Space]:
 
 
 def inner_spaces(space: gym.Space) -> list[gym.Space]:
+    """Return the parts of a space."""
     inner: Iterable[gym.Space] | Mapping[str, gym.Space] = getattr(space, "spaces", ())
     return list(inner.values() if isinstance(inner, Mapping) else inner)
 

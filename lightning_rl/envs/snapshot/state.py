@@ -31,8 +31,8 @@ from gymnasium.vector import VectorEnv
 
 from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.masks import legal_action
-from lightning_rl.envs.snapshot.decoding import Decoder, write_attributes
-from lightning_rl.envs.snapshot.encoding import Encoder, Plain, UnsupportedValueError, read_attributes
+from lightning_rl.envs.snapshot.decoding import Decoder, write_all
+from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, read_all
 from lightning_rl.startup import follow_parent
 from lightning_rl.types import Tree, tree_leaves
 
@@ -60,8 +60,8 @@ class Recorder(gym.Wrapper):
         """Whether it was ever stepped: afterwards Box2D's worlds behave a little differently."""
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
-        before = read_layers(self.env, only_generators=self.way == "draws")
-        self.episode = {"before": before, "seed": seed, "options": Encoder().encode(options), "worn": self.stepped}
+        before = read_all(layers(self.env), only_generators=self.way == "draws")
+        self.episode = {"version": VERSION, "before": before, "seed": seed, "options": Encoder().encode(options), "worn": self.stepped}
         if has_sticky_actions(self.env):
             _release_sticky_action(self.env)
         self.actions = []
@@ -80,22 +80,24 @@ class Recorder(gym.Wrapper):
 
     def set_state(self, state: State) -> bool:
         """Replay the episode; return whether it led to the same observation."""
-        decode, episode = Decoder().decode, state["episode"]
+        episode = state["episode"]
+        version = episode.get("version")
+        decode = Decoder(version).decode
         if episode["worn"]:
             seen, own = self.env.reset(seed=0), getattr(self.env.unwrapped, "random_actions", None)
-            self.env.step(self._legal_action(state["actions"], *seen) if own is None else own(0))
+            self.env.step(self._legal_action(state["actions"], decode, *seen) if own is None else own(0))
             self.stepped = True
-        write_layers(self.env, episode["before"], lenient=True)
+        write_all(layers(self.env), episode["before"], version, lenient=True)
         self.reset(seed=episode["seed"], options=decode(episode["options"]))
         for action in state["actions"]:
             self.step(decode(action))
         self.episode = episode
         return are_equal(self.obs, decode(state["obs"]))
 
-    def _legal_action(self, actions: list[Plain], obs: Tree, info: Info) -> Tree:
+    def _legal_action(self, actions: list[Plain], decode: Callable[[Plain], Any], obs: Tree, info: Info) -> Tree:
         """Return a legal action for the beginning of an episode, one that was recorded where all are legal."""
         space = deepcopy(self.action_space)
-        return legal_action(self, space, partial(Decoder().decode, actions[0]) if actions else space.sample, obs, info)
+        return legal_action(self, space, partial(decode, actions[0]) if actions else space.sample, obs, info)
 
 
 def has_sticky_actions(env: AnyEnv) -> bool:
@@ -119,47 +121,35 @@ def layers(env: Any) -> Iterator[AnyEnv]:
     yield env
 
 
-def read_layers(env: AnyEnv, only_generators: bool = False, strict: bool = False) -> list[State]:
-    """Read the attributes of an environment and its wrappers; what several of them share is saved once. For `strict` see `Encoder`."""
-    encoder = Encoder(only_generators, strict)
-    return [read_attributes(layer, encoder) for layer in layers(env)]
-
-
-def write_layers(env: AnyEnv, states: list[State], lenient: bool = False) -> None:
-    """Write what `read_layers` read into an environment that was built in the same way."""
-    decoder = Decoder(lenient)
-    for layer, state in zip(layers(env), states, strict=True):
-        write_attributes(layer, state, decoder)
-
-
 def record(env: gym.Env, way: str | None) -> gym.Env:
     """Wrap an environment if this way of saving needs that."""
     return Recorder(env, way) if way in ("replay", "draws") else env
 
 
 def get_state(env: AnyEnv, way: str) -> State:
-    """Return an environment's state as plain data; one that no longer fits the way, which `set_state` refuses, where it cannot be saved."""
+    """Return an environment's state as plain data; one that `set_state` refuses where it can no longer be saved in this way."""
     if isinstance(env, Recorder):
         return {"way": way, **env.get_state()}
     try:
         if way == "attributes":
-            return {"way": way, "layers": read_layers(env, strict=True)}
-        generators = read_attributes(env.unwrapped, Encoder(only_generators=True))
-        own: Any = env.unwrapped
-        return {"way": way, "layers": [*read_layers(env)[:-1], generators], "own": Encoder().encode(own.get_state())}
-    except (UnsupportedValueError, RecursionError) as error:
-        return {"way": "none", "why": str(error)}
+            return {"version": VERSION, "way": way, "layers": read_all(layers(env), strict=True)}
+        wrappers, own = read_all([*layers(env)][:-1], strict=True), env.unwrapped
+        generators = read_all([own], only_generators=True)
+        state = Encoder().encode(own.get_state())  # type: ignore[union-attr]
+        return {"version": VERSION, "way": way, "layers": wrappers, "generators": generators, "own": state}
+    except Exception:  # user code may raise anything
+        return {"way": None}
 
 
 def set_state(env: AnyEnv, way: str | None, state: State) -> bool:
     """Restore a state in an environment that was built in the same way; return whether that succeeded. If not, it can be reset."""
-    before = read_layers(env)
+    before = read_all(layers(env))
     try:
-        if state["way"] == way and _restore(env, state):
+        if state["way"] is not None and state["way"] == way and _restore(env, state):
             return True
     except Exception:  # user code may raise anything
         pass
-    write_layers(env, before, lenient=True)
+    write_all(layers(env), before, VERSION, lenient=True)
     return False
 
 
@@ -167,10 +157,14 @@ def _restore(env: AnyEnv, state: State) -> bool:
     if isinstance(env, Recorder):
         return env.set_state(state)
     env.reset(seed=0)  # what an environment makes at its first reset must exist to be written into
+    parts, version = [*layers(env)], state.get("version")
     if state["way"] == "own":
         own: Any = env.unwrapped
-        own.set_state(Decoder().decode(state["own"]))
-    write_layers(env, state["layers"])
+        own.set_state(Decoder(version).decode(state["own"]))
+        if version is not None:
+            write_all([own], state["generators"], version)
+            parts = parts[:-1]
+    write_all(parts, state["layers"], version, whole=version is not None)
     return True
 
 
