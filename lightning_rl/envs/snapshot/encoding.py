@@ -294,11 +294,11 @@ def text_of(value: Any) -> str:
 
 
 def is_plain_object(value: object) -> bool:
-    """Return whether the attributes of an object are all there is to it; environments inside of environments are not looked into."""
+    """Return whether the attributes of an object are all there is to it; wrappers inside of environments are not looked into."""
     cls = type(value)
     in_python = cls is SimpleNamespace or all(each is object or each.__flags__ & WRITTEN_IN_PYTHON for each in cls.__mro__)
     has_attributes = hasattr(value, "__dict__") or bool(_slots(cls))
-    return in_python and has_attributes and not isinstance(value, (*CODE, *FIXED, gym.Env)) and not is_service(value)
+    return in_python and has_attributes and not isinstance(value, (*CODE, *FIXED, gym.Wrapper)) and not is_service(value)
 
 
 def is_service(value: object) -> bool:
