@@ -323,7 +323,10 @@ class MultiAgent(Run):
         super().load_run(checkpoint)
         for name, algorithm in self.algorithms.items():
             algorithm.load_run({"lightning_rl": checkpoint["lightning_rl"]["behaviors"][name]})
-            algorithm.ranks = [{**rank, "num_envs": algorithm.num_envs, "data": rank["data"]["behaviors"][name]} for rank in self.ranks]
+            copies = algorithm.num_envs // self.num_envs  # rows of a copy
+            algorithm.ranks = [
+                {**rank, "num_envs": rank["num_envs"] * copies, "data": rank["data"]["behaviors"][name]} for rank in self.ranks
+            ]
 
     def get_learning_state(self) -> State:
         behaviors = {
@@ -346,11 +349,19 @@ class MultiAgent(Run):
             if learner.collector.is_open:  # type: ignore[union-attr]
                 self._begin(learner, stored["began_at"], stored["progress"])
 
+    def _continue(self) -> None:
+        super()._continue()
+        for algorithm in self.algorithms.values():
+            algorithm.ranks = []
+
     def continue_counts(self) -> None:
         for algorithm in self.algorithms.values():
             algorithm.continue_counts()
 
     def load_buffer(self, continues: bool = True) -> None:
+        assert isinstance(self.dataset, JointDataset)
+        if not continues and self.ranks and self.rivals:  # other environments begin in the same turn
+            self.dataset.turns.set_state(self.ranks[0]["data"]["turns"], continues=False)
         for learner in self.learners.values():
             learner.load_buffer(continues)
 

@@ -91,6 +91,10 @@ class BestModel(Checkpoint):
         self.best, self.has_saved = -float("inf"), self.path.is_file()
         self.best_model_path = str(self.path) if self.has_saved else ""
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        self.folder, self.has_saved = trainer.strategy.broadcast((self.folder, self.has_saved))  # later ranks chose the next folder
+        self.best_model_path = str(self.path) if self.has_saved else ""
+
     @property
     def path(self) -> Path:
         """Return the file of the best weights."""
@@ -120,13 +124,14 @@ class BestModel(Checkpoint):
         score = value if self.mode == "max" else -value
         was_deleted = trainer.strategy.broadcast(self.has_saved and not self.path.is_file())
         if score >= self.best or was_deleted:
-            self.best = score
+            before, self.best, saved = self.best, score, False
             pl_module.saves_run = False
             try:
-                self.has_saved = save_checkpoint(trainer, pl_module, self.path)
+                saved = save_checkpoint(trainer, pl_module, self.path)
             finally:
                 pl_module.saves_run = True
-            if self.has_saved:
+                self.best, self.has_saved = (score, True) if saved else (before, self.has_saved)
+            if saved:
                 self.best_model_path = str(self.path)
                 notify_loggers(trainer)
 
@@ -222,8 +227,9 @@ class SaveCheckpoints(Checkpoint):
         if self.keep:
             save_checkpoint(trainer, algorithm, self._path(f"{algorithm.counter}={algorithm.count}.ckpt"))
         if self.keep > 0 and trainer.is_global_zero:
-            copies = sorted(self._path("").glob(f"{algorithm.counter}=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
-            for old in copies[: -self.keep]:
+            counts = {path.stem.partition("=")[2]: path for path in self._path("").glob(f"{algorithm.counter}=*.ckpt")}
+            copies = sorted((name for name in counts if name.isdecimal()), key=int)  # not those that somebody renamed
+            for old in (counts[name] for name in copies[: -self.keep]):
                 trainer.strategy.checkpoint_io.remove_checkpoint(old)
 
 

@@ -300,7 +300,7 @@ class RolloutEvaluator(pl.Callback):
     def state_key(self) -> str:
         env = getattr(self.env, "id", self.env and getattr(self.env, "__qualname__", None))
         own = {"env": env, "episodes": self.episodes, "seed": self.seed, "deterministic": self.deterministic}
-        return f"{type(self).__qualname__}{own}"
+        return f"{type(self).__qualname__}{own if self.opponent == 'random' else own | {'opponent': self.opponent}}"
 
 
 class MultiEvaluator(RolloutEvaluator):

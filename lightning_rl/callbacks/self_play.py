@@ -168,9 +168,11 @@ class SelfPlay(pl.Callback):
             }
             self.games = [as_game(game) for game in state_dict["games"]]
             taken, weights = int(state_dict["taken"]), dict(state_dict["snapshots"])
+            if not taken:  # as in best.ckpt: those that will be taken are not those that played
+                self.elos, self.scores, self.games = {}, {}, []
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError("the checkpoint's state of self_play is damaged") from error
         self.snapshots.set_weights(weights)
-        self.snapshots.taken = taken
+        self.snapshots.taken, self.snapshots.first = taken, min(weights, default=taken)
         if missing := {*self.snapshots.numbers} - {*self.snapshots.networks}:
             raise SettingError(f"the checkpoint lacks the snapshots {sorted(missing)} of self_play")

@@ -104,13 +104,13 @@ class Snapshots:
     """
 
     def __init__(self, network: nn.Module, window: int) -> None:
-        self.network, self.window, self.taken = network, window, 0
+        self.network, self.window, self.taken, self.first = network, window, 0, 0
         self.networks: dict[int, Any] = {}
 
     @property
     def numbers(self) -> range:
-        """Return the numbers of the last `window` snapshots."""
-        return range(max(0, self.taken - self.window), self.taken)
+        """Return the numbers of the last `window` snapshots; fewer where a checkpoint of a smaller window is continued."""
+        return range(max(self.first, self.taken - self.window), self.taken)
 
     def take(self) -> None:
         """Keep a copy of the policy as it is now, with its normalizer's statistics."""

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from inspect import isfunction
@@ -43,11 +43,13 @@ class Behavior:
         agents: their names, or patterns of names such as `adversary_*`.
         learner: an algorithm, with its settings: a class such as `SAC`, or `partial(SAC, buffer_size=50_000)`; or `FrozenPolicy`.
         frozen: whether it acts and does not learn.
+        origin: where a frozen one comes from, as a checkpoint of several says it.
     """
 
     agents: str | list[str]
     learner: Callable[..., Any]
     frozen: bool = False
+    origin: Mapping[str, str | None] = field(default_factory=dict, repr=False)
 
     @property
     def joint(self) -> str:
@@ -119,6 +121,7 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
     if isinstance(learner, str):
         learner = {"class_path": learner}
     frozen = isinstance(learner, Mapping) and "checkpoint" in learner
+    origin = {name: learner.get(name) for name in ("checkpoint", "behavior")} if frozen else {}
     if frozen and not stored and not {*learner} - {"checkpoint", "behavior", "class_path", "init_args"}:
         try:
             learner = FrozenPolicy(learner["checkpoint"], learner.get("behavior"))
@@ -131,7 +134,7 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
             if setting in (learner.get("init_args") or {}):
                 raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, and not to one behavior")
         learner = partial(algorithm_class(learner["class_path"], LearningRun), **(learner.get("init_args") or {}))
-    return Behavior(given["agents"], learner, frozen)
+    return Behavior(given["agents"], learner, frozen, origin)
 
 
 def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
@@ -186,8 +189,11 @@ def check_learner(name: str, learner: LearningRun) -> None:
 
 def describe_learner(behavior: Behavior, learner: LearningRun) -> dict[str, Any]:
     """Return the class and the settings of an algorithm as plain data, and where a frozen one comes from."""
-    source = behavior.learner
-    origin = {"checkpoint": source.checkpoint, "behavior": source.behavior} if isinstance(source, FrozenPolicy) else {}
+    source, origin = behavior.learner, dict(behavior.origin)
+    if isinstance(source, FrozenPolicy):
+        origin = {"checkpoint": source.checkpoint, "behavior": source.behavior}
+    elif behavior.frozen and not origin:
+        origin = {"checkpoint": None, "behavior": None}
     settings = {name: value for name, value in learner.hparams.items() if name not in OF_THE_RUN}
     return {**origin, "class_path": stored_name(type(learner)), "init_args": settings}
 

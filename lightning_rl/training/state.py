@@ -48,13 +48,15 @@ class RunLog:
         self.logged_at, self.logged_env_steps = now, count
 
     def get_state(self) -> State:
-        """Return the count of the last row, and the time that was used."""
-        return {"logged_env_steps": self.logged_env_steps, "elapsed": time.monotonic() - self.started}
+        """Return the count of the last row, and the time that was used, until then and since."""
+        now = time.monotonic()
+        return {"logged_env_steps": self.logged_env_steps, "elapsed": now - self.started, "since_row": now - self.logged_at}
 
     def set_state(self, state: State) -> None:
         """Restore a state; time goes on from then."""
         self.logged_env_steps = state["logged_env_steps"]
-        self.started = time.monotonic() - state["elapsed"]
+        now = time.monotonic()
+        self.started, self.logged_at = now - state["elapsed"], now - state.get("since_row", 0.0)  # 0.1.0 did not store it
 
 
 def random_state() -> dict[str, Any]:

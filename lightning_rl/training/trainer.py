@@ -231,7 +231,7 @@ class Trainer(EvaluatingTrainer):
                 stack.enter_context(each)
             stack.enter_context(self.stop.listening(partial(forward_signal, self)))
             try:
-                self._prepare_folder(model, found, count)
+                self._prepare_folder(model, count if continues_here else -1)
                 with report_lost_ranks(model), hidden_notices():
                     super().fit(model, ckpt_path=found, weights_only=weights_only)
                 take_counts(self, model, model.COUNTS)
@@ -294,8 +294,8 @@ class Trainer(EvaluatingTrainer):
         """Return the run's folder."""
         return str(self.run_folder)
 
-    def _prepare_folder(self, model: Run, ckpt_path: str | Path | None, count: int) -> None:
-        """Write `config.yaml`, cut the tables back to the checkpoint, and give callbacks and loggers their files."""
+    def _prepare_folder(self, model: Run, kept: int) -> None:
+        """Write `config.yaml`, cut the tables back to the count up to which they are kept, and give callbacks and loggers their files."""
         self.settings = None
         run = self.run_folder
         for saver in self.savers:
@@ -320,10 +320,9 @@ class Trainer(EvaluatingTrainer):
                 getattr(callback, "config_filename", "") == "config.yaml"
             ):  # of LightningCLI: the config of that program, which ours cannot read
                 vars(callback).update(config_filename="lightning_cli.yaml", overwrite=True)
-        kept = count if run in Path(str(ckpt_path)).parents else -1  # nothing of a run that saved nothing
         cut_back_evaluations(run, model.counter, kept, self.say)
         if self.default_loggers or self.given_loggers:
-            metrics = MetricsLogger(run, lambda: model.count, model.counter, self.say)
+            metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter, self.say)
             board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
             self.loggers = [metrics, *board, *self.given_loggers]
             metrics.cut_back(kept)

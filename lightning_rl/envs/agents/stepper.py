@@ -167,7 +167,7 @@ class SeatStepper(AgentStepper):
         copy, rows, learner = self.world.copies[e], self.side.rows[e], self._learner(e)
         cut = self.world.move(e, actions)
         self.moved[[rows[agent] for agent in actions]] = True
-        self.returns[e] += [copy.rewards.get(agent, 0.0) for agent in self.agents]
+        self.returns[e] += np.nan_to_num([copy.rewards.get(agent, 0.0) for agent in self.agents], posinf=0.0, neginf=0.0)
         self.paid[e] += copy.rewards.get(learner, 0.0)
         ended = learner in copy.last
         if not (ended or cut or not copy.present):

@@ -1,0 +1,187 @@
+"""Runs go on after a save that failed, with other settings, from elsewhere: nothing is lost on the way."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+import lightning_rl as lrl
+from lightning_rl.callbacks.checkpoints import BestModel
+from lightning_rl.checkpoints import files
+from lightning_rl.checkpoints.files import SaveError
+from lightning_rl.training.state import RunLog
+from tests.agents import Duel
+from tests.callbacks.evaluations import Scores
+from tests.fitting import tiny
+
+TIC_TAC_TOE = "lightning_rl.envs.games.tic_tac_toe"
+SMALL = partial(lrl.PPO, n_steps=5, batch_size=10, n_epochs=1, net_arch=[8])
+
+
+def trainer(folder, name="a", **settings):
+    given = {"evaluation": None, "enable_progress_bar": False, "logger": False} | settings
+    return lrl.Trainer(default_root_dir=folder, run_name=name, **given)
+
+
+def test_weights_that_could_not_be_saved_as_the_best_are_not_taken_for_it(tmp_path, monkeypatch):
+    run, stage = trainer(tmp_path, callbacks=[Scores([50, 100, 90, 95])]), files.stage
+    best = next(each for each in run.callbacks if isinstance(each, BestModel))
+
+    def full_once(path, write):
+        if best.best == 100:
+            raise SaveError(f"{path} could not be saved (No space left on device); what was saved before is unchanged")
+        return stage(path, write)
+
+    monkeypatch.setattr(files, "stage", full_once)
+    run.fit(tiny(lrl.PPO, max_env_steps=64))
+    assert best.best == 95  # 100 was lost; 90 and 95 are better than 50
+    assert torch.load(best.path, weights_only=True)["lightning_rl"]["env_steps"] == 64
+
+
+def test_a_copy_that_somebody_renamed_stays_and_is_in_nobodys_way(tmp_path):
+    checkpoints = tmp_path / "PPO/CartPole-v1/a/checkpoints"
+
+    def go(steps, ckpt_path=None):
+        model = lrl.PPO("CartPole-v1", max_env_steps=steps, n_steps=8, batch_size=64, net_arch=[8])
+        trainer(tmp_path, checkpoint={"every_n_env_steps": 64, "keep": 2}).fit(model, ckpt_path=ckpt_path)
+
+    go(128)
+    (checkpoints / "env_steps=64.ckpt").rename(checkpoints / "env_steps=64 good.ckpt")
+    go(256, "last")
+    names = {path.stem.partition("=")[2] for path in checkpoints.glob("env_steps=*.ckpt")}
+    assert names == {"64 good", "192", "256"}
+
+
+def test_the_tables_of_a_run_are_kept_however_the_path_of_its_checkpoint_is_spelled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    last = tmp_path / "runs/PPO/CartPole-v1/a/checkpoints/last.ckpt"
+    for steps, ckpt_path in ((64, None), (128, "runs/PPO/CartPole-v1/a/checkpoints/last.ckpt"), (192, str(last))):
+        model = lrl.PPO("CartPole-v1", max_env_steps=steps, n_steps=8, batch_size=64, net_arch=[8])
+        evaluation = {"every_n_env_steps": 64, "episodes": 1, "max_episode_steps": 5}
+        trainer("runs", evaluation=evaluation).fit(model, ckpt_path=ckpt_path, force=ckpt_path is not None)
+    rows = (last.parents[1] / "evaluations.csv").read_text().splitlines()[1:]
+    assert [row.partition(",")[0] for row in rows] == ["64", "128", "192"]
+
+
+def test_the_speed_of_the_first_row_after_a_stop_is_that_of_its_own_steps(monkeypatch):
+    clock, rows = [100.0], []
+    monkeypatch.setattr("lightning_rl.training.state.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("lightning_rl.training.state.log_row", lambda trainer, run, row: rows.append(row))
+    log = RunLog(10, 0)
+    clock[0] = 104.0  # four seconds after a row
+    state = log.get_state()
+    clock[0] = 1_000.0
+    again = RunLog(10, 0)
+    again.set_state(state)
+    clock[0] = 1_001.0
+    run = pl.LightningModule()
+    run.count = 50
+    again.write(type("T", (), {"global_step": 1})(), run, {})
+    assert rows[0]["time/fps"] == 50 / 5 and rows[0]["time/time_elapsed"] == 5
+
+
+class Faulty(Duel):
+    """Pays what is no number once."""
+
+    steps = 0
+
+    def step(self, actions):
+        obs, reward, *others = super().step(actions)
+        Faulty.steps += 1
+        return obs, dict.fromkeys(reward, float("nan")) if Faulty.steps == 40 else reward, *others
+
+
+def test_a_reward_that_is_no_number_leaves_the_ratings_numbers(tmp_path):
+    model = lrl.PPO(
+        lambda: Faulty(), max_env_steps=400, n_steps=16, batch_size=32, net_arch=[8], on_nan="skip_update", self_play={"save_steps": 100}
+    )
+    trainer(tmp_path).fit(model)
+    assert Faulty.steps > 40 and torch.tensor(model.past_selves[0].elo).isfinite()
+
+
+def self_play(folder, window, steps, ckpt_path="last", name="a", **evaluation):
+    settings = {"save_steps": 100, "window": window, "play_against_latest_model_ratio": 0.0}
+    model = lrl.PPO({"id": TIC_TAC_TOE, "num_envs": 4}, max_env_steps=steps, n_steps=16, batch_size=64, net_arch=[8], self_play=settings)
+    trainer(folder, name, evaluation=evaluation or None).fit(model, ckpt_path=ckpt_path)
+    return model.past_selves[0]
+
+
+def test_self_play_goes_on_with_a_larger_window(tmp_path):
+    self_play(tmp_path, 2, 700)
+    assert len(self_play(tmp_path, 4, 1_500).snapshots.numbers) == 4
+
+
+def test_self_play_from_the_best_weights_rates_the_snapshots_that_it_takes_itself(tmp_path):
+    self_play(tmp_path, 3, 1_200, every_n_env_steps=600, episodes=2)
+    best = next(tmp_path.rglob("best.ckpt"))
+    later = self_play(tmp_path, 3, 1_264, best, "b", every_n_env_steps=600, episodes=2)
+    assert later.snapshots.taken <= 2 and all(other[1] < later.snapshots.taken for _, other in later.scores)
+
+
+def test_a_frozen_behavior_stays_frozen_however_often_it_is_loaded(tmp_path):
+    env, folder = {"id": "tests.agents.Mortal", "num_envs": 2}, tmp_path / "MultiAgent/tests.agents.Mortal"
+    trainer(tmp_path, "one").fit(lrl.MultiAgent(env, {name: lrl.Behavior(name, SMALL) for name in "ab"}, 40))
+    frozen = lrl.FrozenPolicy(folder / "one/checkpoints/last.ckpt", "b")
+    trainer(tmp_path, "two").fit(lrl.MultiAgent(env, {"a": lrl.Behavior("a", SMALL), "b": lrl.Behavior("b", frozen)}, 40))
+    for before, name in (("two", "three"), ("three", "four")):
+        model = lrl.MultiAgent.load_from_checkpoint(folder / before / "checkpoints/last.ckpt")
+        weights = {key: value.clone() for key, value in model.algorithms["b"].state_dict().items()}
+        model.max_env_steps += 40
+        trainer(tmp_path, name).fit(model)
+        assert model.frozen == ["b"]
+        assert all(torch.equal(value, weights[key]) for key, value in model.algorithms["b"].state_dict().items())
+
+
+class Turns(pl.Callback):
+    """Whose turn it is when a run begins and when it ends; it stops in blue's turn, or after some iterations."""
+
+    def __init__(self, iterations=None):
+        self.iterations, self.seen = iterations, 0
+
+    def on_train_batch_start(self, trainer, model, *_):
+        if not self.seen:
+            self.first = model.dataset.turns.learner
+        self.seen += 1
+
+    def on_train_batch_end(self, trainer, model, *_):
+        self.last = model.dataset.turns.learner
+        trainer.should_stop = self.seen == self.iterations if self.iterations else self.last == "blue"
+
+
+def test_other_environments_begin_in_the_same_turn(tmp_path):
+    learner = partial(SMALL, self_play={"window": 2, "save_steps": 1_000, "team_change": 100})
+
+    def go(num_envs, iterations=None):
+        turns = Turns(iterations)
+        behaviors = {name: lrl.Behavior(f"{name}_*", learner) for name in ("red", "blue")}
+        model = lrl.MultiAgent({"id": "tests.agents.MortalSquads", "num_envs": num_envs}, behaviors, 100_000)
+        trainer(tmp_path, callbacks=[turns]).fit(model, ckpt_path="last")
+        return turns
+
+    assert go(2).last == "blue"
+    assert go(4, 1).last == "blue"
+
+
+def test_two_evaluators_may_differ_in_the_opponent_alone():
+    one, two = lrl.RolloutEvaluator(episodes=4), lrl.RolloutEvaluator(episodes=4, opponent="lightning_rl.envs.games.players.minimax")
+    assert one.state_key != two.state_key and "opponent" not in one.state_key  # which older checkpoints name like this
+
+
+@pytest.mark.parametrize("envs", [4, 2])
+def test_behaviors_that_replay_are_fitted_again_after_a_checkpoint_and_with_other_environments(tmp_path, envs):
+    def model(num_envs, steps):
+        behaviors = {
+            "a": lrl.Behavior("a", SMALL),
+            "b": lrl.Behavior("b", partial(lrl.DQN, learning_starts=10, batch_size=8)),
+        }
+        return lrl.MultiAgent({"id": "tests.agents.Mortal", "num_envs": num_envs}, behaviors, steps)
+
+    trainer(tmp_path, "one").fit(model(2, 60))
+    going_on = model(envs, 120)
+    trainer(tmp_path, "two").fit(going_on, ckpt_path=tmp_path / "MultiAgent/tests.agents.Mortal/one/checkpoints/last.ckpt")
+    going_on.max_env_steps = 180
+    trainer(tmp_path, "three").fit(going_on)
+    assert going_on.count >= 180
