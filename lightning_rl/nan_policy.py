@@ -30,6 +30,11 @@ def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: st
     return tree_map(lambda leaf: leaf[0], rows), reward if abs(reward) <= MAX_FLOAT32 else 0.0
 
 
+def finite_rewards(rewards: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return rewards with 0 for those that are not finite, to be added up."""
+    return np.nan_to_num(rewards, posinf=0.0, neginf=0.0)
+
+
 def first_bad(name: str, tree: Tree, envs: Sequence[int] | np.ndarray) -> str | None:
     """Name the first value of arrays `[K, ...]` that is not finite: `observation where.t of environment 3 is nan`. Rows are `envs`."""
     for key, leaf in named_leaves(tree):

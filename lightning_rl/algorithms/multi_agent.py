@@ -323,10 +323,7 @@ class MultiAgent(Run):
         super().load_run(checkpoint)
         for name, algorithm in self.algorithms.items():
             algorithm.load_run({"lightning_rl": checkpoint["lightning_rl"]["behaviors"][name]})
-            copies = algorithm.num_envs // self.num_envs  # rows of a copy
-            algorithm.ranks = [
-                {**rank, "num_envs": rank["num_envs"] * copies, "data": rank["data"]["behaviors"][name]} for rank in self.ranks
-            ]
+            algorithm.ranks = [{**rank, "data": rank["data"]["behaviors"][name]} for rank in self.ranks]
 
     def get_learning_state(self) -> State:
         behaviors = {

@@ -70,11 +70,8 @@ class TensorCollector(Collector):
             taken.append(action)
             sent = tree_map(lambda leaf: leaf.to(self.envs.device), self.network.distribution.to_env(action))
             obs, reward, terminated, truncated, info = self.envs.step(sent)
-            reward, terminated, truncated = (
-                reward.to(self.device),
-                terminated.to(self.device, torch.bool),
-                truncated.to(self.device, torch.bool),
-            )
+            reward = reward.to(self.device)
+            terminated, truncated = terminated.to(self.device, torch.bool), truncated.to(self.device, torch.bool)
             valid = ~resetting
             terminated, truncated = terminated & valid, truncated & ~terminated & valid
             ended = terminated | truncated

@@ -10,6 +10,7 @@ import numpy as np
 
 from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
 from lightning_rl.envs.agents.world import World
+from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_map
 
 
@@ -93,7 +94,7 @@ class Turns:
                 tree_map(np.copyto, self.sides[name].obs, checked.obs)
         for name in self.opponents:
             self.start[name] = steps[name].episode_start
-            self.returns[name] += np.nan_to_num(steps[name].reward, posinf=0.0, neginf=0.0).reshape(len(self.world.copies), -1).mean(1)
+            self.returns[name] += finite_rewards(steps[name].reward).reshape(len(self.world.copies), -1).mean(1)
         over = np.flatnonzero(self.world.lengths == 0)
         if len(over) and self.opponents:
             others = np.mean([self.returns[name][over] for name in self.waiting], axis=0)

@@ -111,6 +111,11 @@ class EnvConfig:
         return is_path(self.id)
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments for `gymnasium.make`."""
+        return self.kwargs | ({} if self.max_episode_steps is None else {"max_episode_steps": self.max_episode_steps})
+
+    @property
     def lives_on_device(self) -> bool:
         """Return whether these are copies in torch, which `auto` steps at once, unless something is asked for that single ones have."""
         singles = self.wrappers, self.frame_stack, self.atari, self.parameters
@@ -191,13 +196,11 @@ class ChangedEnv:
 
     @property
     def spec(self) -> gym.envs.registration.EnvSpec:
-        """What names it."""
+        """Return the specification of the environment as gymnasium makes it, which names it."""
         return gym.spec(self.config.id)
 
     def __call__(self) -> gym.Env:
-        config = self.config
-        limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-        env = gym.make(config.id, **{"disable_env_checker": True, **config.kwargs, **limit})
+        env = gym.make(self.config.id, **{"disable_env_checker": True, **self.config.arguments})
         vars(env.unwrapped).update(self.changes)
         return env
 

@@ -62,7 +62,7 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
     if env.vectorization == "envpool":
         return _make_envpool(env)
     if env.vectorization == "native":
-        envs = _build(env, partial(gym.make_vec, env.id, env.num_envs, "vector_entry_point", **_arguments(env)))
+        envs = _build(env, partial(gym.make_vec, env.id, env.num_envs, "vector_entry_point", **env.arguments))
         return HostView(envs) if gives_tensors(envs) else envs
     build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "async":
@@ -99,7 +99,7 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
     # the Atari wrapper skips frames and reads grey ones itself; grey is also the cheapest kind for those that it does not use
-    arguments = config.kwargs | {"frameskip": 1, "obs_type": "grayscale"} if config.atari else _arguments(config)
+    arguments = config.kwargs | {"frameskip": 1, "obs_type": "grayscale"} if config.atari else config.arguments
     env: gym.Env = _build(config, partial(gym.make, config.id, **{"disable_env_checker": True, **arguments}))
     if config.atari:
         try:
@@ -228,7 +228,7 @@ def _make_envpool(config: EnvConfig) -> VectorEnv:
         raise missing_extra("envpool", "envpool", "vectorization envpool") from error
     if config.id not in envpool.list_all_envs():
         raise SettingError(f"env.id {config.id!r} is not an EnvPool task{nearest(config.id, envpool.list_all_envs())}")
-    arguments = {"env_type": "gymnasium", "num_envs": config.num_envs, **_arguments(config)}
+    arguments = {"env_type": "gymnasium", "num_envs": config.num_envs, **config.arguments}
 
     def build(seed: int) -> VectorEnv:
         pool = _build(config, lambda: envpool.make(config.id, **{"seed": seed, **arguments}))
@@ -237,12 +237,6 @@ def _make_envpool(config: EnvConfig) -> VectorEnv:
         return pool
 
     return EnvPool(build)
-
-
-def _arguments(config: EnvConfig) -> dict[str, Any]:
-    """Return the keyword arguments for `gym.make`."""
-    steps = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-    return {**config.kwargs, **steps}
 
 
 def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:

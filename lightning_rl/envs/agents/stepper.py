@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rl.envs.agents.world import Outcome, World
 from lightning_rl.envs.lessons import LessonValues
+from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_index
 
 SIDE = "all"
@@ -167,7 +168,7 @@ class SeatStepper(AgentStepper):
         copy, rows, learner = self.world.copies[e], self.side.rows[e], self._learner(e)
         cut = self.world.move(e, actions)
         self.moved[[rows[agent] for agent in actions]] = True
-        self.returns[e] += np.nan_to_num([copy.rewards.get(agent, 0.0) for agent in self.agents], posinf=0.0, neginf=0.0)
+        self.returns[e] += finite_rewards([copy.rewards.get(agent, 0.0) for agent in self.agents])
         self.paid[e] += copy.rewards.get(learner, 0.0)
         ended = learner in copy.last
         if not (ended or cut or not copy.present):

@@ -6,6 +6,7 @@ import numpy as np
 
 from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent, set_arrays
 from lightning_rl.envs.agents.world import Outcome, World
+from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_index
 
 
@@ -86,7 +87,7 @@ class TeamStepper(AgentStepper):
         copy, rows = self.world.copies[e], self.side.rows[e]
         cut = self.world.move(e, {agent: moves[rows[agent]] for agent in copy.to_move})
         self.world.note(e, self.side, rows, cut)
-        self.returns[e] += np.nan_to_num([copy.rewards.get(agent, 0.0) for agent in self.agents], posinf=0.0, neginf=0.0)
+        self.returns[e] += finite_rewards([copy.rewards.get(agent, 0.0) for agent in self.agents])
         team = {self.agents[member] for member in self.members[self.seats[e]]}
         if cut or not copy.present or (not team.isdisjoint(copy.last) and team.isdisjoint(copy.present)):
             return True

@@ -119,8 +119,7 @@ class Decoder:
             case ["~tuple" | "~frozenset" as kind, list(children)]:
                 return CONTAINERS[kind](self._children(children, existing))
             case ["~list" | "~set" | "~deque" as kind, int(number), list(children), maxlen]:
-                made: Any = deque(maxlen=maxlen) if kind == "~deque" else CONTAINERS[kind]()
-                self.made[number] = made
+                made: Any = self._note(number, deque(maxlen=maxlen) if kind == "~deque" else CONTAINERS[kind]())
                 for child in self._children(children, existing):  # which may hold the container itself
                     made.add(child) if kind == "~set" else made.append(child)
                 return made
@@ -133,17 +132,15 @@ class Decoder:
                 self.write(self._claim(number, existing), state)
                 return existing
             case ["~space", int(number), text, generator, children] if is_space(existing) and text_of(existing) == text:
-                self.made[number] = existing
-                return self._draw_on(existing, generator, children)
+                return self._draw_on(self._note(number, existing), generator, children)
             case ["~numpy", int(number), array]:
                 return self._note(number, self.decode(array, existing))
             case ["~view", int(number), int(whole), dtype, offset, shape, strides] if isinstance(self.made.get(whole), np.ndarray):
                 if np.dtype(dtype).kind in NUMBERS and 0 not in strides:  # numpy checks the bounds
                     return self._note(number, np.ndarray(shape, dtype, self.made[whole], offset, strides))
             case ["~objects", int(number), shape, children]:
-                made = self._note(number, np.empty(shape, object))
-                places = zip(np.ndindex(*shape), self._children(children, getattr(existing, "flat", None)), strict=True)
-                for place, each in places:
+                made, values = self._note(number, np.empty(shape, object)), self._children(children, getattr(existing, "flat", None))
+                for place, each in zip(np.ndindex(*shape), values, strict=True):
                     made[place] = each
                 return made
             case ["~tensor", int(number), array]:
