@@ -23,12 +23,14 @@ import lightning_rl as lrl
 HERE = Path(__file__).resolve().parent
 IMAGES = HERE.parent / "docs" / "images"
 GREY = "#999999"
+ZOO = ("--model.env.num_envs", "8", "--model.n_epochs", "20", "--model.learning_rate", "{schedule: linear, start: 1e-3, end: 0}")
+"""Where rl-baselines3-zoo's settings differ from those of our packaged config."""
 
 
 def train(folder: Path, seeds: int) -> None:
     """Train what the picture and the animation show."""
     for seed in range(1, seeds + 1):
-        ours = [sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo/cartpole", "--seed_everything", str(seed)]
+        ours = [sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo/cartpole", *ZOO, "--seed_everything", str(seed)]
         ours += ["--evaluation.every_n_env_steps", "5000", "--evaluation.episodes", "10", "--trainer.run_name", str(seed)]
         peer = [python_of("sb3"), "-m", "peers.curve_sb3", "--seed", str(seed), "--folder", folder / "sb3" / str(seed)]
         if not (folder / "ours/PPO/CartPole-v1" / str(seed)).exists():

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import gymnasium as gym
 import torch
-from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
 
-from peers.solve_sb3 import STEPS, ZOO
+from peers.solve_sb3 import STEPS, ZOO, make_model
 
 EVERY, EPISODES, FIRST_SEED = 5_000, 10, 10_000
 
@@ -59,8 +57,7 @@ def main() -> None:
     model = {"class_path": "Stable-Baselines3.PPO (Stable-Baselines3)", "init_args": {"env": {"id": "CartPole-v1"}}}
     (options.folder / "config.yaml").write_text(json.dumps({"seed_everything": options.seed, "model": model}))
     (options.folder / "evaluations.csv").write_text("env_steps,seed,return,length,success\n")
-    falling = {"learning_rate": lambda left: 1e-3 * left, "clip_range": lambda left: 0.2 * left}
-    learner = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=8, seed=options.seed), seed=options.seed, device="cpu", **ZOO, **falling)
+    learner = make_model(ZOO, options.seed)
     learner.learn(STEPS, callback=Evaluate(options.folder / "evaluations.csv"))
 
 

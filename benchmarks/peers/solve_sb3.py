@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from typing import Any
 
 import torch
 from solving import solved
@@ -39,6 +40,13 @@ class StopWhenSolved(BaseCallback):
             print(json.dumps(figures), flush=True)
 
 
+def make_model(settings: dict[str, Any], seed: int) -> PPO:
+    """PPO with the settings that both have and these."""
+    envs = make_vec_env("CartPole-v1", n_envs=settings["num_envs"], seed=seed)
+    falling = {"learning_rate": lambda left: settings["learning_rate"] * left, "clip_range": lambda left: 0.2 * left}
+    return PPO("MlpPolicy", envs, n_epochs=settings["n_epochs"], seed=seed, device="cpu", **COMMON, **falling)
+
+
 def main() -> None:
     """One run."""
     parser = argparse.ArgumentParser()
@@ -48,10 +56,7 @@ def main() -> None:
     parser.add_argument("--same", action="store_true", help="take the settings of our config")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    given = OURS if options.same else ZOO
-    envs = make_vec_env("CartPole-v1", n_envs=given["num_envs"], seed=options.seed)
-    falling = {"learning_rate": lambda left: given["learning_rate"] * left, "clip_range": lambda left: 0.2 * left}
-    model = PPO("MlpPolicy", envs, n_epochs=given["n_epochs"], seed=options.seed, device="cpu", **COMMON, **falling)
+    model = make_model(OURS if options.same else ZOO, options.seed)
     model.learn(STEPS, callback=StopWhenSolved(options.launched))
 
 
