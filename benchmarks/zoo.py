@@ -3,7 +3,7 @@
     python benchmarks/zoo.py run [--configs ppo/cartpole a2c/*] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs] [--again]
     python benchmarks/zoo.py check ppo/cartpole:1 [a2c/acrobot:3 …]
     python benchmarks/zoo.py keep ppo/cartpole:1 […] [--folder zoo_runs]
-    python benchmarks/zoo.py pack ppo/pong:1 […] [--folder zoo_runs]
+    python benchmarks/zoo.py pack ppo/bipedalwalker:1 […] [--folder zoo_runs]
     python benchmarks/zoo.py table
 
 `run` trains each config with each seed as a user does (`lightning-rl fit --config NAME --seed_everything SEED`), judges its best checkpoint

@@ -1,4 +1,4 @@
-"""Runs of the zoo that wait for more time: small archives beside the results, from which `zoo.py run` continues them bit for bit."""
+"""Runs of the zoo that wait for more time: small archives beside the results, from which `zoo.py run` continues them."""
 
 from __future__ import annotations
 
