@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from lightning_rl.errors import SettingError
+from lightning_rl.optimization import parameters_of, with_gradient
 from lightning_rl.threads import is_wide
 from lightning_rl.types import Tree, tree_map
 
@@ -19,62 +22,92 @@ MIN_UPDATES = 50_000
 
 
 class CompiledLoss:
-    """A loss of an algorithm, called as the method is. Only the first element of what it returns has a gradient.
+    """A loss of an algorithm and its gradient in one compiled function, called as the method is.
 
     The first call with tensors of some shapes compiles, which takes seconds. Scheduled settings go in as tensors, so that new values do not
-    compile again; arrays, such as the places of rows in a buffer, do not go in.
+    compile again; arrays, such as the places of rows in a buffer, do not go in. Only the first element of what it returns has a gradient.
 
     Args:
         loss: the method, which returns a scalar or a tuple that begins with it.
+        optimizer: of the parameters that it has a gradient for, zeros where it does not reach them; no tensor that goes in may need one.
+        scaler: of 16-bit precision, whose small gradients would vanish unless the loss is scaled before; a disabled one does nothing.
         say: prints that the loss is computed without compiling where it cannot be compiled; None: that is an error.
     """
 
-    def __init__(self, name: str, loss: Callable[..., Any], say: Callable[[str], None] | None = None) -> None:
-        self.name, self.loss, self.say = name, loss, say
+    def __init__(
+        self,
+        name: str,
+        loss: Callable[..., Any],
+        optimizer: Optimizer,
+        scaler: GradScaler,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name, self.loss, self.optimizer, self.scaler, self.say = name, loss, optimizer, scaler, say
+        parameters = parameters_of(optimizer)
 
-        def compute(*batch: Any, **named: Any) -> Any:
+        def compute(scale: Tensor | None, *batch: Any, **named: Any) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
             returned = loss(*batch, **named)
-            if not isinstance(returned, tuple):
-                return returned
-            return returned[0], *tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, returned[1:])
+            value, *others = returned if isinstance(returned, tuple) else (returned,)
+            gradients = torch.autograd.grad(
+                value if scale is None else value * scale, parameters, allow_unused=True, materialize_grads=True
+            )
+            rest = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tuple(others))
+            return value.detach(), torch.cat([each.flatten() for each in gradients]), rest
 
         self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False)
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
         """Compute the loss. Raises `SettingError`: it cannot be compiled."""
-        if self.compute is None:
+        if self.compute is None or not torch.is_grad_enabled():
             return self.loss(*batch, **named)
+        scale = torch.tensor(self.scaler.get_scale()) if self.scaler.is_enabled() else None
         try:
-            return self.compute(*tree_map(as_input, batch), **tree_map(as_input, named))
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            value, gradient, rest = self.compute(scale, *tree_map(as_input, batch), **tree_map(as_input, named))
+        except (TorchDynamoException, FailOnRecompileLimitHit, GraphOutsideError) as error:
             line = f"{self.name} cannot be compiled: {why(error)}"
             if self.say is None:
                 raise SettingError(f"compile: {line}") from error
             self.say(f"compile auto: {line}; it runs as it is written")
             self.compute = None
             return self.loss(*batch, **named)
+        value = with_gradient(value, gradient, self.optimizer, scale)
+        return (value, *rest) if rest else value
+
+
+class GraphOutsideError(Exception):
+    """A tensor that goes into a compiled loss needs a gradient itself, which the compiled function does not compute."""
 
 
 def as_input(leaf: Any) -> Tree:
-    """Return what a compiled function takes in place of a leaf of a batch."""
+    """Return what a compiled function takes in place of a leaf of a batch. Raises `GraphOutsideError`."""
     if isinstance(leaf, np.ndarray):
         return ()
+    if isinstance(leaf, Tensor) and leaf.requires_grad:
+        raise GraphOutsideError("a tensor that it is given needs a gradient; compute it in the loss, or detach it")
     return torch.tensor(leaf) if isinstance(leaf, float) else leaf
 
 
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
     """Return the compiled losses of an algorithm by the names of their methods; none where `auto` would not repay the seconds it takes.
 
-    Raises `SettingError`: there is no such method.
+    Raises `SettingError`: there is no such method, or no optimizer for it.
     """
     if algorithm.compile is False or (algorithm.compile == "auto" and not repays(algorithm)):
         return {}
     kind, say = type(algorithm).__name__, algorithm.say if algorithm.compile == "auto" else None
+    optimizers = algorithm.own_optimizers
     for name in algorithm.losses:
         if not hasattr(algorithm, name):
             raise SettingError(f"compile: {kind} has no method {name}; name its losses in the attribute `losses`")
+    if len(algorithm.losses) > len(optimizers):
+        names = ", ".join(algorithm.losses)
+        raise SettingError(f"compile: {kind}.losses are {names}, of {len(optimizers)} optimizers; name one loss for each, in their order")
     torch.compiler.reset()  # else the losses of earlier runs in this process count towards the limit of what is kept
-    return {name: CompiledLoss(f"{kind}.{name}", getattr(algorithm, name), say) for name in algorithm.losses}
+    torch._dynamo.config.trace_autograd_ops = True  # a loss is compiled with its gradient
+    return {
+        name: CompiledLoss(f"{kind}.{name}", getattr(algorithm, name), optimizer, algorithm.scaler, say)
+        for name, optimizer in zip(algorithm.losses, optimizers, strict=False)
+    }
 
 
 def repays(algorithm: Any) -> bool:

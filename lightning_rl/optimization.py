@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -94,6 +95,40 @@ class FlatSGD(FlatOptimizer, torch.optim.SGD):
         self.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of networks that an optimizer moves, one by one."""
+    return [part for group in optimizer.param_groups for each in group["params"] for part in getattr(each, "parts", (each,))]
+
+
+class KnownGradient(torch.autograd.Function):
+    """A loss whose gradient was computed with it, in torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradient: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.gradient, ctx.shapes = gradient, [parameter.shape for parameter in parameters]
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        parts = (ctx.gradient * factor).split([shape.numel() for shape in ctx.shapes])
+        return None, None, *(part.view(shape) for part, shape in zip(parts, ctx.shapes, strict=True))
+
+
+def with_gradient(loss: Tensor, gradient: Tensor, optimizer: Optimizer, scale: Tensor | None = None) -> Tensor:
+    """Return a loss as if it had been computed from parameters in torch's graph, where its gradient is known.
+
+    The `gradient_step` of a `FlatOptimizer` takes the gradient as it is, without going backward, if the loss comes to it unchanged.
+
+    Args:
+        gradient: for all parameters of the optimizer in turn, `[P]`, of the loss times `scale`.
+        scale: of a `GradScaler`; None: 1.
+    """
+    whole = KnownGradient.apply(loss, gradient if scale is None else gradient / scale, *parameters_of(optimizer))
+    whole.known_gradient = optimizer, gradient
+    return whole
+
+
 def gradient_step(
     loss: Tensor,
     optimizer: Optimizer,
@@ -115,6 +150,7 @@ def gradient_step(
         The gradient's norm before clipping, and whether loss and gradient were finite.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moves, gradient = getattr(loss, "known_gradient", (None, None))
     hooks("on_before_zero_grad", optimizer)
     for parameter in parameters:
         if isinstance(parameter, FlatParameters):
@@ -122,7 +158,10 @@ def gradient_step(
         else:
             parameter.grad = None
     hooks("on_before_backward", loss)
-    scaler.scale(loss).backward(inputs=[part for each in parameters for part in getattr(each, "parts", (each,))])
+    if moves is optimizer and isinstance(optimizer, FlatOptimizer):
+        parameters[0].grad.copy_(gradient)
+    else:
+        scaler.scale(loss).backward(inputs=[part for each in parameters for part in getattr(each, "parts", (each,))])
     hooks("on_after_backward")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     loss = loss.detach()

@@ -100,7 +100,7 @@ class Algorithm(LearningRun):
     """Observation and action space, and whether the environment masks actions; null: probed from one environment."""
 
     losses: ClassVar[tuple[str, ...]] = ("loss",)
-    """The methods that `compile` compiles."""
+    """The methods that `compile` compiles, in the order of the optimizers that step on them."""
 
     # ---------------------------------------------------------------- settings and networks
 

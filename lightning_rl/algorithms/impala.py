@@ -17,15 +17,18 @@ from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.settings import ActorCriticFields, Range, end_burn_in, make_actor_critic
 from lightning_rl.types import Rollout, flatten_time
 
+ROUNDING = 1e-5
+"""By how much the importance weight of an unchanged policy may differ from 1."""
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class IMPALA(ActorCriticFields, Algorithm):
     """Rollouts by actors whose policy may be some updates old, and one gradient step, corrected by V-trace, on each batch of them.
 
     Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/explained_variance` (of the targets
-    by the values), `train/rho_mean` and `train/rho_clip_fraction` (importance weights, and how many are beyond ρ̄), and for each part of a
-    Dict or Tuple action `train/entropy/<part>` and `train/log_prob/<part>`; with actors `actors/policy_lag_mean` and
-    `actors/policy_lag_max` (updates between acting and learning), `env/rollouts_dropped`, `env/actor_restarts`, `time/rollouts_waiting`
+    by the values), `train/rho_mean` and `train/rho_clip_fraction` (importance weights, and how many are beyond ρ̄ by more than rounding),
+    and for each part of a Dict or Tuple action `train/entropy/<part>` and `train/log_prob/<part>`; with actors `actors/policy_lag_mean`
+    and `actors/policy_lag_max` (updates between acting and learning), `env/rollouts_dropped`, `env/actor_restarts`, `time/rollouts_waiting`
     (those that are there beyond a batch), `time/waiting_for_actors` and `time/rollout` (seconds).
     """
 
@@ -105,7 +108,7 @@ class IMPALA(ActorCriticFields, Algorithm):
             "value_loss": value_loss,
             "entropy_loss": entropy_loss,
             "rho_mean": (weight * rho).sum(),
-            "rho_clip_fraction": (weight * (rho > (self.clip_rho or float("inf")))).sum(),
+            "rho_clip_fraction": (weight * (rho > (self.clip_rho or float("inf")) * (1 + ROUNDING))).sum(),
             "explained_variance": explained_variance(flatten_time(rollout.value), target, weight > 0),
             **self.means_of_parts(weight, entropy=entropy, log_prob=log_prob),
         }

@@ -8,12 +8,15 @@ import sys
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch.amp import GradScaler
 
 import lightning_rl as lrl
+from lightning_rl.compiling import CompiledLoss
 from lightning_rl.errors import NotFiniteError, SettingError
 from tests.experts import at_random
 from tests.fitting import Rows, fit, tiny
 
+OFF = GradScaler(enabled=False)
 REPLAY = {"learning_starts": 32, "batch_size": 32, "buffer_size": 500, "steps_per_iteration": 32, "net_arch": [32, 32], "train_freq": 4}
 SCHEDULED = {
     "learning_rate": {"schedule": "linear", "start": 1e-3},
@@ -146,6 +149,53 @@ def test_what_cannot_be_compiled_is_refused_in_one_line():
 
     with pytest.raises(SettingError, match="compile: Renamed has no method objective; name its losses in the attribute `losses`"):
         fit(tiny(Renamed, compile=True))
+
+
+def test_a_loss_that_is_given_a_graph_is_not_compiled():
+    weight = torch.tensor([2.0], requires_grad=True)
+    optimizer, given, said = torch.optim.SGD([weight]), 3 * weight, []
+    message = "compile: SAC.actor_loss cannot be compiled: a tensor that it is given needs a gradient; compute it in the loss, or detach it"
+    with pytest.raises(SettingError, match=f"^{message}$"):
+        CompiledLoss("SAC.actor_loss", torch.square, optimizer, OFF)(given)
+    loss = CompiledLoss("SAC.actor_loss", torch.square, optimizer, OFF, said.append)
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(loss(given), [weight], retain_graph=True)
+        assert gradient.item() == 2 * 6 * 3
+    assert said == [message.replace("compile:", "compile auto:") + "; it runs as it is written"]
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_is_scaled_before_it_is_differentiated():
+    weight = torch.tensor([2.0], requires_grad=True)
+    torch._dynamo.config.trace_autograd_ops = True
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    loss = CompiledLoss("tests.loss", lambda x: (x * weight.square().sum(), x), torch.optim.SGD([weight]), scaler)
+    value, rest = loss(torch.tensor(3.0))
+    assert value.item() == 12 and rest.item() == 3
+    assert value.known_gradient[1].item() == 1024 * 3 * 2 * 2
+    assert torch.autograd.grad(value, [weight])[0].item() == 3 * 2 * 2
+
+
+def test_each_compiled_loss_needs_an_optimizer():
+    class Twice(lrl.A2C):
+        losses = ("loss", "other")
+
+        def other(self, batch):
+            return batch.returns.mean()
+
+    with pytest.raises(SettingError, match=r"^compile: Twice.losses are loss, other, of 1 optimizers; name one loss for each, in their"):
+        fit(tiny(Twice, compile=True))
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_learns_the_same_in_half_precision():
+    models = []
+    for compile in (False, True):
+        pl.seed_everything(1, verbose=False)
+        models.append(tiny(lrl.A2C, compile=compile, max_grad_norm=None))
+        fit(models[-1], precision="bf16-mixed")
+    for plain, compiled in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(compiled, plain, atol=5e-3, rtol=5e-2)
 
 
 @pytest.mark.slow

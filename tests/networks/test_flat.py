@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from lightning_rl.optimization import FlatAdam, FlatParameters, FlatRMSprop, clip, gradient_step
+from lightning_rl.optimization import FlatAdam, FlatParameters, FlatRMSprop, FlatSGD, clip, gradient_step, with_gradient
 
 OFF = GradScaler(enabled=False)
 
@@ -124,3 +124,41 @@ def test_a_users_backward_pass_reaches_the_step_after_zero_grad():
         loss_of(net).backward()
         optimizer.step()
         assert all((parameter != old).any() for parameter, old in zip(net.parameters(), before, strict=True))
+
+
+def known_loss(optimizer, scale=None):
+    """The loss 7, whose gradient is (1, 2) for a weight `[1, 2]` and 3 for a bias `[1]`, times a scale."""
+    gradient = torch.tensor([1.0, 2.0, 3.0]) * (1 if scale is None else scale)
+    return with_gradient(torch.tensor(7.0), gradient, optimizer, scale)
+
+
+def test_a_loss_that_brings_its_gradient_is_a_part_of_torchs_graph():
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for scale in (None, torch.tensor(64.0)):
+        total = 0.5 * known_loss(optimizer, scale) + 4 * net.bias.sum()
+        net.zero_grad()
+        total.backward()
+        assert total.item() == pytest.approx(3.5 + 4 * net.bias.item())
+        assert net.weight.grad.tolist() == [[0.5, 1.0]] and net.bias.grad.tolist() == [1.5 + 4]
+        (only,) = torch.autograd.grad(known_loss(optimizer, scale), [net.bias])
+        assert only.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_step_on_such_a_loss_is_that_on_its_gradient(flat, factor):
+    net = nn.Linear(2, 1)
+    before = torch.cat([net.weight.flatten(), net.bias]).detach()
+    optimizer = FlatSGD(net, 0.0) if flat else torch.optim.SGD(net.parameters())
+    optimizer.param_groups[0]["lr"] = 0.1
+    loss = known_loss(optimizer)
+    norm, finite = gradient_step(loss if factor == 1 else 2 * loss, optimizer, OFF, 1e9, 1)
+    assert finite and norm.item() == pytest.approx(factor * 14**0.5)
+    after = torch.cat([net.weight.flatten(), net.bias]).detach()
+    torch.testing.assert_close(after, before - 0.1 * factor * torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_a_step_of_another_optimizer_does_not_take_that_gradient():
+    norm, _ = gradient_step(known_loss(FlatAdam(nn.Linear(2, 1))), FlatAdam(nn.Linear(2, 1)), OFF, 1e9, 1)
+    assert norm == 0
