@@ -87,6 +87,7 @@ REFERENCES: dict[str, Reference | None] = {
     "impala/lunarlander": None,
     "ppo/lunarlander_continuous": zoo(270.863, 32.072, 526, "1,000,000", OLD_LANDER),
     "sac/lunarlander_continuous": zoo(260.390, 65.467, 672, "500,000", OLD_LANDER),
+    "tqc/lunarlander_continuous": zoo(277.956, 25.466, 706, "500,000", OLD_LANDER),
     "ppo/bipedalwalker": zoo(213.299, 129.490, 233, "5,000,000"),
     "crossq/bipedalwalker": None,
     "ppo/halfcheetah": Reference(5783.9, 393.4, "1,000,000", TIANSHOU, ", gym v3, best evaluation"),
