@@ -8,9 +8,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.autograd import profiler
 from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
+from torch.optim.adam import adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_rl.checkpoints.validation import check_optimizer
 from lightning_rl.distributed import mean_over_ranks
@@ -65,10 +68,33 @@ class FlatOptimizer(torch.optim.Optimizer):
 
 
 class FlatAdam(FlatOptimizer, torch.optim.Adam):
-    """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) on one `FlatParameters`."""
+    """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) on one `FlatParameters`.
+
+    The way through torch's `Optimizer.step` to the kernel is a tenth of a small network's update (benchmarks/notes.md). A step goes there if
+    hooks or a profiler wait for it; otherwise it calls torch's function for Adam, with the same result.
+    """
 
     def __init__(self, module: nn.Module, eps: float = 1e-8, beta1: float = 0.9) -> None:
         super().__init__([FlatParameters(module)], betas=(beta1, 0.999), eps=eps, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Make a step, as `torch.optim.Adam.step` does."""
+        (group,) = self.param_groups
+        (weights,) = group["params"]
+        state = self.state[weights]
+        hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+        is_watched = any(hooks) or profiler._is_profiler_enabled
+        if closure is not None or not state or weights.grad is None or group["amsgrad"] or is_watched:
+            step = torch.optim.Adam.step
+            return (step if hasattr(step, "hooked") else self.profile_hook_step(step))(self, closure)
+        moments = [state["exp_avg"]], [state["exp_avg_sq"]]
+        settings = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize", "amsgrad")}
+        beta1, beta2 = group["betas"]
+        adam([weights], [weights.grad], *moments, [], [state["step"]], fused=True, beta1=beta1, beta2=beta2, **settings)
+        return None
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it
 
 
 class FlatRAdam(FlatOptimizer, torch.optim.RAdam):
@@ -173,23 +199,16 @@ def gradient_step(
             tensor.copy_(mean.view_as(tensor))
     scaler.unscale_(optimizer)
     hooks("on_before_optimizer_step", optimizer)
-    norm = clip(gradients, max_norm)
+    norm = torch.linalg.vector_norm(gradients[0]) if len(gradients) == 1 else torch.nn.utils.get_total_norm(gradients)
+    if max_norm < math.inf and (norm.device.type != "cpu" or norm.item() > max_norm):
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)
     finite = math.isfinite((loss if scaler.is_enabled() else loss + norm).item())
     if finite:
         scaler.step(optimizer)
         scaler.update()
     return norm, finite
-
-
-def clip(gradients: list[Tensor], max_norm: float) -> Tensor:
-    """Scale gradients to a Euclidean norm of at most `max_norm`. Return the norm before."""
-    norm = torch.linalg.vector_norm(gradients[0]) if len(gradients) == 1 else torch.nn.utils.get_total_norm(gradients)
-    if max_norm == math.inf or (norm.device.type == "cpu" and norm.item() <= max_norm):
-        return norm
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(scale)
-    return norm
 
 
 def parameters_in(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Tensor]:

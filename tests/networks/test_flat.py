@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.amp import GradScaler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_rl.optimization import FlatAdam, FlatParameters, FlatRMSprop, FlatSGD, clip, gradient_step, with_gradient
+from lightning_rl.optimization import FlatAdam, FlatParameters, FlatRMSprop, FlatSGD, gradient_step, with_gradient
 
 OFF = GradScaler(enabled=False)
 
@@ -44,6 +45,61 @@ def test_steps_on_the_vector_are_steps_on_the_parameters():
         torch.testing.assert_close(found, expected)
 
 
+def adam_steps(watch, number=4, **settings):
+    """The weights after some steps of `FlatAdam` that `watch` looks at from the second on, and of torch's own Adam."""
+    plain, flat = module(), module()
+    optimizers = [torch.optim.Adam(plain.parameters(), 0.1, fused=True, **settings), FlatAdam(flat)]
+    optimizers[1].param_groups[0] |= {"lr": 0.1, **settings}
+    for k in range(number):
+        stop = watch(optimizers[1]) if k == 1 else lambda: None
+        for net, optimizer in zip((plain, flat), optimizers, strict=True):
+            gradient_step(loss_of(net), optimizer, OFF, 1e9, 1)
+        stop()
+    return [torch.cat([parameter.detach().flatten() for parameter in net.parameters()]) for net in (plain, flat)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.7)}, {"maximize": True}])
+def test_adam_on_the_vector_is_torchs_adam(settings):
+    plain, flat = adam_steps(lambda optimizer: lambda: None, **settings)
+    torch.testing.assert_close(flat, plain, rtol=0, atol=1e-7)
+
+
+def test_hooks_around_a_step_of_adam_are_called_and_change_nothing():
+    calls = []
+
+    def watch(optimizer):
+        handles = [
+            optimizer.register_step_pre_hook(lambda *_: calls.append("before")),
+            optimizer.register_step_post_hook(lambda *_: calls.append("after")),
+            register_optimizer_step_pre_hook(lambda each, *_: calls.append("before all") if each is optimizer else None),
+            register_optimizer_step_post_hook(lambda each, *_: calls.append("after all") if each is optimizer else None),
+        ]
+        return lambda: [handle.remove() for handle in handles]
+
+    plain, flat = adam_steps(watch)
+    assert calls == ["before all", "before", "after", "after all"]
+    torch.testing.assert_close(flat, plain, rtol=0, atol=1e-7)
+    calls.clear()
+
+    def watch_all(optimizer):
+        return register_optimizer_step_post_hook(lambda each, *_: calls.append("after all") if each is optimizer else None).remove
+
+    adam_steps(watch_all)
+    assert calls == ["after all"]
+
+
+def test_a_profiler_sees_the_steps_of_adam():
+    profiles = []
+
+    def watch(optimizer):
+        profiles.append(torch.profiler.profile())
+        profiles[0].start()
+        return profiles[0].stop
+
+    adam_steps(watch)
+    assert "Optimizer.step#FlatAdam.step" in {event.key for event in profiles[0].key_averages()}
+
+
 def test_a_step_clears_the_previous_gradient_even_if_it_was_set_to_none():
     net = module()
     optimizer = torch.optim.SGD([FlatParameters(net)], 0.0)
@@ -70,10 +126,12 @@ def test_a_copy_of_the_network_does_not_share_the_vector():
 
 
 def test_clipping_scales_a_gradient_of_3_4_12_to_the_given_norm():
-    gradients = [torch.tensor([3.0, 4.0]), torch.tensor([12.0])]
-    assert clip(gradients, 1.3).item() == 13.0
-    torch.testing.assert_close(torch.cat(gradients), torch.tensor([0.3, 0.4, 1.2]))
-    assert abs(clip(gradients, 100.0).item() - 1.3) < 1e-6 and abs(gradients[1].item() - 1.2) < 1e-6
+    weights = [torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)]
+    optimizer = torch.optim.SGD(weights, 1.0)
+    for most, moved in ((1.3, [-0.3, -0.4, -1.2]), (100.0, [-3.3, -4.4, -13.2])):
+        loss = (weights[0] * torch.tensor([3.0, 4.0])).sum() + 12 * weights[1].sum()
+        assert gradient_step(loss, optimizer, OFF, most, 1) == (13.0, True)
+        torch.testing.assert_close(torch.cat(weights).detach(), torch.tensor(moved))
 
 
 @pytest.mark.parametrize("flat, plain", [(FlatAdam, torch.optim.Adam), (FlatRMSprop, torch.optim.RMSprop)])
