@@ -25,6 +25,7 @@ from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
+from lightning_rl.networks.normalization import NoNormalizer
 from lightning_rl.optimization import FlatOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
 from lightning_rl.schedules import Schedule
 from lightning_rl.training.replay import load_buffer
@@ -224,6 +225,10 @@ class LearningRun(Run):
 
     # ---------------------------------------------------------------- what its run asks
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Return a batch on a device, as it is on the CPU, where Lightning would take it apart and put it together again."""
+        return batch if device.type == "cpu" else super().transfer_batch_to_device(batch, device, dataloader_idx)
+
     def begin_learning(self) -> None:
         assert self.collector is not None
         trainer: Any = self.trainer
@@ -277,8 +282,9 @@ class LearningRun(Run):
         assert self.collector is not None
         for learner in self.active_learners:
             learner.end_iteration(self)
-        rollout = self.collector.rollout()
-        self.network.normalizer.gather(rollout.obs, rollout.valid)
+        if not isinstance(self.network.normalizer, NoNormalizer):
+            rollout = self.collector.rollout()
+            self.network.normalizer.gather(rollout.obs, rollout.valid)
         self.guard.end_iteration()
 
     def learning_metrics(self) -> dict[str, float]:
