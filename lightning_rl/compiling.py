@@ -1,4 +1,4 @@
-"""Compile losses with torch's own compiler, for `compile: true`, and `auto` where a run is long enough."""
+"""Compile losses and their gradients with torch's own compiler, for `compile: true`, and `auto` where a run is long enough."""
 
 import os
 import shutil
@@ -17,8 +17,9 @@ from lightning_rl.optimization import parameters_of, with_gradient
 from lightning_rl.threads import is_wide
 from lightning_rl.types import Tree, tree_map
 
-MIN_UPDATES = 50_000
-"""Fewest updates of a run that `auto` compiles: about 4 s of compiling are repaid at 0.1 ms an update (benchmarks/notes.md)."""
+MIN_UPDATES = 40_000
+"""Fewest updates of a run that `auto` compiles: 15 s of compiling, the first time on a machine, are repaid at 0.4 ms an update
+(benchmarks/notes.md)."""
 
 
 class CompiledLoss:

@@ -70,8 +70,8 @@ class FlatOptimizer(torch.optim.Optimizer):
 class FlatAdam(FlatOptimizer, torch.optim.Adam):
     """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) on one `FlatParameters`.
 
-    The way through `Optimizer.step` to the kernel is a tenth of a small network's update (benchmarks/notes.md). A step goes there if hooks or
-    a profiler wait for it; otherwise it calls torch's function for Adam, with the same result.
+    The way through `Optimizer.step` to the kernel is a tenth of a small network's update (benchmarks/notes.md). A step goes there if hooks
+    or a profiler wait for it; otherwise it calls torch's function for Adam, with the same result.
     """
 
     def __init__(self, module: nn.Module, eps: float = 1e-8, beta1: float = 0.9) -> None:

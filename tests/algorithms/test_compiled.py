@@ -108,9 +108,9 @@ def compiled_names(algorithm, env_id, **settings):
 
 
 def test_auto_compiles_long_runs_of_narrow_networks():
-    long = {"max_env_steps": 400_000, "n_steps": 16, "batch_size": 32}  # 400,000 · 4 / 32 = 50,000 updates
+    long = {"max_env_steps": 320_000, "n_steps": 16, "batch_size": 32}  # 320,000 · 4 / 32 = 40,000 updates
     assert compiled_names(lrl.PPO, "CartPole-v1", **long) == ["loss"]
-    assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"max_env_steps": 399_999}) == []
+    assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"max_env_steps": 319_999}) == []
     assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"net_arch": [256, 256]}) == []
     assert compiled_names(lrl.PPO, "CartPole-v1", **long, compile=False) == []
     assert compiled_names(lrl.A2C, "CartPole-v1", max_env_steps=10_000, n_steps=8) == []
@@ -118,7 +118,7 @@ def test_auto_compiles_long_runs_of_narrow_networks():
 
 def test_what_auto_cannot_compile_runs_as_it_is_written(capfd):
     class Slow(Deciding):
-        planned_updates = 50_000
+        planned_updates = 40_000
 
     model = tiny(Slow)
     fit(model)
