@@ -33,7 +33,6 @@ from lightning_rl import (
     EvolutionStrategies,
     Trainer,
     Video,
-    optimization,
 )
 from lightning_rl.errors import LostRankError, SettingError
 from tests.algorithms.test_evolution_strategies import CARTPOLE as CARTPOLE_JOBS
@@ -115,12 +114,12 @@ def first_update(model: Any, batch: Any = None, noise: Any = ()):
     """What the first update learns from, draws, and its gradients; of a batch and with noise that are given, if they are."""
     seen: dict[str, Any] = {"batches": [], "noise": [], "gradients": []}
     given, learning = list(noise), [True]
-    clip, normal, end, step = optimization.clip, torch.Tensor.normal_, model.end_update, model.training_step
+    normal, end, step = torch.Tensor.normal_, model.end_update, model.training_step
 
-    def clipped(gradients: Any, max_norm: float) -> Any:
+    def on_before_optimizer_step(optimizer: Any) -> None:
         if learning[0]:
-            seen["gradients"].append(torch.cat([each.flatten() for each in gradients]))
-        return clip(gradients, max_norm)
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            seen["gradients"].append(torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None]))
 
     def drawn(tensor: Any, *arguments: Any, generator: Any = None) -> Any:
         tensor = normal(tensor, *arguments, generator=generator)
@@ -150,12 +149,12 @@ def first_update(model: Any, batch: Any = None, noise: Any = ()):
             (batches,) = kept([batches])
         step(batches if rollout else kept(batches), batch_idx)
 
-    optimization.clip, torch.Tensor.normal_ = clipped, drawn
-    model.end_update, model.training_step = ended, training_step
+    torch.Tensor.normal_ = drawn
+    model.end_update, model.training_step, model.on_before_optimizer_step = ended, training_step, on_before_optimizer_step
     try:
         yield seen
     finally:
-        optimization.clip, torch.Tensor.normal_ = clip, normal
+        torch.Tensor.normal_ = normal
 
 
 def copied(batch: Any) -> Any:
