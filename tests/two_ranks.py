@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -238,6 +239,10 @@ def main(folder: Path, cases: list[str]) -> None:
     model.on_train_end = lambda: told.update(learned=learned(model), steps=(model.collector.env_steps, model.env_steps))
     fit(model, devices=2, strategy="ddp")
     torch.save(told, folder / f"jobs.{rank}.pt")
+    rows = Rows()
+    poisoned = {"id": "tests.poisoned:Poisoned-v0", "kwargs": {"door": "observation" if rank else "none", "value": math.nan, "at": 5}}
+    fit(tiny(A2C, env=poisoned, on_nan="skip_update"), devices=2, strategy="ddp", logger=rows)
+    print("REPLACED", rows.rows[-1][1]["rollout/replaced_steps"] if rows.rows else None)
     try:  # a folder that only one of them sees
         trainer(folder / ("nowhere" if rank else "PPO/stopped"), model := build("PPO"), 2).fit(model, ckpt_path="last")
     except SettingError as error:

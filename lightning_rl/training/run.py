@@ -54,6 +54,8 @@ class Run(HookedModule):
         self.dataset: ExperienceDataset | None = None
         self.ranks: list[dict[str, Any]] = []
         """The state of each rank in a checkpoint that is being continued."""
+        self.notices: list[str] = []
+        """Lines of this rank that the user has not been told yet."""
         self.saves_run = True
         """Whether checkpoints hold the run too, and not only what was learned."""
 
@@ -267,9 +269,11 @@ class Run(HookedModule):
         if getattr(self.trainer, "log_every_n_steps", None) == 1:  # then it is only the x-axis of Lightning and of `self.log`
             self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.count
         self.dataset.end_iteration()
-        for notice in self.take_notices():
-            self.say(notice)
+        self.notices += self.take_notices()
+        if self.global_rank == 0:
+            self._tell_notices([self.notices])
         if self.log_rows.is_due(self.count) or self.finished:
+            self._tell_notices(of_all_ranks(self.notices))
             collector.statistics.share_reports()
             metrics = merge_metrics({**collector.metrics(), **self.dataset.metrics(), **self.learning_metrics()})
             metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
@@ -283,13 +287,19 @@ class Run(HookedModule):
             self.trainer.should_stop = True
         self._begin_iteration()
 
+    def _tell_notices(self, ranks: list[list[str]]) -> None:
+        """Print what ranks have to tell the user, and forget this rank's part."""
+        for rank, notices in enumerate(ranks):
+            for notice in notices:
+                self.say(f"rank {rank}: {notice}" if rank else notice)
+        self.notices = []
+
     def end_run(self) -> None:
         """Close the environments, after a run or an error."""
         if self.dataset is not None:
             counts = {name: torch.tensor(getattr(self, name)) for name in self.COUNTS}
             self.trainer.callback_metrics.update(counts)  # which Lightning brings back from processes that it spawned
-            for notice in self.take_notices():
-                self.say(notice)
+            self._tell_notices([[*self.notices, *self.take_notices()]])
             self.dataset.collector.close()
             self.dataset = None
             self.end_learning()
