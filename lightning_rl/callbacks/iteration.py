@@ -60,10 +60,11 @@ class TargetNetworkUpdate(pl.Callback):
         self.weights = list(target.parameters()), list(online.parameters())
         self.buffers = list(zip(target.buffers(), online.buffers(), strict=True))
 
-    @torch.no_grad()
     def on_update_end(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Move the target networks if it is time."""
-        if algorithm.updates % self.every_n_updates == 0:
+        if algorithm.updates % self.every_n_updates:
+            return
+        with torch.no_grad():
             get_ema_multi_avg_fn(1 - self.tau)(*self.weights, None)
             for target, online in self.buffers:
                 target.copy_(online)

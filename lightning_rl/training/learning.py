@@ -196,7 +196,6 @@ class LearningRun(Run):
 
     # ---------------------------------------------------------------- metrics
 
-    @torch.no_grad()
     def record(self, **values: Metric) -> None:
         """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
         all values recorded under a name. A value is a tensor, a number, or a function that returns one, which is called only if this
@@ -204,10 +203,12 @@ class LearningRun(Run):
         """
         keeps = self.log_rows.keeps
         for name, value in values.items():
-            if callable(value) and not keeps:
-                continue
-            found = value() if callable(value) else value
-            found = (found if isinstance(found, Tensor) else as_tensor(name, found)).detach()
+            if callable(value):
+                if not keeps:
+                    continue
+                with torch.no_grad():
+                    value = value()
+            found = (value if isinstance(value, Tensor) else as_tensor(name, value)).detach()
             if not keeps:  # the newest values alone, to be named if they are not finite
                 self.recorded[name] = [found]
                 continue
@@ -224,10 +225,6 @@ class LearningRun(Run):
         return {f"train/{name}/{part}": mean[k] for name, mean in means.items() for k, part in enumerate(distribution.names)}
 
     # ---------------------------------------------------------------- what its run asks
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Return a batch on a device, as it is on the CPU, where Lightning would take it apart and put it together again."""
-        return batch if device.type == "cpu" else super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def begin_learning(self) -> None:
         assert self.collector is not None

@@ -62,7 +62,7 @@ def test_it_sees_batches_of_all_observations_and_its_width_is_what_it_returns():
     encoded = encoder(obs)
     assert encoder.num_features == 8 and encoded.shape == (4, 3, 8)
     one = tree_map(lambda leaf: leaf[2, 1].unsqueeze(0), obs)
-    assert torch.allclose(encoded[2, 1], encoder.own(one)[0])
+    torch.testing.assert_close(encoded[2, 1], encoder.own(one)[0])
 
 
 @pytest.mark.parametrize("algorithm, env", [(PPO, "CartPole-v1"), (DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1")])
