@@ -77,7 +77,7 @@ def call(*arguments: object) -> str:
     """What `lightning-rl` prints, which must end well."""
     result = subprocess.run([sys.executable, "-m", "lightning_rl", *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
     if result.returncode:
-        raise RuntimeError(result.stderr.strip())
+        raise RuntimeError(result.stderr.strip() or f"lightning-rl {arguments[0]} ended with exit status {result.returncode}")
     return result.stdout
 
 
