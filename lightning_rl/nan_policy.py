@@ -15,19 +15,21 @@ from lightning_rl.errors import NotFiniteError
 from lightning_rl.types import MAX_FLOAT32, EnvStep, State, Tree, is_finite, tree_map
 
 
-def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: str = "raise") -> tuple[Tree, float]:
-    """Return what one environment returned in a step outside of training, with values that are not finite replaced where `on_nan` goes on.
+def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: str = "raise") -> tuple[Tree, float, str]:
+    """Return what one environment returned in a step by itself, with values that are not finite replaced where `on_nan` goes on, and what
+    the first of them was, in words; nothing where all are finite.
 
     Raises `NotFiniteError`: something is not finite, and `on_nan` is raise.
     """
     if abs(reward) <= MAX_FLOAT32 and is_finite(obs):
-        return obs, reward
+        return obs, reward, ""
     rows = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
+    found = first_bad("reward", np.array([reward]), [0]) or first_bad("observation", rows, [0]) or ""
+    line = f"{found.replace(' of environment 0', '')} {where}"
     if on_nan == "raise":
-        found = first_bad("reward", np.array([reward]), [0]) or first_bad("observation", rows, [0]) or ""
-        raise NotFiniteError(f"{found.replace(' of environment 0', '')} {where}")
+        raise NotFiniteError(line)
     rows = replace(rows, tree_map(lambda leaf: np.asarray(leaf)[None], before))
-    return tree_map(lambda leaf: leaf[0], rows), reward if abs(reward) <= MAX_FLOAT32 else 0.0
+    return tree_map(lambda leaf: leaf[0], rows), reward if abs(reward) <= MAX_FLOAT32 else 0.0, line
 
 
 def finite_rewards(rewards: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -69,6 +71,7 @@ def _good(leaf: np.ndarray) -> np.ndarray:
 
 
 STATE = ("replaced", "skipped", "restored", "bad_steps", "bad_updates", "bad_iterations", "is_bad_iteration")
+REPLACED = "replaced by the last finite one (reward: 0)"
 MAX_IN_A_ROW = 100
 """Bad steps, or updates of one loss, in a row after which a run ends in any case."""
 MAX_RESTORED_IN_A_ROW = 10
@@ -131,7 +134,13 @@ class Guard:
             if self.ranks == 1:
                 raise self.error
         elif self.replaced == 1:
-            self.notices.append(f"{line}: replaced by the last finite one (reward: 0){self._save(batch)}")
+            self.notices.append(f"{line}: {REPLACED}{self._save(batch)}")
+
+    def count(self, replaced: int, line: str) -> None:
+        """Count steps whose bad values somebody else replaced, and report the first one."""
+        if replaced and not self.replaced:
+            self.notices.append(f"{line}: {REPLACED}")
+        self.replaced += replaced
 
     def agree(self, anywhere: bool) -> None:
         """Stop on all ranks when an environment of one of them was bad."""

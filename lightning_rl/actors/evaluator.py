@@ -136,14 +136,16 @@ class Generation(NamedTuple):
 
 
 class JobEpisode(NamedTuple):
-    """An episode: its job, and whether it was played with + or −; its statistics; the sum of its rewards' signs; and its observations
-    `[R, ...]`, or () if its job is not watched."""
+    """An episode: its job, and whether it was played with + or −; its statistics; the sum of its rewards' signs; its observations
+    `[R, ...]`, or () if its job is not watched; in how many steps there were bad values, and the first of them in words."""
 
     job: int
     sign: int
     finished: Finished
     signs: float
     obs: Tree
+    replaced: int
+    first_replaced: str
 
 
 class Evaluator:
@@ -234,7 +236,8 @@ class _JobSeat(Seat):
     def episode(self) -> JobEpisode:
         lessons, drawn = (info_arrays(self.info, key) if key in self.info else {} for key in (LESSONS, PARAMETERS))
         finished = Finished(self.return_, self.success, lessons, self.length, drawn)
-        return JobEpisode(self.job, self.sign, finished, self.signs, tree_stack(self.watched_obs) if self.watched_obs else ())
+        obs = tree_stack(self.watched_obs) if self.watched_obs else ()
+        return JobEpisode(self.job, self.sign, finished, self.signs, obs, self.replaced, self.first_replaced)
 
 
 @dataclass(frozen=True)

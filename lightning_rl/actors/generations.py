@@ -132,6 +132,7 @@ class EvaluatorPool:
             table[each.job - first, (1 - each.sign) // 2] = numbers
             self.env_steps += finished.length
             self.statistics.add(finished)
+            self.guard.count(each.replaced, each.first_replaced)
             if len(each.obs):
                 self.watched_obs.append(each.obs)
         table = sum_over_ranks(table.to(settings.device)).cpu()  # rows of other ranks are zeros

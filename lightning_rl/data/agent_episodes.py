@@ -173,7 +173,7 @@ class _EnvPlayer:
     def _check(self, agent: str, obs: Tree, reward: float) -> tuple[Tree, float]:
         """Return what an agent saw or got, with NaN and infinite numbers replaced as `on_nan` says."""
         where = f"of {agent} in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
-        return check_episode(obs, reward, self.before[agent], where, self.player.on_nan)
+        return check_episode(obs, reward, self.before[agent], where, self.player.on_nan)[:2]
 
     def choose(self) -> list[str]:
         """Return who asks the policy for an action."""

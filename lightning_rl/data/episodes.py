@@ -219,6 +219,7 @@ class Seat:
     """One environment, and the episode running in it.
 
     obs, mask: what to act on next.  seed, return_, length: of the episode so far.  info: what the environment said last.
+    replaced, first_replaced: in how many of its steps there were bad values, and the first of them in words.
 
     `index` and `where` are for messages: which of its owner's environments it is, and when. Others as in `EpisodePlayer`.
     """
@@ -231,6 +232,7 @@ class Seat:
     def start(self, seed: int) -> None:
         """Begin an episode."""
         self.seed, self.return_, self.length = seed, 0.0, 0
+        self.replaced, self.first_replaced = 0, ""
         self.obs = allocate(self.space)
         with self.contract.naming(OSError):
             obs, self.info = self.env.reset(seed=seed)
@@ -241,7 +243,9 @@ class Seat:
 
     def _checked(self, obs: Tree, reward: float) -> tuple[Tree, float]:
         where = f"{self.where}, at step {self.length} of the episode with seed {self.seed}"
-        obs, reward = check_episode(obs, reward, self.obs, where, self.on_nan)
+        obs, reward, bad = check_episode(obs, reward, self.obs, where, self.on_nan)
+        if bad:
+            self.replaced, self.first_replaced = self.replaced + 1, self.first_replaced or bad
         return (obs if self.on_nan == "raise" else deepcopy(obs)), reward  # an environment may write the next one into it
 
     def step(self, action: Tree, max_episode_steps: int) -> bool:

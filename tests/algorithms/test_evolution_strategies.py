@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from copy import deepcopy
 from itertools import pairwise
 
@@ -258,3 +260,14 @@ def test_a_ready_vector_environment_is_an_error():
     model = EvolutionStrategies(gym.make_vec("CartPole-v1", 2, "sync"))
     with pytest.raises(SettingError, match="actors build their environments themselves"):
         fit(model)
+
+
+@pytest.mark.parametrize("actors", [None, ActorsConfig(num_actors=1)])
+def test_bad_values_of_a_generation_are_counted_and_the_first_is_told(actors, capsys):
+    rows, kwargs = Rows(), {"door": "reward", "value": math.nan, "at": 7, "length": 2}
+    settings = {"env": {"num_envs": 1, "kwargs": kwargs}, "episodes_per_generation": 4, "max_env_steps": 40, "log_interval": 1}
+    model = tiny(EvolutionStrategies, "tests.poisoned:Poisoned-v0", actors=actors, on_nan="skip_update", **settings)
+    fit(model, logger=rows)
+    assert [row["rollout/replaced_steps"] for _, row in rows.rows] == [2.0, 2.0]
+    line = r"reward is nan in a generation, at step 2 of the episode with seed \d+: replaced by the last finite one \(reward: 0\)"
+    assert len(re.findall(line, capsys.readouterr().out)) == 1
