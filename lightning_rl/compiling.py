@@ -31,7 +31,7 @@ class CompiledLoss:
     Args:
         loss: the method, which returns a scalar or a tuple that begins with it.
         optimizer: of the parameters that it has a gradient for, zeros where it does not reach them; no tensor that goes in may need one.
-        scaler: of 16-bit precision, whose small gradients would vanish unless the loss is scaled before; a disabled one does nothing.
+        scaler: of 16-bit precision, by whose scale the loss is multiplied before it is differentiated; a disabled one does nothing.
         say: prints that the loss is computed without compiling where it cannot be compiled; None: that is an error.
     """
 
@@ -44,14 +44,17 @@ class CompiledLoss:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.name, self.loss, self.optimizer, self.scaler, self.say = name, loss, optimizer, scaler, say
-        parameters = parameters_of(optimizer)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Prepare to compile for what the optimizer moves now."""
+        self.num_groups, self.parameters = len(self.optimizer.param_groups), parameters_of(self.optimizer)
+        loss, parameters = self.loss, self.parameters
 
         def compute(scale: Tensor | None, *batch: Any, **named: Any) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
             returned = loss(*batch, **named)
             value, *others = returned if isinstance(returned, tuple) else (returned,)
-            gradients = torch.autograd.grad(
-                value if scale is None else value * scale, parameters, allow_unused=True, materialize_grads=True
-            )
+            gradients = torch.autograd.grad(value if scale is None else value * scale, parameters, materialize_grads=True)
             rest = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tuple(others))
             return value.detach(), torch.cat([each.flatten() for each in gradients]), rest
 
@@ -61,6 +64,8 @@ class CompiledLoss:
         """Compute the loss. Raises `SettingError`: it cannot be compiled."""
         if self.compute is None or not torch.is_grad_enabled():
             return self.loss(*batch, **named)
+        if len(self.optimizer.param_groups) != self.num_groups:
+            self._begin()
         scale = torch.tensor(self.scaler.get_scale()) if self.scaler.is_enabled() else None
         try:
             value, gradient, rest = self.compute(scale, *tree_map(as_input, batch), **tree_map(as_input, named))
@@ -71,7 +76,7 @@ class CompiledLoss:
             self.say(f"compile auto: {line}; it runs as it is written")
             self.compute = None
             return self.loss(*batch, **named)
-        value = with_gradient(value, gradient, self.optimizer, scale)
+        value = with_gradient(value, gradient, self.parameters, self.optimizer, scale)
         return (value, *rest) if rest else value
 
 
@@ -91,24 +96,34 @@ def as_input(leaf: Any) -> Tree:
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
     """Return the compiled losses of an algorithm by the names of their methods; none where `auto` would not repay the seconds it takes.
 
-    Raises `SettingError`: there is no such method, or no optimizer for it.
+    Raises `SettingError`: there is no such method, no optimizer for it, or torch is too old.
     """
     if algorithm.compile is False or (algorithm.compile == "auto" and not repays(algorithm)):
         return {}
-    kind, say = type(algorithm).__name__, algorithm.say if algorithm.compile == "auto" else None
-    optimizers = algorithm.own_optimizers
-    for name in algorithm.losses:
-        if not hasattr(algorithm, name):
-            raise SettingError(f"compile: {kind} has no method {name}; name its losses in the attribute `losses`")
-    if len(algorithm.losses) > len(optimizers):
-        names = ", ".join(algorithm.losses)
-        raise SettingError(f"compile: {kind}.losses are {names}, of {len(optimizers)} optimizers; name one loss for each, in their order")
+    if reason := why_not(algorithm):
+        if algorithm.compile is True:
+            raise SettingError(f"compile: {reason}")
+        algorithm.say(f"compile auto: {reason}; losses run as they are written")
+        return {}
     torch.compiler.reset()  # else the losses of earlier runs in this process count towards the limit of what is kept
     torch._dynamo.config.trace_autograd_ops = True  # a loss is compiled with its gradient
+    kind, say = type(algorithm).__name__, algorithm.say if algorithm.compile == "auto" else None
     return {
         name: CompiledLoss(f"{kind}.{name}", getattr(algorithm, name), optimizer, algorithm.scaler, say)
-        for name, optimizer in zip(algorithm.losses, optimizers, strict=False)
+        for name, optimizer in zip(algorithm.losses, algorithm.own_optimizers, strict=False)
     }
+
+
+def why_not(algorithm: Any) -> str:
+    """Return why the losses of an algorithm cannot be compiled; nothing where they may be."""
+    kind, losses, num = type(algorithm).__name__, algorithm.losses, len(algorithm.own_optimizers)
+    for name in losses:
+        if not hasattr(algorithm, name):
+            return f"{kind} has no method {name}; name its losses in the attribute `losses`"
+    if len(losses) > num:
+        names = f"{kind}.losses names {len(losses)}, {', '.join(losses)}"
+        return f"{names}, for {num} optimizer{'s'[: num != 1]}; name one for each, in their order"
+    return "" if hasattr(torch._dynamo.config, "trace_autograd_ops") else f"torch {torch.__version__} cannot compile gradients; update it"
 
 
 def repays(algorithm: Any) -> bool:

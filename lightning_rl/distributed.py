@@ -69,17 +69,17 @@ def of_all_ranks(thing: T) -> list[T]:
     return things
 
 
-ADDED = ("rollout/replaced_steps",)
+SUMMED = ("rollout/replaced_steps",)
 """Metrics that each rank counts of its own environments."""
 
 
 def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Merge the metrics of all ranks: the mean of those that have one; counts of environments' events, `env/…` and `ADDED`, add up."""
+    """Merge the metrics of all ranks: the mean of those that have one; counts of environments' events, `env/…` and `SUMMED`, add up."""
     ranks = of_all_ranks(metrics)
     if len(ranks) == 1:
         return metrics
     found = {name: [each[name] for each in ranks if name in each] for name in dict.fromkeys(name for each in ranks for name in each)}
-    return {name: sum(values) / (1 if name.startswith("env/") or name in ADDED else len(values)) for name, values in found.items()}
+    return {name: sum(values) / (1 if name.startswith("env/") or name.endswith(SUMMED) else len(values)) for name, values in found.items()}
 
 
 @contextmanager

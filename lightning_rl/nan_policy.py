@@ -162,8 +162,9 @@ class Guard:
         recorded = {part: float(values[-1]) for part, values in parts.items() if part.endswith("_loss") and values}
         bad = {part: value for part, value in recorded.items() if bad_loss and not math.isfinite(value)}
         named, value = next(iter(bad.items())) if bad and name not in bad else (name, (loss if bad_loss else norm).item())
-        line = f"{'loss' if bad_loss else 'gradient norm of'} {named} is {value} {counts}"
-        if math.isfinite(value):
+        line = f"{('' if named == 'loss' else 'loss ') if bad_loss else 'gradient norm of '}{named} is {value} {counts}"
+        is_elsewhere = math.isfinite(value)
+        if is_elsewhere:
             line = f"the {name} of another rank is NaN or infinite {counts}"
         number = self.bad_updates[name] = self.bad_updates.get(name, 0) + 1
         again = self.bad_iterations + (not self.is_bad_iteration)
@@ -181,7 +182,7 @@ class Guard:
         else:
             self.skipped += 1
             done, first = "that gradient step is left out", self.skipped == 1
-        if first:  # metrics count the others
+        if first and not (is_elsewhere and torch.distributed.get_rank()):  # metrics count the others
             self.notices.append(f"{line}: {done}{place}")
 
     def begin(self, module: torch.nn.Module, optimizers: Iterable[Optimizer]) -> None:

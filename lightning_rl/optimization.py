@@ -70,8 +70,8 @@ class FlatOptimizer(torch.optim.Optimizer):
 class FlatAdam(FlatOptimizer, torch.optim.Adam):
     """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) on one `FlatParameters`.
 
-    The way through `Optimizer.step` to the kernel is a tenth of a small network's update (benchmarks/notes.md). A step goes there if hooks
-    or a profiler wait for it; otherwise it calls torch's function for Adam, with the same result.
+    `Optimizer.step` spends a tenth of a small network's update on hooks and bookkeeping (benchmarks/notes.md). Without hooks, a profiler or
+    a `GradScaler`, a step calls torch's function for Adam directly, with the same result.
     """
 
     def __init__(self, module: nn.Module, eps: float = 1e-8, beta1: float = 0.9) -> None:
@@ -80,16 +80,17 @@ class FlatAdam(FlatOptimizer, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Make a step, as `torch.optim.Adam.step` does."""
-        (group,) = self.param_groups
-        (weights,) = group["params"]
+        group = self.param_groups[0]
+        weights = group["params"][0]
         state = self.state[weights]
         hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-        is_watched = any(hooks) or profiler._is_profiler_enabled
-        if closure is not None or not state or weights.grad is None or group["amsgrad"] or is_watched:
+        is_watched = any(hooks) or profiler._is_profiler_enabled or hasattr(self, "found_inf")
+        is_usual = len(self.param_groups) == len(group["params"]) == 1 and weights.grad is not None and not group["amsgrad"]
+        if closure is not None or not state or is_watched or not is_usual:
             step = torch.optim.Adam.step
             return (step if hasattr(step, "hooked") else self.profile_hook_step(step))(self, closure)
         moments = [state["exp_avg"]], [state["exp_avg_sq"]]
-        settings = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize", "amsgrad")}
+        settings = {name: group[name] for name in ("lr", "weight_decay", "decoupled_weight_decay", "eps", "maximize", "amsgrad")}
         beta1, beta2 = group["betas"]
         adam([weights], [weights.grad], *moments, [], [state["step"]], fused=True, beta1=beta1, beta2=beta2, **settings)
         return None
@@ -132,7 +133,7 @@ class KnownGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradient: Tensor, *parameters: Tensor) -> Tensor:
         ctx.gradient, ctx.shapes = gradient, [parameter.shape for parameter in parameters]
-        return loss
+        return loss.clone()
 
     @staticmethod
     @once_differentiable
@@ -141,18 +142,27 @@ class KnownGradient(torch.autograd.Function):
         return None, None, *(part.view(shape) for part, shape in zip(parts, ctx.shapes, strict=True))
 
 
-def with_gradient(loss: Tensor, gradient: Tensor, optimizer: Optimizer, scale: Tensor | None = None) -> Tensor:
+def with_gradient(
+    loss: Tensor, gradient: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer, scale: Tensor | None = None
+) -> Tensor:
     """Return a loss as if it had been computed from parameters in torch's graph, where its gradient is known.
 
     The `gradient_step` of a `FlatOptimizer` takes the gradient as it is, without going backward, if the loss comes to it unchanged.
 
     Args:
-        gradient: for all parameters of the optimizer in turn, `[P]`, of the loss times `scale`.
+        gradient: for all parameters in turn, `[P]`, of the loss times `scale`.
+        parameters: all that the optimizer moves.
         scale: of a `GradScaler`; None: 1.
     """
-    whole = KnownGradient.apply(loss, gradient if scale is None else gradient / scale, *parameters_of(optimizer))
-    whole.known_gradient = optimizer, gradient
+    whole = KnownGradient.apply(loss, gradient if scale is None else gradient / scale, *parameters)
+    whole.known_gradient = optimizer, gradient, whole.grad_fn
     return whole
+
+
+def takes_gradients(optimizer: Optimizer, parts: Sequence[Tensor], scaler: GradScaler) -> bool:
+    """Return whether a known gradient may be handed to an optimizer as it is: nobody scales the loss, or listens to gradients of parts."""
+    is_heard = any(part._backward_hooks or getattr(part, "_post_accumulate_grad_hooks", None) for part in parts)
+    return isinstance(optimizer, FlatOptimizer) and len(optimizer.param_groups) == 1 and not is_heard and not scaler.is_enabled()
 
 
 def gradient_step(
@@ -176,7 +186,11 @@ def gradient_step(
         The gradient's norm before clipping, and whether loss and gradient were finite.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moves, gradient = getattr(loss, "known_gradient", (None, None))
+    moves, gradient, node = getattr(loss, "known_gradient", (optimizer, None, None))
+    if moves is not optimizer:
+        raise SettingError(
+            "a compiled loss has no gradient for this optimizer: name losses in the order of optimizers, or set compile to false"
+        )
     hooks("on_before_zero_grad", optimizer)
     for parameter in parameters:
         if isinstance(parameter, FlatParameters):
@@ -184,10 +198,11 @@ def gradient_step(
         else:
             parameter.grad = None
     hooks("on_before_backward", loss)
-    if moves is optimizer and isinstance(optimizer, FlatOptimizer):
+    parts = [part for each in parameters for part in getattr(each, "parts", (each,))]
+    if gradient is not None and node is loss.grad_fn and takes_gradients(optimizer, parts, scaler):
         parameters[0].grad.copy_(gradient)
     else:
-        scaler.scale(loss).backward(inputs=[part for each in parameters for part in getattr(each, "parts", (each,))])
+        scaler.scale(loss).backward(inputs=parts)
     hooks("on_after_backward")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     loss = loss.detach()

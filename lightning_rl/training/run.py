@@ -55,7 +55,7 @@ class Run(HookedModule):
         self.ranks: list[dict[str, Any]] = []
         """The state of each rank in a checkpoint that is being continued."""
         self.notices: list[str] = []
-        """Lines of this rank that the user has not been told yet."""
+        """Lines for the user from this rank that have not been printed yet."""
         self.saves_run = True
         """Whether checkpoints hold the run too, and not only what was learned."""
 
@@ -271,9 +271,9 @@ class Run(HookedModule):
         self.dataset.end_iteration()
         self.notices += self.take_notices()
         if self.global_rank == 0:
-            self._tell_notices([self.notices])
+            self._print_notices([self.notices])
         if self.log_rows.is_due(self.count) or self.finished:
-            self._tell_notices(of_all_ranks(self.notices))
+            self._print_notices(of_all_ranks(self.notices))
             collector.statistics.share_reports()
             metrics = merge_metrics({**collector.metrics(), **self.dataset.metrics(), **self.learning_metrics()})
             metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
@@ -287,8 +287,8 @@ class Run(HookedModule):
             self.trainer.should_stop = True
         self._begin_iteration()
 
-    def _tell_notices(self, ranks: list[list[str]]) -> None:
-        """Print what ranks have to tell the user, and forget this rank's part."""
+    def _print_notices(self, ranks: list[list[str]]) -> None:
+        """Print the notices of ranks, and forget this rank's own."""
         for rank, notices in enumerate(ranks):
             for notice in notices:
                 self.say(f"rank {rank}: {notice}" if rank else notice)
@@ -299,7 +299,12 @@ class Run(HookedModule):
         if self.dataset is not None:
             counts = {name: torch.tensor(getattr(self, name)) for name in self.COUNTS}
             self.trainer.callback_metrics.update(counts)  # which Lightning brings back from processes that it spawned
-            self._tell_notices([[*self.notices, *self.take_notices()]])
+            self.notices += self.take_notices()
+            if self.global_rank:  # the others may be gone
+                print(
+                    *(printable(f"rank {self.global_rank}: {notice}") for notice in self.notices), sep="\n", end="\n" * bool(self.notices)
+                )
+            self._print_notices([self.notices])
             self.dataset.collector.close()
             self.dataset = None
             self.end_learning()

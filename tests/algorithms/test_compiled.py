@@ -13,6 +13,7 @@ from torch.amp import GradScaler
 import lightning_rl as lrl
 from lightning_rl.compiling import CompiledLoss
 from lightning_rl.errors import NotFiniteError, SettingError
+from lightning_rl.optimization import gradient_step
 from tests.experts import at_random
 from tests.fitting import Rows, fit, tiny
 
@@ -176,15 +177,37 @@ def test_a_compiled_loss_is_scaled_before_it_is_differentiated():
     assert torch.autograd.grad(value, [weight])[0].item() == 3 * 2 * 2
 
 
-def test_each_compiled_loss_needs_an_optimizer():
-    class Twice(lrl.A2C):
-        losses = ("loss", "other")
+class Twice(lrl.A2C):
+    """Names two losses, of which one optimizer steps on the first."""
 
-        def other(self, batch):
-            return batch.returns.mean()
+    losses = ("loss", "other")
+    planned_updates = 40_000
 
-    with pytest.raises(SettingError, match=r"^compile: Twice.losses are loss, other, of 1 optimizers; name one loss for each, in their"):
+    def other(self, batch):
+        return batch.returns.mean()
+
+
+TWICE = "Twice.losses names 2, loss, other, for 1 optimizer; name one for each, in their order"
+
+
+def test_each_compiled_loss_needs_an_optimizer(capfd):
+    with pytest.raises(SettingError, match=f"^compile: {TWICE}$"):
         fit(tiny(Twice, compile=True))
+    fit(model := tiny(Twice))
+    assert model.updates > 0 and capfd.readouterr().out.count(f"compile auto: {TWICE}; losses run as they are written") == 1
+
+
+@pytest.mark.slow
+def test_a_group_that_is_added_in_a_run_has_a_gradient_too():
+    weight, more = (torch.tensor([value], requires_grad=True) for value in (2.0, 5.0))
+    torch._dynamo.config.trace_autograd_ops = True
+    optimizer = torch.optim.SGD([weight], 0.1)
+    loss = CompiledLoss("tests.loss", lambda x: (x * weight * more).sum(), optimizer, OFF)
+    gradient_step(loss(torch.tensor(1.0)), optimizer, OFF, math.inf, 1)
+    assert (weight.item(), more.item()) == (1.5, 5.0)
+    optimizer.add_param_group({"params": [more]})
+    gradient_step(loss(torch.tensor(1.0)), optimizer, OFF, math.inf, 1)
+    assert (weight.item(), more.item()) == pytest.approx((1.0, 4.85))
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_rl.optimization import FlatAdam, FlatParameters, FlatRMSprop, FlatSGD, gradient_step, with_gradient
+from lightning_rl.errors import SettingError
+from lightning_rl.optimization import FlatAdam, FlatParameters, FlatRMSprop, FlatSGD, gradient_step, parameters_of, with_gradient
 
 OFF = GradScaler(enabled=False)
 
@@ -58,7 +59,10 @@ def adam_steps(watch, number=4, **settings):
     return [torch.cat([parameter.detach().flatten() for parameter in net.parameters()]) for net in (plain, flat)]
 
 
-@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.7)}, {"maximize": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.7)}, {"maximize": True}, {"weight_decay": 0.1, "decoupled_weight_decay": True}],
+)
 def test_adam_on_the_vector_is_torchs_adam(settings):
     plain, flat = adam_steps(lambda optimizer: lambda: None, **settings)
     torch.testing.assert_close(flat, plain, rtol=0, atol=1e-7)
@@ -187,7 +191,7 @@ def test_a_users_backward_pass_reaches_the_step_after_zero_grad():
 def known_loss(optimizer, scale=None):
     """The loss 7, whose gradient is (1, 2) for a weight `[1, 2]` and 3 for a bias `[1]`, times a scale."""
     gradient = torch.tensor([1.0, 2.0, 3.0]) * (1 if scale is None else scale)
-    return with_gradient(torch.tensor(7.0), gradient, optimizer, scale)
+    return with_gradient(torch.tensor(7.0), gradient, parameters_of(optimizer), optimizer, scale)
 
 
 def test_a_loss_that_brings_its_gradient_is_a_part_of_torchs_graph():
@@ -203,20 +207,62 @@ def test_a_loss_that_brings_its_gradient_is_a_part_of_torchs_graph():
         assert only.tolist() == [3.0]
 
 
+def halved_in_place(loss):
+    loss *= 0.5
+    return loss
+
+
+CHANGES = {"as it is": (lambda loss: loss, 1.0), "doubled": (lambda loss: 2 * loss, 2.0), "halved in place": (halved_in_place, 0.5)}
+
+
+@pytest.mark.parametrize("scale", [None, 64.0])
 @pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("factor", [1, 2])
-def test_a_step_on_such_a_loss_is_that_on_its_gradient(flat, factor):
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_step_on_such_a_loss_is_that_on_its_gradient(change, flat, scale):
+    function, factor = CHANGES[change]
     net = nn.Linear(2, 1)
     before = torch.cat([net.weight.flatten(), net.bias]).detach()
     optimizer = FlatSGD(net, 0.0) if flat else torch.optim.SGD(net.parameters())
     optimizer.param_groups[0]["lr"] = 0.1
-    loss = known_loss(optimizer)
-    norm, finite = gradient_step(loss if factor == 1 else 2 * loss, optimizer, OFF, 1e9, 1)
-    assert finite and norm.item() == pytest.approx(factor * 14**0.5)
+    scaler = OFF if scale is None else GradScaler("cpu", init_scale=scale)
+    loss = function(known_loss(optimizer, None if scale is None else torch.tensor(scale)))
+    norm, finite = gradient_step(loss, optimizer, scaler, 1e9, 1)
+    assert finite and loss.item() == 7 * factor and norm.item() == pytest.approx(factor * 14**0.5)
     after = torch.cat([net.weight.flatten(), net.bias]).detach()
     torch.testing.assert_close(after, before - 0.1 * factor * torch.tensor([1.0, 2.0, 3.0]))
 
 
-def test_a_step_of_another_optimizer_does_not_take_that_gradient():
-    norm, _ = gradient_step(known_loss(FlatAdam(nn.Linear(2, 1))), FlatAdam(nn.Linear(2, 1)), OFF, 1e9, 1)
-    assert norm == 0
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_parameters_see_that_gradient(kind):
+    net = nn.Linear(2, 1)
+    optimizer, calls = FlatSGD(net, 0.0), []
+    getattr(net.bias, kind)(lambda found: calls.append((found.grad if found is net.bias else found).tolist()))
+    gradient_step(known_loss(optimizer), optimizer, OFF, 1e9, 1)
+    assert calls == [[3.0]]
+
+
+def test_a_step_of_another_optimizer_on_such_a_loss_is_an_error():
+    with pytest.raises(SettingError, match="a compiled loss has no gradient for this optimizer: name losses in the order of optimizers"):
+        gradient_step(known_loss(FlatAdam(nn.Linear(2, 1))), FlatAdam(nn.Linear(2, 1)), OFF, 1e9, 1)
+
+
+def test_adam_on_the_vector_leaves_out_a_step_whose_scaled_gradient_is_infinite():
+    net = nn.Linear(2, 1)
+    optimizer, scaler = FlatAdam(net), GradScaler("cpu", init_scale=65_536.0)
+    optimizer.param_groups[0]["lr"] = 0.1
+    for factor, moves in ((1.0, True), (1e38, False), (1.0, True)):
+        before = net.weight.detach().clone()
+        gradient_step(factor * net.weight.sum(), optimizer, scaler, 1e9, 1)
+        assert net.weight.isfinite().all() and torch.equal(net.weight, before) != moves
+    assert scaler.get_scale() == 32_768
+
+
+def test_adam_takes_another_group():
+    net, more = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
+    optimizer = FlatAdam(net)
+    optimizer.add_param_group({"params": [more]})
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    for _ in range(3):
+        gradient_step(net.weight.sum() + more.sum(), optimizer, OFF, 1e9, 1)
+    assert more.item() == pytest.approx(0.7, abs=1e-4)
