@@ -32,7 +32,8 @@ from lightning_rl.reports.report import check_out
 from lightning_rl.reports.report import compare as compare_runs
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.threads import torch_threads
-from lightning_rl.training.loading import best_of
+from lightning_rl.training.loading import best_of, checkpoint_of, read_checkpoint
+from lightning_rl.training.replay import stored_episodes
 from lightning_rl.training.run_folder import run_of
 from lightning_rl.training.trainer import Trainer
 
@@ -111,26 +112,33 @@ def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
 
 
 def collect(options: Namespace) -> int:
-    """Play episodes with a checkpoint's policy and save them as a Minari dataset."""
+    """Save episodes as a Minari dataset: of a checkpoint's policy, which plays them, or of its replay buffer."""
     check_range("--episodes", options.episodes, 1, whole=True)
     check_seed("--seed", options.seed)
+    if options.replay and (options.episodes, options.seed, options.deterministic) != (100, 0, "true"):
+        raise SettingError("collect --replay saves the steps that there are: leave out --episodes, --seed and --deterministic")
     new_folder(dataset_id(options.dataset), options.force)
-    algorithm = policy.load_with_env(options.ckpt_path, read_env(options.env))
+    ckpt_path = checkpoint_of(options.ckpt_path, "ckpt_path", "last.ckpt") if options.replay else options.ckpt_path
+    algorithm = policy.load_with_env(ckpt_path, read_env(options.env))
     if algorithm.spaces.agents:
         raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
     # one environment, so that the policy does bit for bit what load_policy does
     player = make_player(algorithm.env, 1, None, algorithm.spaces, [RecordEpisodes])
     recorder: Any = player.envs[0]
     with closing(player), torch_threads(1):
-        player.play(algorithm.network, options.episodes, options.seed, options.deterministic == "true")
-        recorder.cut()
+        if options.replay:
+            episodes = stored_episodes(algorithm, read_checkpoint(ckpt_path), ckpt_path.parent / "last.ckpt.d")
+        else:
+            player.play(algorithm.network, options.episodes, options.seed, options.deterministic == "true")
+            recorder.cut()
+            episodes = recorder.demonstrations
         name = type(algorithm).__name__
         try:
-            folder = save_demonstrations(options.dataset, recorder.demonstrations, recorder.env, algorithm=name, force=options.force)
+            folder = save_demonstrations(options.dataset, episodes, recorder.env, algorithm=name, force=options.force)
         except SaveError as error:
             raise SettingError(str(error)) from error
     print(printable(f"dataset {dataset_id(options.dataset)}: {folder}"))
-    print(printable(summarize_demonstrations(recorder.demonstrations)))
+    print(printable(summarize_demonstrations(episodes)))
     return 0
 
 

@@ -145,6 +145,7 @@ def collect_parser() -> Parser:
     parser.add_argument("--dataset", required=True, help="its name, such as cartpole/expert-v0; it is saved in MINARI_DATASETS_PATH")
     parser.add_episodes(100, 0)
     parser.add_argument("--deterministic", choices=("true", "false"), default="true", help="the most likely action, or a random one (true)")
+    parser.add_argument("--replay", action="store_true", help="play nothing: the steps in the replay buffer of a run's last.ckpt")
     parser.add_argument("--force", action="store_true", help="replace a dataset of this name")
     return parser
 

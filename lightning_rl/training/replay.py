@@ -1,8 +1,13 @@
-"""Replay buffers of a run: made, filled with demonstrations, loaded from a checkpoint, and the experience that is drawn from them."""
+"""Replay buffers of a run: made, filled with demonstrations, loaded from a checkpoint, and the experience that is drawn from them.
+
+What a checkpoint's buffer holds can be read as episodes, too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +19,14 @@ from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
 from lightning_rl.data.replay.hindsight import GoalReward, make_goal_reward
 from lightning_rl.data.replay.sampling import Sequences
+from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.replay.storage import ReplayConfig
-from lightning_rl.demonstrations.dataset import Demonstration, summarize, transitions
+from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays, summarize, transitions
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import SettingError
 from lightning_rl.training.experience import Learner, make_actor_pool, make_collector, planned_iterations, read_demonstrations
-from lightning_rl.types import tree_index, tree_to_numpy
+from lightning_rl.types import tree_index, tree_map, tree_to_numpy
 
 
 def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
@@ -177,3 +183,45 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
         if not continues:
             algorithm.dataset.buffer.cut()
             algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one
+
+
+def stored_episodes(algorithm: Any, checkpoint: Mapping[str, Any], folder: Path) -> list[Demonstration]:
+    """Return all steps in the replay buffer of a checkpoint, rank by rank and environment by environment, the oldest first.
+
+    What a full buffer has dropped of an episode is missing; one in progress counts as truncated.
+
+    Args:
+        checkpoint: as it was read.
+        folder: of its segments, `last.ckpt.d`.
+
+    Raises:
+        SettingError: it holds no replay buffer, or it cannot be read.
+    """
+    episodes: list[Demonstration] = []
+    ranks = checkpoint["lightning_rl"].get("ranks", [])
+    if not ranks or any(state["data"].get("replay") is None for state in ranks):
+        raise SettingError("--replay: this checkpoint holds no replay buffer; name a run that replays, or its last.ckpt")
+    settings, config = algorithm.replay_settings, replace(algorithm.replay, directory=None)
+    rows = rows_of(algorithm, settings, config)
+    for number, state in enumerate(ranks):
+        buffer = ReplayBuffer(**rows, capacity=settings.buffer_size, num_envs=state["num_envs"], config=config)
+        SegmentStore(folder / f"rank{number}" / algorithm.behavior).load(state["data"]["replay"], buffer)
+        episodes += read_episodes(algorithm, buffer)
+    return episodes
+
+
+def read_episodes(algorithm: Learner, buffer: ReplayBuffer) -> Iterator[Demonstration]:
+    """Yield the episodes in a buffer in the environment's own form, and end those in progress."""
+    buffer.cut()
+    forms = empty_arrays(algorithm.spaces.observation), empty_arrays(algorithm.spaces.action)
+    for env in buffer.envs:
+        places = buffer.first[env] + (buffer.head[env] - buffer.count[env] + np.arange(buffer.count[env])) % buffer.slots
+        row, following = buffer.layout.read(places, places)
+        action = algorithm.network.distribution.to_env(row.action)
+        for start, stop in pairwise([0, *(np.flatnonzero(row.ended) + 1)]):
+            steps = slice(start, stop)
+            before, last = tree_index(row.observation, steps), tree_index(following, slice(stop - 1, stop))
+            obs, mask = tree_map(lambda *leaves: np.concatenate(leaves), before, last)
+            obs, taken = tree_map(lambda leaf, form: leaf.astype(form.dtype), (obs, tree_index(action, steps)), forms)
+            terminated = row.terminated[steps]
+            yield Demonstration(obs, taken, row.reward[steps].astype(np.float64), terminated, row.ended[steps] & ~terminated, mask)

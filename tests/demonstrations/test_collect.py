@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from copy import deepcopy
 
 import minari
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 from minari.dataset.minari_storage import MinariStorage
 
-from lightning_rl import GRU, PPO, SAC, load_demonstrations, load_policy
+from lightning_rl import DQN, GRU, PPO, SAC, Trainer, load_demonstrations, load_policy
 from lightning_rl.callbacks import evaluation
 from lightning_rl.data import episodes
 from lightning_rl.demonstrations.dataset import Demonstration
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.spaces import MASK
+from lightning_rl.types import tree_index, tree_leaves
 from tests.command_line import run
 from tests.demonstrations.episodes import differences, stacked
 from tests.fitting import fit, tiny
@@ -132,6 +135,8 @@ def test_an_episode_without_end_is_cut_at_the_limit(datasets, capfd, checkpoint,
         ("--ckpt_path a.ckpt --dataset x-v0 --deterministic maybe", "argument --deterministic: invalid choice: 'maybe'"),
         ("--ckpt_path a.ckpt --dataset x-v0 --episode 3", "did you mean --episodes?"),
         ("--ckpt_path a.ckpt --dataset", "argument --dataset: expected one argument"),
+        ("--ckpt_path a.ckpt --dataset x-v0 --replay", "this checkpoint holds no replay buffer; name a run that replays, or its last.ckpt"),
+        ("--ckpt_path a.ckpt --dataset x-v0 --replay --episodes 3", "leave out --episodes, --seed and --deterministic"),
     ],
 )
 def test_wrong_input_ends_in_one_line(datasets, capfd, checkpoint, tmp_path, monkeypatch, options, message):
@@ -167,3 +172,51 @@ def test_a_model_of_a_ready_environment_cannot_be_collected(datasets, capfd, tmp
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
     status, _, err = run(f"collect --ckpt_path {tmp_path / 'a.ckpt'} --dataset x-v0", capfd)
     assert status == 2 and "was trained on a ready environment, which a file cannot name" in err
+
+
+REPLAYS = {
+    "CartPole": (DQN, "CartPole-v1", {}, {}),
+    "a full buffer": (DQN, "CartPole-v1", {}, {"buffer_size": 61}),
+    "frames kept once": (DQN, "CartPole-v1", {"frame_stack": 3}, {"replay": {"optimize_memory_usage": True}, "n_steps": 3}),
+    "nested actions and masks": (SAC, "tests.environments:Choosy-v0", {"kwargs": {"action": "nested", "way": "key"}}, {}),
+    "images and hybrid actions": (SAC, "tests.environments:Anything-v0", {"kwargs": {"observation": "image", "action": "hybrid"}}, {}),
+    "memory and resets": (SAC, "Pendulum-v1", {"max_episode_steps": 7, "autoreset": "NEXT_STEP"}, {"memory": GRU(4, 8), "batch_size": 16}),
+}
+
+
+class Remembers(pl.Callback):
+    """What was done in each environment, step by step, in the form of the environment."""
+
+    def on_train_start(self, trainer, model):
+        add, self.steps = model.dataset.buffer.add, []
+
+        def remember(obs, action, step, *others):
+            taken = model.network.distribution.to_env(action)
+            for env in np.flatnonzero(step.valid):
+                row = (tree_index(obs, env), tree_index(taken, env), step.reward[env], step.terminated[env])
+                self.steps.append((env, deepcopy(row)))
+            add(obs, action, step, *others)
+
+        model.dataset.buffer.add = remember
+
+
+@pytest.mark.parametrize("case", REPLAYS)
+def test_the_steps_of_a_replay_buffer_become_a_dataset(case, datasets, capfd, tmp_path):
+    algorithm, env_id, env, settings = REPLAYS[case]
+    settings = {"learning_starts": 1_000, "buffer_size": 500, "encoder_features": 4, "max_env_steps": 90} | settings
+    model, remembers = tiny(algorithm, env_id, env={"num_envs": 2} | env, **settings), Remembers()
+    trainer = Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False, logger=False, callbacks=[remembers])
+    trainer.fit(model)
+    status, out, err = run(f"collect --ckpt_path {trainer.run_folder} --dataset kept/replay-v0 --replay", capfd)
+    assert status == 0 and " episodes, " in out, err
+    episodes = load_demonstrations("kept/replay-v0", model.spaces)
+    per_env = [[row for env, row in remembers.steps if env == number][-(settings["buffer_size"] // 2) :] for number in (0, 1)]
+    expected = [row for rows in per_env for row in rows]
+    assert sum(len(each.reward) for each in episodes) == len(expected) > 40
+    found = [(each, t) for each in episodes for t in range(len(each.reward))]
+    for (episode, t), (obs, action, reward, terminated) in zip(found, expected, strict=True):
+        theirs, ours = tree_leaves((tree_index(episode.obs, t), tree_index(episode.action, t))), tree_leaves((obs, action))
+        for stored, seen in zip(theirs, ours, strict=True):
+            np.testing.assert_allclose(stored, seen, rtol=1e-6)
+        assert episode.reward[t] == np.float32(reward) and episode.terminated[t] == terminated
+    assert all((each.terminated | each.truncated).tolist() == [False] * (len(each.reward) - 1) + [True] for each in episodes)
