@@ -189,7 +189,7 @@ class Reader:
         if arguments[0] == "tune":
             return f"{text} --trials 1 --trainer.max_steps 1 {QUICK}"
         if arguments[0] != "fit" or "--help" in arguments:
-            return f"{text} {EPISODES.get(arguments[0], '')}"
+            return text if "--replay" in arguments else f"{text} {EPISODES.get(arguments[0], '')}"
         self.iterations += "last" in arguments
         small = "--model.buffer_size 2000 " if "--model.replay.directory" in arguments else ""
         small += "--model.batch_size 16" if "sac/" in text or "--model SAC" in text else ""
