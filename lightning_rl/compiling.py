@@ -18,7 +18,7 @@ from lightning_rl.threads import is_wide
 from lightning_rl.types import Tree, tree_map
 
 MIN_UPDATES = 40_000
-"""Fewest updates of a run that `auto` compiles: 15 s of compiling, the first time on a machine, are repaid at 0.4 ms an update
+"""Fewest updates of a run that `auto` compiles: 12 s of compiling, the first time on a machine, are repaid at 0.4 ms an update
 (benchmarks/notes.md)."""
 
 

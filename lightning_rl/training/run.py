@@ -300,10 +300,8 @@ class Run(HookedModule):
             counts = {name: torch.tensor(getattr(self, name)) for name in self.COUNTS}
             self.trainer.callback_metrics.update(counts)  # which Lightning brings back from processes that it spawned
             self.notices += self.take_notices()
-            if self.global_rank:  # the others may be gone
-                print(
-                    *(printable(f"rank {self.global_rank}: {notice}") for notice in self.notices), sep="\n", end="\n" * bool(self.notices)
-                )
+            for notice in self.notices if self.global_rank else ():  # rank 0 may be gone
+                print(printable(f"rank {self.global_rank}: {notice}"))
             self._print_notices([self.notices])
             self.dataset.collector.close()
             self.dataset = None
