@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Self
 
 import torch
@@ -33,13 +34,21 @@ class FlatParameters(nn.Parameter):
     parts: tuple[nn.Parameter, ...]
 
     def __new__(cls, module: nn.Module) -> Self:
-        parts = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        return cls.of([parameter for parameter in module.parameters() if parameter.requires_grad])
+
+    @classmethod
+    def of(cls, parts: Sequence[nn.Parameter]) -> Self:
+        """Return the vector of some parameters."""
         vector = super().__new__(cls, torch.cat([part.detach().flatten() for part in parts]))
         for part, view in zip(parts, vector.detach().split([part.numel() for part in parts]), strict=True):
             part.data = view.view_as(part)
         vector.parts = tuple(parts)
         vector.clear()
         return vector
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the vector of the copied module's parameters."""
+        return memo.setdefault(id(self), type(self).of(deepcopy(self.parts, memo)))
 
     def clear(self) -> None:
         """Set the gradient to zeros, of which the gradients of the parts are views."""

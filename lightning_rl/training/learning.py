@@ -320,6 +320,7 @@ class LearningRun(Run):
         load_buffer(self, continues)
 
     def end_learning(self) -> None:
+        vars(self).pop("hooks", None)  # those of this Trainer
         while self.compiled:
             delattr(self, self.compiled.popitem()[0])
         if hasattr(self, "matmul_before"):

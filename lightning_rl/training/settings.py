@@ -194,7 +194,8 @@ def default_of(cls: Any, parameter: inspect.Parameter) -> object:
 def plain(value: object) -> Any:
     """Convert settings to plain data: arrays to lists, paths to texts, and keys, but for whole numbers, to texts.
 
-    Ready environments, functions and demonstrations, which are not stored, become None.
+    Ready environments, functions and demonstrations, which are not stored, become None; so does an `EnvConfig` that holds such things,
+    since without them it would be another environment.
     """
     if isinstance(value, Mapping):
         keys = [key.item() if isinstance(key, np.generic) else key for key in value]
@@ -202,7 +203,8 @@ def plain(value: object) -> Any:
     if isinstance(value, Memory):
         return value.settings
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        stored = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return None if isinstance(value, EnvConfig) and any(loses(getattr(value, name), stored[name]) for name in stored) else stored
     if isinstance(value, list | tuple):
         return None if any(hasattr(child, "_fields") for child in value) else [plain(child) for child in value]
     if isinstance(value, np.generic | np.ndarray):
@@ -210,6 +212,15 @@ def plain(value: object) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     return value if isinstance(value, str | int | float | bool) else None
+
+
+def loses(value: object, stored: Any) -> bool:
+    """Return whether `plain` left out a part of a value."""
+    if isinstance(value, Mapping):
+        return any(map(loses, value.values(), stored.values()))
+    if isinstance(value, list | tuple):
+        return stored is None or any(map(loses, value, stored))
+    return stored is None and value is not None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 from collections import Counter
 
 import pytest
@@ -41,6 +43,17 @@ def test_the_ratio_is_one_before_the_first_step_of_every_iteration(autoreset, en
     assert len(deviation) == trainer.global_step >= ITERATIONS
     assert max(first for first, *_ in deviation.values()) <= 1e-6
     assert min(last for *_, last in deviation.values()) > 1e-4  # later minibatches meet a policy that has moved
+
+
+@with_or_without_gradients
+def test_a_model_can_be_copied_and_pickled_after_a_run_and_the_copy_learns_on(algorithm):
+    model = tiny(algorithm)
+    fit(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(weights(other), weights(model))
+        other.max_env_steps = 2 * model.env_steps
+        fit(other)
+        assert other.env_steps > model.env_steps and not torch.equal(weights(other), weights(model))
 
 
 @every_on_policy_algorithm

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from lightning_rl import A2C, PPO, SAC, Algorithm, SettingError, Trainer, load_policy
+from lightning_rl import A2C, PPO, SAC, Algorithm, EnvConfig, SettingError, Trainer, load_policy
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.replay.storage import ReplayConfig
 from tests.fitting import fit, tiny
@@ -45,6 +45,17 @@ def test_wrappers_stored_in_a_file_cannot_run_code(saved, tmp_path):
     with pytest.raises(SettingError, match="do not trust it"):
         load_policy(path)
     assert not proof.exists()
+
+
+def test_an_environment_with_an_argument_that_no_file_can_hold_is_not_stored_as_another_one(tmp_path):
+    env = EnvConfig("CartPole-v1", num_envs=1, wrappers=[{"class_path": "TransformReward", "init_args": {"func": abs}}])
+    trainer = fit(PPO(env, n_steps=8, batch_size=8, max_env_steps=16))
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    loaded = PPO.load_from_checkpoint(tmp_path / "model.ckpt")
+    assert loaded.hparams["env"] is None
+    with pytest.raises(SettingError, match="loaded without an environment; pass env="):
+        fit(loaded)
+    fit(PPO.load_from_checkpoint(tmp_path / "model.ckpt", env=env, max_env_steps=32))
 
 
 def test_a_function_is_refused_as_a_wrapper():

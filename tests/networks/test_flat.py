@@ -36,6 +36,19 @@ def test_the_vector_and_the_parameters_share_their_memory():
     assert (vector == 2.0).all()
 
 
+def test_a_copy_of_a_module_and_its_optimizer_goes_on_by_itself_as_the_original_does():
+    net = module()
+    optimizer = FlatAdam(net)
+    gradient_step(loss_of(net), optimizer, OFF, 1e9, 1)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    copied, theirs = copy.deepcopy((net, optimizer))
+    gradient_step(loss_of(copied), theirs, OFF, 1e9, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    gradient_step(loss_of(net), optimizer, OFF, 1e9, 1)
+    assert not torch.equal(before[0], next(net.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(copied.parameters(), net.parameters(), strict=True))
+
+
 def test_steps_on_the_vector_are_steps_on_the_parameters():
     plain, flat = module(), module()
     optimizers = [torch.optim.Adam(plain.parameters(), 0.1), torch.optim.Adam([FlatParameters(flat)], 0.1)]
