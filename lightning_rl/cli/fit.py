@@ -49,7 +49,8 @@ class CLI(LightningCLI):
 
     def __init__(self, arguments: list[str], imports: list[str]) -> None:
         self.imports = imports
-        set_parsing_settings(docstring_parse_attribute_docstrings=True)  # the text below a setting is its help
+        is_asked = any("help" in argument or "print_config" in argument for argument in arguments)
+        set_parsing_settings(docstring_parse_attribute_docstrings=is_asked)  # the text below a setting is its help, and slow to find
         yaml.SafeDumper.add_multi_representer(StrEnum, represent_word)  # the default of Lightning's Timer is one
         super().__init__(
             Run,
@@ -84,8 +85,10 @@ class CLI(LightningCLI):
             check_seed("seed_everything", seed)
 
     def before_instantiate_classes(self) -> None:
-        """Show `ckpt_path` again, which `Trainer.fit` takes."""
+        """Show `ckpt_path` again, which `Trainer.fit` takes. Dump the settings, which Lightning would check once more, before it does."""
         self.config["fit"]["ckpt_path"] = self.ckpt_path
+        dumped = self.parser.dump(self.config, skip_validation=True, skip_none=False, skip_link_targets=False)
+        self.config_dump = yaml.safe_load(dumped)["fit"]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build our Trainer with its sections."""
@@ -102,10 +105,9 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Give the Trainer the config that it writes into the run's folder."""
-        config = self.config_dump  # set by Lightning
         trainer: Any = self.trainer
         trainer.imports = self.imports
-        trainer.config = {name: config[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
+        trainer.config = {name: self.config_dump[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
 
 
 class CheckingCLI(CLI):

@@ -140,11 +140,12 @@ def read_config(file: Path) -> dict[str, Any]:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
         model = config["model"]
         sections = (model.get("init_args"), config.get("trainer"), config.get("evaluation"))
-        if isinstance(model["class_path"], str) and all(isinstance(each or {}, dict) for each in sections):
+        is_named = isinstance(model["class_path"], str) and isinstance(config.get("seed_everything"), int | None)
+        if is_named and all(isinstance(each or {}, dict) for each in sections):
             return config
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError):
         pass
-    raise SettingError(f"{file} does not name the algorithm that ran: {NOT_OURS}")
+    raise SettingError(f"{file} does not name the algorithm that ran, or its seed: {NOT_OURS}")
 
 
 def read_table(file: Path, needed: str | None = None) -> list[dict[str, str]]:

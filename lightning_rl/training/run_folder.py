@@ -161,7 +161,7 @@ def run_of(ckpt_path: str | Path) -> Path | None:
 def read_seed(ckpt_path: str | Path, otherwise: int | None) -> int | None:
     """Return the seed that the run of a checkpoint began with, as its `config.yaml` says, for the run that continues it."""
     run, seed = run_of(ckpt_path), otherwise
-    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
+    with suppress(OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError):
         settings = None if run is None else yaml.safe_load((run / "config.yaml").read_text("utf-8"))
         seed = settings.get("seed_everything", otherwise) if isinstance(settings, dict) else otherwise
     return seed if seed is None or type(seed) is int else otherwise

@@ -215,6 +215,8 @@ def test_runs_without_returns_are_left_out_of_a_folder_and_refused_if_named(tmp_
         ("config.yaml", "model: {class_path: PPO, init_args: [1]}", "does not name the algorithm that ran"),
         ("config.yaml", "model: {class_path: PPO}\nevaluation: often", "does not name the algorithm that ran"),
         ("config.yaml", "- 1", "does not name the algorithm that ran"),
+        ("config.yaml", "model: {class_path: PPO}\nseed_everything: [1]", "does not name the algorithm that ran, or its seed"),
+        ("config.yaml", "model: " + "[" * 2000 + "]" * 2000, "does not name the algorithm that ran"),
         ("evaluations.csv", "env_steps,seed,return\n100,1,high\n", "could not convert string to float: 'high'"),
         ("evaluations.csv", "frames,seed,return\n100,1,2\n", "does not begin with the column env_steps or updates: it is not what a run"),
         ("evaluations.csv", "env_steps,seed,length\n100,1,2\n", "has no column return: it is not what a run wrote"),
