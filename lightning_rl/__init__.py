@@ -85,5 +85,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     # imported when first used: `lightning-rl --version` needs no torch
     if name in EXPORTS:
-        return getattr(import_module(EXPORTS[name]), name)
+        with startup.importing():
+            return getattr(import_module(EXPORTS[name]), name)
     raise AttributeError(f"module 'lightning_rl' has no attribute {name!r}")

@@ -275,6 +275,24 @@ def test_a_plain_run_imports_nothing_that_it_does_not_use(tmp_path):
     assert list((tmp_path / "runs").rglob("events.out.tfevents.*")) and list((tmp_path / "runs").rglob("best.ckpt"))
 
 
+def test_what_is_imported_first_is_not_searched_for_garbage_and_what_a_user_set_for_it_stays():
+    program = """
+import gc
+gc.set_threshold(700, 11, 13)
+import lightning_rl as lrl
+before = gc.get_stats()[2]["collections"]
+lrl.PPO
+frozen = gc.get_freeze_count()
+lrl.SAC
+found = [gc.get_stats()[2]["collections"] - before, gc.get_threshold(), gc.isenabled(), gc.get_freeze_count() <= frozen]
+gc.disable()
+lrl.compare
+print(frozen > 100_000, *found, gc.isenabled())
+"""
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert result.stdout.split("\n")[0] == "True 0 (700, 11, 13) True True False", result.stderr
+
+
 def test_force_replaces_the_run_of_that_name_also_where_another_run_is_continued_in_its_folder(tmp_path):
     _, old = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=96), run_name="old", checkpoint={"keep": -1})
     _, other = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=32), run_name="other")

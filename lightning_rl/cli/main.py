@@ -21,6 +21,7 @@ from lightning_rl.startup import (
     ROOT,
     config_folder,
     find_modules_here,
+    importing,
     leave_when_interrupted,
     packaged_agents,
     raise_when_interrupted,
@@ -127,7 +128,8 @@ def run(argv: list[str]) -> int:
     if several is not None:
         start_fork_server("lightning_rl.cli.fit")  # while this process imports it too
     leave_when_interrupted()
-    from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
+    with importing():
+        from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
 
     raise_when_interrupted()
     if several is not None:
