@@ -146,7 +146,7 @@ class Transition(NamedTuple):
     def mean(self, x: Tensor) -> Tensor:
         """Return the plain mean of `x [B, ...]` over the rows that are learned from, for a metric."""
         x = x.flatten(1).mean(1) if x.dim() > 1 else x
-        return x.where(self.weight > 0, 0.0).sum() / (self.weight > 0).sum() if len(self.successor) else x.sum() / len(x)
+        return x.where(self.weight > 0, 0.0).sum() / (self.weight > 0).sum().clamp(min=1) if len(self.successor) else x.sum() / len(x)
 
 
 def tree_leaves(tree: Tree) -> list[Any]:

@@ -183,7 +183,7 @@ ERRORS = {
         ("--model DQN --model.distribution c51 --model.v_min 3 --model.v_max 3", "v_min 3.0 must be below v_max 3.0"),
         ("--model DQN --model.distribution c51 --model.n_atoms 1", "n_atoms must be >= 2, got 1"),
         ("--model DQN --model.distribution quantiles --model.n_quantiles 0", "n_quantiles must be >= 1, got 0"),
-        ("--model DQN --model.env.id Pendulum-v1", "DQN needs a Discrete action space, got Box(1,)", "SAC, TD3 or PPO"),
+        ("--model DQN --model.env.id Pendulum-v1", "DQN and PQN need a Discrete action space, got Box(1,)", "SAC, TD3 or PPO"),
         ("--model TD3", "TD3 needs a Box action space, got Discrete(2)", "SAC or PPO"),
     ],
     "option: environments": [
@@ -303,7 +303,7 @@ ERRORS = {
         (MINE + "--model.env.kwargs.spaces 'unbounded action' --model.action_dist tanh_normal", "tanh_normal", "Box(2,)", "clipped_normal"),
         (MINE + "--model SAC --model.env.kwargs.spaces 'unbounded action'", "SAC needs a bounded Box, got Box(2,)", "use PPO"),
         (MINE + "--model TD3 --model.env.kwargs.spaces 'unbounded action'", "TD3 needs a bounded Box, got Box(2,)", "use PPO"),
-        (MINE + "--model DQN --model.env.kwargs.spaces 'integer action'", "DQN needs a Discrete action space, got Box(2,)"),
+        (MINE + "--model DQN --model.env.kwargs.spaces 'integer action'", "DQN and PQN need a Discrete action space, got Box(2,)"),
         (MINE + "--model.env.kwargs.spaces image --model.encoder simple", "encoder simple", "20 x 20, got 8 x 8", "use encoder auto"),
         (MINE + "--model.env.kwargs.spaces broken", "Mine-v0 cannot be built: no display found", "env.kwargs"),
         (MINE + "--model.env.kwargs.spaces broken --model.env.vectorization async", "Mine-v0 cannot be built: no display found"),

@@ -6,6 +6,7 @@ import torch
 
 from lightning_rl.types import (
     Step,
+    Transition,
     flatten_time,
     tree_index,
     tree_leaves,
@@ -73,6 +74,13 @@ def test_a_stack_holds_each_tree_and_dtypes_are_kept(dim):
 def test_stack_refuses_trees_with_different_keys():
     with pytest.raises(ValueError, match="trees differ"):
         tree_stack([{"a": np.zeros(2)}, {"a": np.zeros(2), "b": np.zeros(2)}])
+
+
+def test_the_mean_over_rows_of_a_batch_that_has_none_is_zero():
+    empty = torch.zeros(0)
+    batch = Transition(empty, empty, empty, empty, empty, torch.zeros(3), np.arange(3), successor=torch.arange(3))
+    assert batch.mean(torch.tensor([1.0, 2.0, 3.0])) == 0
+    assert batch._replace(weight=torch.tensor([0.5, 0.5, 0.0])).mean(torch.tensor([1.0, 2.0, 3.0])) == 1.5
 
 
 def test_index_reaches_every_leaf():

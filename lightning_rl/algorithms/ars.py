@@ -13,7 +13,9 @@ class ARS(EvolutionStrategies):
     """Move a linear policy along the better of random directions, in steps divided by the deviation of their returns (ARS V2-t, alg. 2).
 
     Only defaults differ from `EvolutionStrategies`, whose lines run: θ ← θ + α / (b σ_R) Σ (R⁺ − R⁻) δ over the b best of N directions,
-    observations normalized by the running statistics of all episodes. Metrics as of `EvolutionStrategies`.
+    observations normalized by the running statistics of all episodes.
+
+    Metrics: those of `EvolutionStrategies`.
     """
 
     learning_rate: ScheduleSetting = 0.02
@@ -34,7 +36,7 @@ class ARS(EvolutionStrategies):
     """Pull of the weights towards 0."""
     optimizer: Literal["adam", "sgd"] = "sgd"
     """`adam`, or `sgd` with momentum."""
-    momentum: Annotated[float, Range(0, 1)] = 0.0
+    momentum: Annotated[float, Range(0, 0.999)] = 0.0
     """Of sgd, a running mean of gradients."""
     zero_policy: bool = True
     """Begin with weights of 0 in the last layer."""

@@ -20,8 +20,10 @@ from lightning_rl.types import Transition, Tree, tree_map
 class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the experience
     """Lower Q of actions drawn at random and from the policy, raise Q of those in the data. Box actions alone.
 
-    The dataset alone is learned from; with `online` the environment's steps too. Metrics as of `SAC`, and `train/conservative_gap` (log ∫
-    exp Q less Q of the data, for each critic), `train/epochs` (how often all transitions were learned from).
+    The dataset alone is learned from; with `online` the environment's steps too.
+
+    Metrics: those of `SAC`, and `train/conservative_gap` (log ∫ exp Q less Q of the data, for each critic), `train/epochs` (how often all
+    transitions were learned from).
     """
 
     cql_alpha: Annotated[float, Range(0)] = 5.0

@@ -20,11 +20,15 @@ from lightning_rl.types import Transition, Tree, tree_map
 class CrossQ(SAC):
     """Value (s, a) and (s', a') in one forward pass: batch renormalization knows both, and the critics need no targets.
 
-    The policy acts with the running statistics of its batches. Metrics as of `SAC`.
+    The policy acts with the running statistics of its batches.
+
+    Metrics: those of `SAC`.
     """
 
     learning_rate: ScheduleSetting = 1e-3
     """Step size of the optimizers."""
+    batch_size: Annotated[int, Range(2)] = 256
+    """Rows of a batch, whose variance normalizes its layers."""
     critic_net_arch: list[int] | None = None
     """Widths of the critics' hidden layers; null: [1024, 1024]."""
     critic_layers: Layers | Literal["batch_renorm"] = "batch_renorm"  # type: ignore[assignment]
@@ -34,7 +38,7 @@ class CrossQ(SAC):
     policy_delay: Annotated[int, Range(1)] = 3
     """Updates of the critics for one of the policy and the temperature."""
     adam_beta1: Annotated[float, Range(0, 0.999)] = 0.5
-    """Decay of Adam's mean gradient."""
+    """Decay of Adam's mean gradient, for the temperature too."""
     tau: float = field(init=False, default=1.0)
     target_update_interval: int = field(init=False, default=1)
     value_network: bool = field(init=False, default=False)

@@ -24,8 +24,9 @@ from lightning_rl.types import Rollout
 class PQN(ExplorationFields, Algorithm):
     """Collect a rollout from many environments, ε-greedy, then move normalized action values towards its Q(λ) returns.
 
-    Illegal actions are refused: its returns would count them. Metrics: `train/loss`, `train/q_value` (of the actions taken, summed over
-    reward streams), `rollout/exploration_rate`.
+    Illegal actions are refused: its returns would count them.
+
+    Metrics: `train/loss`, `train/q_value` (of the actions taken, summed over reward streams), `rollout/exploration_rate`.
     """
 
     learning_rate: ScheduleSetting = 2.5e-4

@@ -102,7 +102,8 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         if self.n_quantiles is not None and self.value_network:
             raise SettingError("n_quantiles does not go with value_network, which learns a mean; leave one out")
         if self.n_quantiles is not None and "discrete" in self.actions.kinds:
-            raise SettingError(f"n_quantiles needs Box actions alone, got {short(self.spaces.action)}; leave n_quantiles out")
+            with_quantiles = f"{type(self).__name__} with n_quantiles needs Box actions alone, got {short(self.spaces.action)}"
+            raise SettingError(f"{with_quantiles}; use SAC without it, or DQN, which has quantiles of its own")
 
     def experience(self) -> ReplayDataset:
         return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)
@@ -165,7 +166,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         return losses.soft_value(expected, policy.entropy, self.temperature())
 
     def value_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
-        """Return J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5)."""
+        """Return J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5); of choices, as ML-Agents does, min E[Q(s, a)]."""
         assert self.value is not None
         with torch.no_grad():
             q = losses.expected(self.critic(obs, policy.action, batch.episode_start), policy.probs, self.actions.num_branches)

@@ -17,8 +17,9 @@ from lightning_rl.types import Transition, Tree
 class TD3BC(OfflineFields, TD3):  # type: ignore[misc]  # `dataset` is also the experience
     """Climb the first critic, in units of its mean size, and clone the data. Box actions alone.
 
-    The dataset alone is learned from; with `online` the environment's steps too. Metrics as of `TD3`, and `train/epochs` (how often all
-    transitions were learned from).
+    The dataset alone is learned from; with `online` the environment's steps too.
+
+    Metrics: those of `TD3`, and `train/epochs` (how often all transitions were learned from).
     """
 
     learning_rate: ScheduleSetting = 3e-4

@@ -15,10 +15,11 @@ class TQC(SAC):
     the E d greatest are left out. The policy climbs the mean of all quantiles in place of min Q.
 
     Only defaults differ from `SAC`, whose lines run: its critics are read by `QuantileValue` (networks/off_policy.py). Box actions alone.
-    Metrics as of `SAC`; `train/q_value` is the mean of all quantiles.
+
+    Metrics: those of `SAC`; `train/q_value` is the mean of all quantiles.
     """
 
     n_quantiles: Annotated[int, Range(1)] | None = 25
-    """Critics learn this many quantiles of the return; null: its mean, as SAC does."""
+    """Critics learn this many quantiles of the return; null, with `drop_quantiles` 0: its mean, as SAC does."""
     drop_quantiles: Annotated[int, Range(0)] = 2
     """How many of the greatest quantiles, for each critic, the target leaves out (the paper: 5 for Hopper, 0 for HalfCheetah, else 2)."""

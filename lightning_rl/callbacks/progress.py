@@ -64,8 +64,9 @@ def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
     if not evaluators:
         return "none"
     first = evaluators[0]
-    collector = algorithm.collector
-    iteration = collector.n_steps * collector.num_envs * trainer.world_size  # evaluations lie between iterations; infinite if unknown
+    collector, updates = algorithm.collector, getattr(algorithm, "updates_per_iteration", math.inf)
+    steps = collector.n_steps * collector.num_envs * trainer.world_size  # infinite if unknown
+    iteration = updates if algorithm.counter == "updates" else steps  # evaluations lie between iterations
     is_short = first.interval < iteration < math.inf
     when = "after each iteration" if is_short else f"every {first.interval:,} {algorithm.counted}"
     episodes = f"{first.episodes} episode{'s' * (first.episodes > 1)} {when}"
@@ -159,7 +160,9 @@ class EnvStepsProgressBar(ProgressBar):
         without_chance = any(each.deterministic for each in callbacks_of(trainer, RolloutEvaluator))
         if sampled is not None and without_chance and not self.hinted and mean < sampled - max(2 * deviation, 0.25 * abs(sampled)):
             self.hinted = True
-            way_out = "judge what is sampled with evaluation.deterministic false, or lower the entropy that the policy is paid for"
+            way_out = "judge what is sampled with evaluation.deterministic false"
+            if hasattr(pl_module, "ent_coef"):
+                way_out += ", or lower the entropy that the policy is paid for"
             self.print(f"hint: episodes of training return {short_number(sampled)}, with actions that are drawn; {way_out}")
 
     def text(self, algorithm: AlgorithmRun, width: int | None = None) -> str:

@@ -122,10 +122,10 @@ class SampledDataset(ExperienceDataset):
         return tree_to_torch((steps, discount), self.device)
 
     def observations(self) -> Iterator[Tree]:
-        """Yield all observations that can be sampled, those of `demonstration_share` too, in batches of some thousand."""
+        """Yield all observations that are stored, those of `demonstration_share` too, in batches of some thousand."""
         for buffer in (self.buffer, *([] if self.buffer.demonstrations is None else [self.buffer.demonstrations])):
-            for numbers in np.array_split(np.arange(buffer.ready), max(1, buffer.ready // 4096)):
-                rows = buffer.locate(numbers)
+            stored = np.concatenate([buffer.stored(env) for env in buffer.envs])
+            for rows in np.array_split(stored, max(1, len(stored) // 4096)):
                 yield tree_to_torch(buffer.layout.read(rows, rows)[0].observation.obs, self.device)
 
     def metrics(self) -> dict[str, float]:

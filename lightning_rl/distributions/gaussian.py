@@ -234,8 +234,8 @@ class UnitGaussian(UnitActions, Gaussian):
         return torch.empty_like(x).normal_(generator=generator)
 
     def draw(self, x: Array, noise: Array) -> Array:
-        std = self.log_std.detach().clamp(*LOG_STD_RANGE).exp()  # it learns while an environment is stepped
-        return (_tanh(x) + (std.numpy() if isinstance(noise, np.ndarray) else std) * noise).clip(-1, 1)
+        std = self.log_std.clamp(*LOG_STD_RANGE).exp()
+        return (_tanh(x) + (std.detach().numpy() if isinstance(noise, np.ndarray) else std) * noise).clip(-1, 1)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x.tanh(), self.log_std.clamp(*LOG_STD_RANGE).to(x.dtype)

@@ -140,14 +140,14 @@ def make_distribution(
 
 
 def make_epsilon_greedy(space: Space) -> EpsilonGreedy:
-    """Return the ε-greedy choice of DQN. Raises `SettingError`: a space that is not Discrete."""
+    """Return the ε-greedy choice of DQN and PQN. Raises `SettingError`: a space that is not Discrete."""
     if not isinstance(space, Discrete):
         instead = "SAC, TD3 or PPO" if isinstance(space, Box) else "SAC or PPO"
-        raise SettingError(f"DQN needs a Discrete action space, got {short(space)}; use {instead}")
+        raise SettingError(f"DQN and PQN need a Discrete action space, got {short(space)}; use {instead}")
     return EpsilonGreedy(space)
 
 
 def check_box_actions(algorithm: str, space: Space) -> None:
     """Raise `SettingError` unless all actions are continuous."""
     if not isinstance(space, Box):
-        raise SettingError(f"{algorithm} needs a Box action space, got {short(space)}; use SAC or PPO")
+        raise SettingError(f"{algorithm} needs a Box action space, got {short(space)}; use SAC or PPO, or offline IQL or AWAC")

@@ -143,6 +143,8 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     inner = Settings(values, {name: f"{place}.{name}" for name in values})
     if algorithm == "ars":
         config.set("model.net_arch", [] if kind == "LinearPolicy" else [64, 64])
+        if kind != "LinearPolicy":
+            config.set("model.activation", "relu")
     default = (IMAGE_NET_ARCH if kind == "CnnPolicy" else NET_ARCH).get(algorithm)
     if "net_arch" in inner or default is not None:
         set_widths(config, inner.take("net_arch", default), inner.place("net_arch"), algorithm)

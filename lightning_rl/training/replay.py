@@ -215,7 +215,7 @@ def read_episodes(algorithm: Learner, buffer: ReplayBuffer) -> Iterator[Demonstr
     buffer.cut()
     forms = empty_arrays(algorithm.spaces.observation), empty_arrays(algorithm.spaces.action)
     for env in buffer.envs:
-        places = buffer.first[env] + (buffer.head[env] - buffer.count[env] + np.arange(buffer.count[env])) % buffer.slots
+        places = buffer.stored(env)
         row, following = buffer.layout.read(places, places)
         action = algorithm.network.distribution.to_env(row.action)
         for start, stop in pairwise([0, *(np.flatnonzero(row.ended) + 1)]):

@@ -275,7 +275,8 @@ class CriticFields:
     n_critics: Annotated[int, Range(1)] = 2
     """How many critics; the lowest of their values counts."""
     critic_subset: Annotated[int, Range(1)] | None = None
-    """The lowest of this many critics, drawn for each update, is the target, and the policy maximizes the mean of all (REDQ)."""
+    """The lowest of this many critics, drawn for each update, is the target, and the policy maximizes the mean of all (REDQ; in
+    `TD3` the first critic)."""
     n_quantiles: Annotated[int, Range(1)] | None = None
     """Critics learn this many quantiles of the return instead of its mean (TQC)."""
     drop_quantiles: Annotated[int, Range(0)] = 0

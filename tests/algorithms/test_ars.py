@@ -27,6 +27,11 @@ def test_ars_is_evolution_strategies_with_other_defaults():
     assert models[0].network.actor[0].weight.abs().max() > 0, "it learned"
 
 
+def test_a_momentum_of_one_which_moves_nothing_is_refused():
+    with pytest.raises(SettingError, match=r"momentum must be >= 0 and <= 0\.999, got 1"):
+        tiny(ARS, momentum=1.0)
+
+
 def test_a_linear_policy_begins_with_zeros_and_plain_gradient_descent():
     model = tiny(ARS, net_arch=[])
     assert (model.network.actor[-1].weight == 0).all()

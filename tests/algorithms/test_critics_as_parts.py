@@ -70,7 +70,13 @@ def test_between_updates_of_the_policy_only_critics_learn():
 @pytest.mark.parametrize(
     ("algorithm", "env", "settings", "message"),
     [
-        (TQC, "tests.environments:Scripted-v0", {}, "n_quantiles needs Box actions alone, got Discrete(3); leave n_quantiles out"),
+        (
+            TQC,
+            "tests.environments:Scripted-v0",
+            {},
+            "TQC with n_quantiles needs Box actions alone, got Discrete(3); use SAC without it, or",
+        ),
+        (CrossQ, BOX, {"batch_size": 1}, "batch_size must be >= 2, got 1"),
         (SAC, BOX, {"n_quantiles": 5, "value_network": True}, "n_quantiles does not go with value_network"),
         (SAC, BOX, {"critic_subset": 3}, "critic_subset must be >= 1 and <= 2, got 3"),
         (TD3, BOX, {"critic_layers": "batch_renorm"}, "critic_layers must be one of plain, layer_norm, simba, got"),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import AWAC, CQL, DQN, GRU, IQL, SAC, TD3BC, SettingError, Trainer, load_policy
+from lightning_rl import AWAC, CQL, DQN, GRU, IQL, SAC, TD3BC, RolloutEvaluator, SettingError, Trainer, load_policy
+from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.training.settings import settings_of
 from lightning_rl.types import tree_to_numpy
 from tests.algorithms.test_probes import BEST, learned_values
@@ -143,6 +144,29 @@ def test_online_observations_are_normalized_by_the_dataset_wherever_it_is_kept(s
     (statistics,) = model.network.normalizer.statistics
     seen = np.concatenate([each.obs[:-1] for each in model.source])
     np.testing.assert_allclose(statistics.mean, seen.mean(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("memory", [None, GRU(4, 4, burn_in=2)])
+def test_observations_are_normalized_by_all_steps_of_the_dataset(memory):
+    model = tiny(TD3BC, BOX, memory=memory)
+    fit(model)
+    (statistics,) = model.network.normalizer.statistics
+    seen = np.concatenate([each.obs[:-1] for each in model.source])
+    np.testing.assert_allclose(statistics.mean, seen.mean(0), rtol=1e-4)
+
+
+def test_the_deviation_of_a_policy_is_cloned_too():
+    model = tiny(AWAC, BOX, online=True, max_env_steps=96, behavioral_cloning={"demo_path": at_random(BOX, "{}", episodes=2)})
+    distribution = model.network.distribution
+    x, action = torch.zeros(64, 2), torch.full((64, 2), 0.5)
+    distribution.drawn_error(x, action).sum().backward()
+    assert (distribution.log_std.grad > 0).all()  # a smaller deviation would err less
+
+
+def test_evaluations_are_announced_for_the_iterations_that_they_wait_for(capsys):
+    model = tiny(IQL, BOX, updates_per_iteration=8)
+    fit(model, callbacks=[EnvStepsProgressBar(), RolloutEvaluator(every_n_updates=5, episodes=1)], enable_progress_bar=True)
+    assert "  evaluation    1 episode after each iteration" in capsys.readouterr().out.splitlines()
 
 
 PROBES = {

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from rich.console import Console
 
-from lightning_rl import PPO, RolloutEvaluator
+from lightning_rl import DQN, PPO, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.data.episodes import EpisodeStatistics, Finished
 from lightning_rl.errors import short_number
@@ -145,7 +145,19 @@ def test_a_policy_that_is_much_worse_without_its_randomness_is_pointed_at_once(c
     for _ in range(2):
         bar.on_evaluation_end(trainer, model, {"eval/mean_reward": mean, "eval/std_reward": 5.0})
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("hint: episodes of training return 100,")]
-    assert len(said) == hints
+    assert len(said) == hints and all("entropy" in line for line in said)
+
+
+def test_entropy_is_mentioned_to_those_alone_who_can_set_it(capsys):
+    model = run(bar := EnvStepsProgressBar(), tiny(DQN, max_env_steps=160))
+    statistics = EpisodeStatistics(1)
+    statistics.add(Finished(100.0, None, {}, 10, {}))
+    model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics))
+    trainer, bar.hinted = model.trainer, False
+    trainer.callbacks = [RolloutEvaluator()]
+    bar.on_evaluation_end(trainer, model, {"eval/mean_reward": 40.0, "eval/std_reward": 5.0})
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.endswith("with actions that are drawn; judge what is sampled with evaluation.deterministic false")
 
 
 def test_a_disabled_bar_prints_nothing(capsys):

@@ -190,6 +190,21 @@ class Unmade(gym.Env):
         self.size = arguments["size"]
 
 
+class Asserting(gym.Env):
+    """Asserts without a word."""
+
+    def __init__(self):
+        raise AssertionError
+
+
+def test_a_bare_assertion_of_a_constructor_is_shown(monkeypatch):
+    line = Asserting.__init__.__code__.co_firstlineno + 1
+    shown = "the environment Asserting cannot be built: AssertionError: raise AssertionError (test_make.py:"
+    assert refusal(make_env, Asserting) == f"{shown}{line})"
+    monkeypatch.setattr("lightning_rl.envs.make.place_in_code", lambda error: "")  # of a library's code there is no place
+    assert refusal(make_env, Asserting) == f"{shown}{line})"
+
+
 def test_an_error_of_a_users_constructor_names_the_environment_and_its_line():
     line = Unmade.__init__.__code__.co_firstlineno + 1
     assert refusal(make_env, Unmade) == f"the environment Unmade cannot be built: 'size' (test_make.py:{line})"

@@ -164,6 +164,12 @@ def test_the_directions_of_ars_are_pairs_of_episodes():
     assert given["normalize_obs"] == "running" and given["net_arch"] == [64, 64] and "normalize_reward" not in given
 
 
+def test_a_perceptron_of_ars_has_the_activation_of_contrib(convert):
+    given = settings(convert("{policy: 'MlpPolicy', n_timesteps: 1000, n_delta: 4, policy_kwargs: 'dict(net_arch=[16])'}", "ars"))
+    assert (given["net_arch"], given["activation"]) == ([16], "relu")
+    assert "activation" not in settings(imported("ars", "Pendulum-v1"))  # which is linear
+
+
 def test_qrdqn_is_dqn_with_quantiles():
     text = imported("qrdqn", "CartPole-v1")
     given = settings(text)

@@ -138,7 +138,7 @@ def test_images_and_vectors_are_encoded_together():
 
 
 def test_only_discrete_actions_have_a_q_network():
-    with pytest.raises(SettingError, match=r"^DQN needs a Discrete action space, got MultiDiscrete\(\[2 3\]\); use SAC or PPO$"):
+    with pytest.raises(SettingError, match=r"^DQN and PQN need a Discrete action space, got MultiDiscrete\(\[2 3\]\); use SAC or PPO$"):
         QNetwork(Spaces(VECTOR, MultiDiscrete([2, 3])))
 
 

@@ -311,6 +311,10 @@ class ReplayBuffer:
         row, following = self.layout.read(window, window)
         return row, following, self.windows(rows)[2]
 
+    def stored(self, env: int) -> np.ndarray:
+        """Return all rows of an environment, the oldest first, also those that cannot be drawn yet."""
+        return self.first[env] + (self.head[env] - self.count[env] + np.arange(self.count[env])) % self.slots
+
     def locate(self, number: np.ndarray) -> np.ndarray:
         """Return the rows of numbers 0 … ready − 1, which count the rows that can be drawn, oldest first, environment by environment."""
         if len(self.head) == 1 and self.count[0] < self.length:  # nothing is overwritten yet
