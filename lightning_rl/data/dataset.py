@@ -124,7 +124,7 @@ class SampledDataset(ExperienceDataset):
     def observations(self) -> Iterator[Tree]:
         """Yield all observations that are stored, those of `demonstration_share` too, in batches of some thousand."""
         for buffer in (self.buffer, *([] if self.buffer.demonstrations is None else [self.buffer.demonstrations])):
-            stored = np.concatenate([buffer.stored(env) for env in buffer.envs])
+            stored = np.concatenate([buffer.stored(env) for env in range(len(buffer.envs))])
             for rows in np.array_split(stored, max(1, len(stored) // 4096)):
                 yield tree_to_torch(buffer.layout.read(rows, rows)[0].observation.obs, self.device)
 

@@ -214,7 +214,7 @@ def read_episodes(algorithm: Learner, buffer: ReplayBuffer) -> Iterator[Demonstr
     """Yield the episodes in a buffer in the environment's own form, and end those in progress."""
     buffer.cut()
     forms = empty_arrays(algorithm.spaces.observation), empty_arrays(algorithm.spaces.action)
-    for env in buffer.envs:
+    for env in range(len(buffer.envs)):
         places = buffer.stored(env)
         row, following = buffer.layout.read(places, places)
         action = algorithm.network.distribution.to_env(row.action)
