@@ -135,6 +135,7 @@ ATTEMPTS: dict[str, str] = {
     "ppo/mountaincar_rnd": "the reference normalizes observations and needs no novelty; without either, every episode here ends at -200",
     "sac/mountaincar_continuous": "by 0.03, where the error of the mean over our seeds is 0.14",
     "sac/lunarlander_continuous": "with a fifth of the reference's steps; Stable-Baselines3 with the same settings and steps is lower",
+    "tqc/lunarlander_continuous": "with little more than half of the reference's steps",
     "ppo/minatar_breakout": "a tenth of the reference's steps; pqn/minatar_breakout reaches three times as much in them",
     "a2c/lunarlander": "A2C is weak here; PPO is the one to take",
     **{f"{name}/pendulum": "offline, from a set whose mean return is -1,109" for name in ("bc", "td3_bc", "iql", "awac", "cql")},
