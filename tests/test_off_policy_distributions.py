@@ -309,7 +309,7 @@ def test_spaces_that_do_not_fit_are_refused_in_one_line():
         make_epsilon_greedy(LOPSIDED)
     with pytest.raises(SettingError, match=r"^DQN and PQN need a Discrete action space, got MultiBinary\(3\); use SAC or PPO$"):
         make_epsilon_greedy(MultiBinary(3))
-    with pytest.raises(SettingError, match=r"^TD3 needs a Box action space, got Discrete\(3\); use SAC or PPO, or offline IQL or AWAC$"):
+    with pytest.raises(SettingError, match=r"^TD3 needs a Box action space, got Discrete\(3\); use SAC or PPO \(offline: IQL or AWAC\)$"):
         check_box_actions("TD3", Discrete(3))
     check_box_actions("TD3", LOPSIDED)
 

@@ -49,8 +49,8 @@ class CLI(LightningCLI):
 
     def __init__(self, arguments: list[str], imports: list[str]) -> None:
         self.imports = imports
-        is_asked = any("help" in argument or "print_config" in argument for argument in arguments)
-        set_parsing_settings(docstring_parse_attribute_docstrings=is_asked)  # the text below a setting is its help, and slow to find
+        shows_help = any("help" in argument or "print_config" in argument for argument in arguments)
+        set_parsing_settings(docstring_parse_attribute_docstrings=shows_help)  # the text below a setting is its help, and slow to parse
         yaml.SafeDumper.add_multi_representer(StrEnum, represent_word)  # the default of Lightning's Timer is one
         super().__init__(
             Run,
@@ -85,7 +85,7 @@ class CLI(LightningCLI):
             check_seed("seed_everything", seed)
 
     def before_instantiate_classes(self) -> None:
-        """Show `ckpt_path` again, which `Trainer.fit` takes. Dump the settings, which Lightning would check once more, before it does."""
+        """Show `ckpt_path` again, which `Trainer.fit` takes. Dump the settings here: Lightning would validate them a second time."""
         self.config["fit"]["ckpt_path"] = self.ckpt_path
         dumped = self.parser.dump(self.config, skip_validation=True, skip_none=False, skip_link_targets=False)
         self.config_dump = yaml.safe_load(dumped)["fit"]

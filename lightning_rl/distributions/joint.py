@@ -150,4 +150,4 @@ def make_epsilon_greedy(space: Space) -> EpsilonGreedy:
 def check_box_actions(algorithm: str, space: Space) -> None:
     """Raise `SettingError` unless all actions are continuous."""
     if not isinstance(space, Box):
-        raise SettingError(f"{algorithm} needs a Box action space, got {short(space)}; use SAC or PPO, or offline IQL or AWAC")
+        raise SettingError(f"{algorithm} needs a Box action space, got {short(space)}; use SAC or PPO (offline: IQL or AWAC)")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -197,12 +199,19 @@ class Asserting(gym.Env):
         raise AssertionError
 
 
-def test_a_bare_assertion_of_a_constructor_is_shown(monkeypatch):
+def test_a_bare_assertion_of_a_constructor_is_shown():
     line = Asserting.__init__.__code__.co_firstlineno + 1
-    shown = "the environment Asserting cannot be built: AssertionError: raise AssertionError (test_make.py:"
-    assert refusal(make_env, Asserting) == f"{shown}{line})"
-    monkeypatch.setattr("lightning_rl.envs.make.place_in_code", lambda error: "")  # of a library's code there is no place
-    assert refusal(make_env, Asserting) == f"{shown}{line})"
+    shown = f"the environment Asserting cannot be built: AssertionError: raise AssertionError (test_make.py:{line})"
+    assert refusal(make_env, Asserting) == shown
+
+
+def test_a_bare_assertion_of_a_library_is_shown_with_its_place(tmp_path, monkeypatch):
+    folder = tmp_path / "dist-packages"
+    folder.mkdir()
+    (folder / "a_library.py").write_text("def check(joint):\n    assert joint is None\n")
+    monkeypatch.syspath_prepend(folder)
+    shown = "cannot be built: AssertionError: assert joint is None (a_library.py:2)"
+    assert refusal(make_env, partial(importlib.import_module("a_library").check, 1)).endswith(shown)
 
 
 def test_an_error_of_a_users_constructor_names_the_environment_and_its_line():
