@@ -1,8 +1,10 @@
 """Compile losses and their gradients with torch's own compiler, for `compile: true`, and `auto` where a run is long enough."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,18 +17,19 @@ from torch.optim import Optimizer
 from lightning_rl.errors import SettingError
 from lightning_rl.optimization import parameters_of, with_gradient
 from lightning_rl.threads import is_wide
-from lightning_rl.types import Tree, tree_map
+from lightning_rl.types import Tree, tree_leaves, tree_map
 
-MIN_UPDATES = 40_000
-"""Fewest updates of a run that `auto` compiles: 12 s of compiling, the first time on a machine, are repaid at 0.4 ms an update
-(benchmarks/notes.md)."""
+MIN_UPDATES = {"cpu": 40_000, "cuda": 20_000}
+"""Fewest updates of a run that `auto` compiles: 12 s of compiling, the first time on a machine, are repaid at 0.4 ms an update on a CPU,
+14 s at 0.7 ms on a GPU (benchmarks/notes.md)."""
 
 
 class CompiledLoss:
     """A loss of an algorithm and its gradient in one compiled function, called as the method is.
 
-    The first call with tensors of some shapes compiles, which takes seconds. Scheduled settings go in as tensors, so that new values do not
-    compile again; arrays, such as the places of rows in a buffer, do not go in. Only the first element of what it returns has a gradient.
+    The first call with tensors of some shapes compiles, which takes seconds; on a GPU later ones are a CUDA graph each. Scheduled settings
+    go in as tensors, so that new values do not compile again; arrays, such as the places of rows in a buffer, do not go in. Only the first
+    element of what it returns has a gradient.
 
     Args:
         loss: the method, which returns a scalar or a tuple that begins with it.
@@ -58,7 +61,9 @@ class CompiledLoss:
             rest = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tuple(others))
             return value.detach(), torch.cat([each.flatten() for each in gradients]), rest
 
-        self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False)
+        self.graphs = bool(parameters) and parameters[0].is_cuda
+        options: Any = {"mode": "reduce-overhead"} if self.graphs else {}
+        self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False, **options)
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
         """Compute the loss. Raises `SettingError`: it cannot be compiled."""
@@ -66,9 +71,11 @@ class CompiledLoss:
             return self.loss(*batch, **named)
         if len(self.optimizer.param_groups) != self.num_groups:
             self._begin()
-        scale = torch.tensor(self.scaler.get_scale()) if self.scaler.is_enabled() else None
+        device = self.parameters[0].device if self.graphs else None
+        scale = torch.full((), self.scaler.get_scale(), device=device) if self.scaler.is_enabled() else None
         try:
-            value, gradient, rest = self.compute(scale, *tree_map(as_input, batch), **tree_map(as_input, named))
+            to_input = partial(as_input, device=device)
+            value, gradient, rest = self.compute(scale, *tree_map(to_input, batch), **tree_map(to_input, named))
         except (TorchDynamoException, FailOnRecompileLimitHit, GraphOutsideError) as error:
             line = f"{self.name} cannot be compiled: {why(error)}"
             if self.say is None:
@@ -76,6 +83,8 @@ class CompiledLoss:
             self.say(f"compile auto: {line}; it runs as it is written")
             self.compute = None
             return self.loss(*batch, **named)
+        if self.graphs:  # the next call overwrites what this one returned
+            value, gradient, rest = copy_all((value, gradient, rest))
         value = with_gradient(value, gradient, self.parameters, self.optimizer, scale)
         return (value, *rest) if rest else value
 
@@ -84,13 +93,20 @@ class GraphOutsideError(Exception):
     """A tensor that goes into a compiled loss needs a gradient itself, which the compiled function does not compute."""
 
 
-def as_input(leaf: Any) -> Tree:
-    """Return what a compiled function takes in place of a leaf of a batch. Raises `GraphOutsideError`."""
+def as_input(leaf: Any, device: torch.device | None = None) -> Tree:
+    """Return what a compiled function takes in place of a leaf of a batch, numbers as tensors on a device. Raises `GraphOutsideError`."""
     if isinstance(leaf, np.ndarray):
         return ()
     if isinstance(leaf, Tensor) and leaf.requires_grad:
         raise GraphOutsideError("a tensor that it is given needs a gradient; compute it in the loss, or detach it")
-    return torch.tensor(leaf) if isinstance(leaf, float) else leaf
+    return torch.full((), leaf, device=device) if isinstance(leaf, float) else leaf
+
+
+def copy_all(tree: Tree) -> Any:
+    """Copy the tensors of a tree, all single numbers at once."""
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    numbers = iter(torch.stack([leaf.float() for leaf in leaves if not leaf.dim()]).unbind())
+    return tree_map(lambda leaf: leaf if not isinstance(leaf, Tensor) else leaf.clone() if leaf.dim() else next(numbers), tree)
 
 
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
@@ -127,10 +143,12 @@ def why_not(algorithm: Any) -> str:
 
 
 def repays(algorithm: Any) -> bool:
-    """Whether compiling is repaid, by the settings alone: in a long run of narrow layers on a CPU where there is a compiler."""
+    """Whether compiling is repaid, by the settings alone: in a long run, on a CPU of narrow layers and where there is a compiler."""
     is_cut = algorithm.trainer.fast_dev_run or algorithm.trainer.max_steps != -1
-    is_long = algorithm.planned_updates >= MIN_UPDATES and not is_cut and algorithm.memory is None
-    return is_long and algorithm.device.type == "cpu" and not is_wide(algorithm) and shutil.which(os.environ.get("CXX", "g++")) is not None
+    device = algorithm.device.type
+    if is_cut or algorithm.memory is not None or algorithm.planned_updates < MIN_UPDATES.get(device, math.inf):
+        return False
+    return device != "cpu" or (not is_wide(algorithm) and shutil.which(os.environ.get("CXX", "g++")) is not None)
 
 
 def why(error: BaseException) -> str:

@@ -93,7 +93,7 @@ class FlatAdam(FlatOptimizer, torch.optim.Adam):
         weights = group["params"][0]
         state = self.state[weights]
         hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-        is_watched = any(hooks) or profiler._is_profiler_enabled or hasattr(self, "found_inf")
+        is_watched = any(hooks) or profiler._is_profiler_enabled or hasattr(self, "grad_scale")
         is_usual = len(self.param_groups) == len(group["params"]) == 1 and weights.grad is not None and not group["amsgrad"]
         if closure is not None or not state or is_watched or not is_usual:
             step = torch.optim.Adam.step
@@ -101,10 +101,19 @@ class FlatAdam(FlatOptimizer, torch.optim.Adam):
         moments = [state["exp_avg"]], [state["exp_avg_sq"]]
         settings = {name: group[name] for name in ("lr", "weight_decay", "decoupled_weight_decay", "eps", "maximize", "amsgrad")}
         beta1, beta2 = group["betas"]
+        settings["found_inf"] = getattr(self, "found_inf", None)
         adam([weights], [weights.grad], *moments, [], [state["step"]], fused=True, beta1=beta1, beta2=beta2, **settings)
         return None
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it
+
+    def step_if_finite(self, number: Tensor) -> Tensor:
+        """Make a step unless a number on the weights' device is NaN or infinite, without waiting for it. Return whether it is finite."""
+        finite = number.isfinite()
+        self.found_inf = 1.0 - finite.float()  # where torch's fused Adam looks for it
+        self.step()
+        del self.found_inf
+        return finite
 
 
 class FlatRAdam(FlatOptimizer, torch.optim.RAdam):
@@ -181,7 +190,7 @@ def gradient_step(
     max_norm: float,
     world_size: int,
     hooks: Callable[..., object] = lambda name, *arguments: None,
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, bool | Tensor]:
     """Go backward, average over ranks, clip, and let the optimizer step, unless a loss or gradient of any rank is NaN or infinite.
 
     Args:
@@ -192,7 +201,7 @@ def gradient_step(
         hooks: calls the hooks of Lightning with a name; before the optimizer's step, gradients are not clipped yet.
 
     Returns:
-        The gradient's norm before clipping, and whether loss and gradient were finite.
+        The gradient's norm before clipping, and whether loss and gradient were finite: a tensor where the host did not wait for it.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moves, gradient, node = getattr(loss, "known_gradient", (optimizer, None, None))
@@ -228,6 +237,8 @@ def gradient_step(
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factor)
+    if norm.is_cuda and isinstance(optimizer, FlatAdam) and not scaler.is_enabled():
+        return norm, optimizer.step_if_finite(loss + norm)
     finite = math.isfinite((loss if scaler.is_enabled() else loss + norm).item())
     if finite:
         scaler.step(optimizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 
 import lightning_rl as lrl
+from lightning_rl.errors import NotFiniteError
 from tests.fitting import ON_POLICY, fit, tiny, weights
 
 
@@ -86,3 +89,122 @@ def test_environments_that_live_on_a_gpu_stay_there(tmp_path):
     trainer = lrl.Trainer(accelerator="gpu", devices=1, default_root_dir=tmp_path, enable_progress_bar=False)
     trainer.fit(model)
     assert float(trainer.callback_metrics["rollout/ep_rew_mean"]) > 60
+
+
+def train_copies(folder, algorithm=lrl.PPO, env="Torch/CartPole-v1", ckpt_path=None, rollouts=8, **settings):
+    """Train on the GPU in 64 copies, 1,024 steps a rollout. Return the model and the folder of its run."""
+    pl.seed_everything(0)
+    settings = {"n_steps": 16, "learning_rate": 1e-3, **({} if algorithm is lrl.A2C else {"batch_size": 256}), **settings}
+    model = algorithm(lrl.EnvConfig(env, 64), max_env_steps=rollouts * 1_024, **settings)
+    trainer = lrl.Trainer(accelerator="gpu", devices=1, default_root_dir=folder, enable_progress_bar=False, evaluation=None)
+    trainer.fit(model, ckpt_path=ckpt_path)
+    return model, trainer.run_folder
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "algorithm, env, settings",
+    [
+        pytest.param(lrl.PPO, "Torch/CartPole-v1", {}, id="PPO"),
+        pytest.param(lrl.PPO, "Torch/Pendulum-v1", {"normalize_obs": "running", "normalize_reward": True}, id="PPO normalized"),
+        pytest.param(
+            lrl.PPO,
+            "Torch/CartPole-v1",
+            {"memory": lrl.GRU(16, 4)},
+            id="PPO with a memory",
+            marks=pytest.mark.filterwarnings("ignore:RNN module weights"),  # as the package does, whose filter is below pytest's
+        ),
+        pytest.param(lrl.A2C, "Torch/CartPole-v1", {}, id="A2C"),
+        pytest.param(lrl.PQN, "Torch/CartPole-v1", {}, id="PQN, whose exploration fades"),
+    ],
+)
+def test_a_recorded_rollout_is_the_one_that_is_stepped(algorithm, env, settings, tmp_path, monkeypatch):
+    replays = []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replays.append(graph) or replay(graph))
+    stepped, _ = train_copies(tmp_path, algorithm, env, compile=False, **settings)
+    assert not replays
+    recorded, _ = train_copies(tmp_path, algorithm, env, **settings)
+    assert len(replays) >= 2 and stepped.episodes == recorded.episodes
+    assert torch.equal(weights(stepped), weights(recorded))
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_gpu_continues_as_if_it_had_not_been_stopped(tmp_path):
+    whole, _ = train_copies(tmp_path, normalize_obs="running")
+    _, folder = train_copies(tmp_path, normalize_obs="running", rollouts=5)
+    rest, _ = train_copies(tmp_path, normalize_obs="running", ckpt_path=folder / "checkpoints" / "last.ckpt")
+    assert whole.episodes == rest.episodes and whole.env_steps == rest.env_steps
+    assert torch.equal(weights(whole), weights(rest))
+
+
+@pytest.mark.gpu
+def test_more_steps_in_a_rollout_are_not_more_waits_for_the_gpu(tmp_path):
+    def waits(n_steps, compile):
+        """Of four rollouts with four minibatches an epoch, whatever their length."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                train_copies(tmp_path, n_steps=n_steps, batch_size=16 * n_steps, compile=compile, rollouts=n_steps // 4)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("synchronizing" in str(each.message) for each in caught)
+
+    waits(16, False)  # the first run of a process waits for what it sets up
+    assert waits(16, False) == waits(32, False)
+    assert waits(16, "auto") == waits(32, "auto")
+
+
+@pytest.mark.gpu
+def test_more_updates_are_not_more_waits_for_the_gpu(tmp_path):
+    def waits(n_epochs):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                train_copies(tmp_path, n_epochs=n_epochs, rollouts=4)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("synchronizing" in str(each.message) for each in caught)
+
+    waits(2)  # the first run of a process waits for what it sets up
+    assert waits(2) == waits(8)
+
+
+class Stumbling(lrl.PPO):
+    """Whose third loss is NaN."""
+
+    def loss(self, *arguments):
+        loss, metrics = super().loss(*arguments)
+        return (loss * float("nan") if self.updates == 2 else loss), metrics
+
+
+@pytest.mark.gpu
+def test_a_gpu_stops_at_nan_and_names_the_update(tmp_path):
+    with pytest.raises(NotFiniteError, match=r"loss is nan at environment step 1,024, update 2;.*bad_batch\.pt"):
+        train_copies(tmp_path, Stumbling)
+
+
+@pytest.mark.gpu
+def test_a_gpu_leaves_out_the_step_that_is_not_finite_and_no_other(tmp_path):
+    class AllButTheThird(lrl.PPO):
+        def step(self, loss, *arguments):
+            return loss if self.updates == 2 else super().step(loss, *arguments)
+
+    stumbling, _ = train_copies(tmp_path, Stumbling, on_nan="skip_update", rollouts=2)
+    careful, _ = train_copies(tmp_path, AllButTheThird, rollouts=2)
+    assert stumbling.guard.skipped == 1
+    assert torch.equal(weights(stumbling), weights(careful))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")  # advice of the compiler, such as to round products
+@pytest.mark.parametrize("algorithm, env", [(lrl.PPO, "CartPole-v1"), (lrl.SAC, "Pendulum-v1"), (lrl.DQN, "CartPole-v1")])
+def test_compiled_losses_learn_the_same_on_a_gpu(algorithm, env):
+    models = []
+    for compiled in (False, True):
+        pl.seed_everything(0)
+        models.append(tiny(algorithm, env, compile=compiled))
+        fit(models[-1], accelerator="gpu", devices=1)
+    torch.testing.assert_close(weights(models[1]), weights(models[0]), rtol=1e-3, atol=1e-4)

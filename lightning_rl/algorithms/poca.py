@@ -93,7 +93,7 @@ class POCA(ActorCriticFields, Algorithm):
         if self.counterfactual:
             self.record(baseline_explained_variance=lambda: self.explain_by_baselines(batch))
         policy_learns = self.began_at >= self.critic_burn_in_steps
-        epochs = (group_minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
+        epochs = (group_minibatches(batch, self.batch_size, self.normalize_advantage, self.noise) for _ in range(self.n_epochs))
         for minibatch in chain.from_iterable(epochs):
             loss, metrics = self.loss(minibatch, self.clip_range, self.clip_range_vf, self.ent_coef, policy_learns)
             self.record(loss=loss, **metrics)

@@ -70,7 +70,7 @@ class PPO(ActorCriticFields, Algorithm):
         batch = make_batch(*self.prepare(rollout), self.gae_lambda, self.network.memory.sequence_length)
         self.record(explained_variance=lambda: explained_variance(batch.value, batch.returns, batch.weight > 0))
         policy_learns = self.began_at >= self.critic_burn_in_steps
-        epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.generator) for _ in range(self.n_epochs))
+        epochs = (minibatches(batch, self.batch_size, self.normalize_advantage, self.noise) for _ in range(self.n_epochs))
         for minibatch in chain.from_iterable(epochs):
             loss, metrics = self.loss(minibatch, self.clip_range, self.clip_range_vf, self.ent_coef, policy_learns)
             self.record(loss=loss, **metrics)

@@ -75,7 +75,7 @@ class PQN(ExplorationFields, Algorithm):
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
         self.record(**{"rollout/exploration_rate": torch.tensor(self.network.distribution.epsilon)})
         batch = make_batch(*self.prepare(rollout), self.q_lambda, self.network.memory.sequence_length)
-        epochs: Iterator[Iterator[Batch]] = (minibatches(batch, self.batch_size, False, self.generator) for _ in range(self.n_epochs))
+        epochs: Iterator[Iterator[Batch]] = (minibatches(batch, self.batch_size, False, self.noise) for _ in range(self.n_epochs))
         for minibatch in chain.from_iterable(epochs):
             loss, metrics = self.loss(minibatch)
             self.record(loss=loss, **metrics)

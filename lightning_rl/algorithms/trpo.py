@@ -83,7 +83,7 @@ class TRPO(ActorCriticFields, Algorithm):
         advantage = normalize(batch.advantage, batch.weight) if self.normalize_advantage else batch.advantage
         self.record(**self.improve_policy(batch._replace(advantage=advantage)))
         for _ in range(self.n_critic_updates):
-            for minibatch in minibatches(batch, self.batch_size, False, self.generator):
+            for minibatch in minibatches(batch, self.batch_size, False, self.noise):
                 loss = self.value_loss(minibatch)
                 self.record(value_loss=loss, grad_norm=self.step(loss, self.own_optimizers[0]))
         self.end_update(batch)

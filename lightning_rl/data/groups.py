@@ -231,7 +231,7 @@ def group_minibatches(batch: GroupBatch, batch_size: int, normalize_advantage: b
     """Yield all sequences once, in random order, `batch_size` steps of groups at a time; advantages normalized over those who are there."""
     length, num = batch.episode_start.shape[:2]
     steps = batch._replace(episode_start=batch.weight, memory=())
-    for chosen in torch.randperm(num, generator=generator).to(batch.weight.device).view(-1, batch_size // length):
+    for chosen in torch.randperm(num, generator=generator, device=generator.device).to(batch.weight.device).view(-1, batch_size // length):
 
         def take(leaf: Tensor, chosen: Tensor = chosen) -> Tensor:
             return leaf.unflatten(0, (length, num)).index_select(1, chosen).flatten(0, 1)

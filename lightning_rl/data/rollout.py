@@ -198,7 +198,7 @@ def in_time(rows: Tree, length: int, steps: int, num: int) -> Any:
 def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, generator: Generator) -> Iterator[Batch]:
     """Yield all sequences once, in random order, `batch_size` rows at a time; advantages normalized within each minibatch on request."""
     length, num = batch.episode_start.shape
-    order = torch.randperm(num, generator=generator).to(batch.weight.device).view(-1, batch_size // length)
+    order = torch.randperm(num, generator=generator, device=generator.device).to(batch.weight.device).view(-1, batch_size // length)
 
     def shuffled(leaf: Tensor) -> Tensor:
         if length == 1:

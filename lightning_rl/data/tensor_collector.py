@@ -1,21 +1,85 @@
 """Collect rollouts from environments that live on a device: nothing goes through the host between their first step and their last."""
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lightning_rl.data.collector import NO_ENDS, Collector, Ends, Unroll
 from lightning_rl.envs import SUCCESS
 from lightning_rl.envs.tensors import HostView, on_host
 from lightning_rl.errors import NotFiniteError, SettingError
 from lightning_rl.nan_policy import first_bad
-from lightning_rl.spaces import MASK
+from lightning_rl.spaces import MASK, Spaces
 from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+
+
+class Steps(NamedTuple):
+    """What T steps on a device leave behind.
+
+    obs, start, mask, memory, resetting: before the next step, `[N, ...]` trees.  actions: as drawn, `[T, N, ...]` tree.
+    memories: the policy's before the first row of each sequence.  after: its memory after each step.
+    reports: what each step reported of successes.  has_final: whether the info of each step held last observations.
+    """
+
+    obs: Tree
+    start: Tensor
+    mask: Tree
+    memory: Tree
+    resetting: Tensor
+    actions: Tree
+    memories: tuple[Tree, ...]
+    after: tuple[Tree, ...]
+    reports: tuple[dict[str, Tensor], ...]
+    has_final: tuple[bool, ...]
+
+
+class CudaGraph:
+    """Calls a function of trees of tensors as it is written twice, then records its kernels, which later calls launch all at once.
+
+    A recording keeps addresses, and what Python decided. So it is made in the third call in a row with the same `watch()`, and dropped
+    when that changes. The recording's results are overwritten by its next call (https://docs.pytorch.org/docs/stable/notes/cuda.html).
+
+    Args:
+        function: that waits for nothing on the device, and changes tensors in place alone.
+        generators: that it draws from.
+        watch: returns all that the function reads besides its inputs, other than the values of tensors.
+    """
+
+    def __init__(self, function: Callable[..., Any], generators: Sequence[Generator], watch: Callable[[], object]) -> None:
+        self.function, self.generators, self.watch = function, generators, watch
+        self.watched: object = None
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: Tree = ()
+        self.results: Any = None
+
+    def __call__(self, *inputs: Tree) -> Any:
+        if (watched := self.watch()) != self.watched:
+            self.watched, self.calls, self.graph = watched, 0, None
+        self.calls += 1
+        if self.calls < 3:
+            return self.function(*inputs)
+        if self.graph is None:
+            self.record(inputs)
+        assert self.graph is not None
+        tree_map(lambda own, new: own.copy_(new), self.inputs, inputs)
+        self.graph.replay()
+        return self.results
+
+    def record(self, inputs: Tree) -> None:
+        """Record a call, which computes nothing yet."""
+        self.inputs = tree_map(torch.clone, inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            self.graph.register_generator_state(generator)
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.results = self.function(*self.inputs)
 
 
 class TensorCollector(Collector):
@@ -24,10 +88,13 @@ class TensorCollector(Collector):
     The host waits for the device once an iteration, after its last step: then it learns which episodes ended, and whether all values are
     finite and each mask leaves a choice. A value that is not finite ends the run, whatever `on_nan` says, since what followed was computed
     from it; only first observations, which the host checks before, are replaced as `on_nan` says.
+
+    Args:
+        cuda_graph: whether the steps of a rollout may become a CUDA graph, where the environments can be recorded.
     """
 
-    def __init__(self, stepper: Any, *arguments: Any) -> None:
-        super().__init__(stepper, *arguments)
+    def __init__(self, stepper: Any, spaces: Spaces, network: Any, *arguments: Any, cuda_graph: bool = True) -> None:
+        super().__init__(stepper, spaces, network, *arguments)
         assert isinstance(stepper.envs, HostView)
         self.envs: Any = stepper.envs.env
         self.resets_late = stepper.mode is AutoresetMode.NEXT_STEP
@@ -43,6 +110,11 @@ class TensorCollector(Collector):
         """What was observed after each step, the true last observation where it ended an episode."""
         self._mask_tensor = on_device(self._masks)
         self._rewards, self._marks = on_device(self._reward), on_device(self._flags)
+        self._steps: Callable[..., Steps] = self.make_steps
+        envs: Any = self.envs
+        both_there = self.device.type == torch.device(envs.device).type == "cuda"
+        if cuda_graph and both_there and getattr(type(envs), "can_be_recorded", False) and self.exploration is None:
+            self._steps = CudaGraph(self.make_steps, [self.generator, envs.generator], partial(fixed_parts, network))
 
     @torch.no_grad()
     def unroll(self) -> Unroll:
@@ -54,16 +126,25 @@ class TensorCollector(Collector):
             self.statistics.forget()
             self._restarts = False
         self.statistics.finished.clear()
-        self._memories = []
         obs, start, mask, memory = tree_to_torch((self._current, self._start, self._mask, self._memory), self.device)
         resetting = torch.from_numpy(self.stepper.resetting).to(self.device)  # type: ignore[union-attr]
-        marks, taken, after, reports, has_final = self._marks, [], [], [], []
+        steps = self._steps(obs, start, mask, memory, resetting)
+        now: Any = steps[:4]  # tensors, which `get_state` turns into arrays
+        self._current, self._start, self._mask, self._memory = now
+        ends = self._read_back(steps)
+        seen, memories = self.rollout(), tree_stack(steps.memories)
+        flags = seen.terminated, seen.truncated, seen.valid, self._marks["start"]
+        return Unroll(self._obs_tensor, steps.actions, (), seen.reward, *flags, seen.action_mask, memories, seen.next_obs, ends)
+
+    def make_steps(self, obs: Tree, start: Tensor, mask: Tree, memory: Tree, resetting: Tensor) -> Steps:
+        """Step `n_steps` times, without a look at any value. Arguments as in `Steps`."""
+        marks, taken, memories, after, reports, has_final = self._marks, [], [], [], [], []
         for t in range(self.n_steps):
             put(self._obs_tensor, t, obs)
             put(self._mask_tensor, t, mask)
             marks["start"][t] = start
             if t % self.network.memory.sequence_length == 0:
-                self._memories.append(memory)
+                memories.append(memory)
             with nullcontext() if self.exploration is None else self.exploration.step(), self.precision():
                 seen, allowed = tree_index(self._obs_tensor, t), tree_index(self._mask_tensor, t)
                 action, memory = self.network.sample(seen, memory, start, allowed, generator=self.generator)
@@ -86,11 +167,8 @@ class TensorCollector(Collector):
             mask = self._read_mask(info, terminated)
         put(self._obs_tensor, self.n_steps, obs)
         marks["start"][self.n_steps] = start
-        self._current, self._start, self._mask, self._memory = obs, start, mask, memory
-        ends = self._read_back(after, has_final, reports, resetting)
-        seen, memories = self.rollout(), tree_stack(self._memories)
-        flags = seen.terminated, seen.truncated, seen.valid, marks["start"]
-        return Unroll(self._obs_tensor, tree_stack(taken), (), seen.reward, *flags, seen.action_mask, memories, seen.next_obs, ends)
+        notes = tuple(memories), tuple(after), tuple(reports), tuple(has_final)
+        return Steps(obs, start, mask, memory, resetting, tree_stack(taken), *notes)
 
     def _read_mask(self, info: dict[str, Any], terminated: Tensor) -> Tree:
         """Return the mask of the next actions, `[N, M]`, all true where no action counts. Raises `SettingError`: there should be one."""
@@ -101,15 +179,8 @@ class TensorCollector(Collector):
         mask = info[MASK].to(self.device).flatten(1).bool()
         return mask | terminated.unsqueeze(-1) if self.resets_late else mask
 
-    def _read_back(self, after: list[Tree], has_final: list[bool], reports: list[dict[str, Tensor]], resetting: Tensor) -> Ends:
-        """Count steps and episodes, check all values, and return the last observations whose value counts.
-
-        Args:
-            after: the memory after each step.
-            has_final: whether the info of each step held last observations.
-            reports: what each step reported of successes.
-            resetting: whose next row is a reset.
-        """
+    def _read_back(self, steps: Steps) -> Ends:
+        """Count steps and episodes, check all values, and return the last observations whose value counts."""
         reward = self._rewards.cpu().numpy()
         terminated, truncated, valid = (self._marks[name][:-1].cpu().numpy() for name in ("terminated", "truncated", "valid"))
         self._check_values(reward)
@@ -118,21 +189,21 @@ class TensorCollector(Collector):
         over = terminated | truncated
         for t in range(self.n_steps):
             ended = np.flatnonzero(over[t])
-            if len(ended) and not has_final[t]:
+            if len(ended) and not steps.has_final[t]:
                 raise SettingError(f'{self.name} ended an episode without info["final_obs"], its last observations')
-            info = on_host(reports[t]) if len(ended) else {}
+            info = on_host(steps.reports[t]) if len(ended) else {}
             nothing: Any = None
             self.statistics.update(EnvStep(nothing, reward[t], terminated[t], truncated[t], valid[t], nothing, ended, None, info))
         self.rows += reward.size
         self.env_steps += int(np.count_nonzero(valid))
-        self.stepper.resetting = resetting.cpu().numpy()  # type: ignore[union-attr]
-        steps, envs = np.nonzero(over if len(self._next_obs) else truncated)
-        if not len(steps):
+        self.stepper.resetting = steps.resetting.cpu().numpy()  # type: ignore[union-attr]
+        step, env = np.nonzero(over if len(self._next_obs) else truncated)
+        if not len(step):
             return NO_ENDS
         memory: Tree = ()
-        if len(after[0]):
-            memory = tree_map(lambda *leaves: torch.cat(leaves), *(tree_index(after[t], envs[steps == t]) for t in np.unique(steps)))
-        return Ends(steps, envs, tree_index(self._following, (steps, envs)), memory)
+        if len(steps.after[0]):
+            memory = tree_map(lambda *leaves: torch.cat(leaves), *(tree_index(steps.after[t], env[step == t]) for t in np.unique(step)))
+        return Ends(step, env, tree_index(self._following, (step, env)), memory)
 
     def _check_values(self, reward: np.ndarray) -> None:
         """Raise `NotFiniteError`, on all ranks, unless all observations and rewards of the iteration are finite."""
@@ -172,3 +243,10 @@ def put(rows: Tree, t: int, new: Tree) -> None:
 def choose(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """Return the rows of one where `which [N]` is true, of the other elsewhere."""
     return torch.where(which.to(one.device).view(-1, *[1] * (one.dim() - 1)), one, other)
+
+
+def fixed_parts(network: Any) -> object:
+    """Return what a recording of a network keeps: where its tensors are, and the plain attributes of its parts."""
+    plain = int, float, bool, str
+    attributes = [{name: value for name, value in vars(part).items() if isinstance(value, plain)} for part in network.modules()]
+    return [tensor.data_ptr() for tensor in (*network.parameters(), *network.buffers())], attributes

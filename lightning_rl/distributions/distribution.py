@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,17 @@ def masked(logits: Any, mask: Tree) -> Any:
 
 def like(values: Any, constant: np.ndarray) -> Any:
     """Return a constant as an array or a tensor, whichever the values are."""
-    return constant if isinstance(values, np.ndarray) else torch.as_tensor(constant, device=values.device)
+    if isinstance(values, np.ndarray):
+        return constant
+    if values.device.type == "cpu":
+        return torch.as_tensor(constant)
+    return _on_device(values.device, constant.tobytes(), constant.dtype.str).view(constant.shape)
+
+
+@lru_cache(1024)
+def _on_device(device: torch.device, data: bytes, dtype: str) -> Tensor:
+    """Return a constant that stays on a device, where each copy of it would have to be waited for."""
+    return torch.as_tensor(np.frombuffer(data, dtype).copy(), device=device)
 
 
 def cast(values: Any, dtype: Any) -> Any:

@@ -282,7 +282,7 @@ class Bounds:
         if isinstance(share, np.ndarray):
             scaled: np.ndarray = (self.low + share * (self.high - self.low)).clip(self.low, self.high)  # bounds round
             return scaled.astype(self.low.dtype, copy=False)
-        low, high = (torch.as_tensor(bound, device=share.device) for bound in (self.low, self.high))
+        low, high = like(share, self.low), like(share, self.high)
         return (low + share * (high - low)).clip(low, high).to(low.dtype)
 
     def unscale(self, action: np.ndarray) -> np.ndarray:

@@ -5,10 +5,15 @@ terminations and truncations tensors `[N]`, its metadata name the autoreset mode
 that ended an episode has `final_obs [N, ...]`, of which the rows of copies that ended count. A mask of the next actions is
 `info["action_mask"]`, that of actions at `final_obs` is `info["final_action_mask"]`, which only replay and random steps read.
 
+On a GPU the steps of a rollout become one CUDA graph if the class says `can_be_recorded = True`: its `step` then waits for nothing on the
+device, writes its state into the same tensors each time, does not decide in Python by what changes from step to step, and draws from its
+attribute `generator` alone.
+
 `Torch/CartPole-v1` and `Torch/Pendulum-v1` are thousands of copies in one tensor; one copy, such as for evaluations, is gymnasium's own.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -67,7 +72,8 @@ PREFIX = "Torch/"
 class TorchControl(VectorEnv):
     """N copies of an environment whose states are one tensor `[N, D]` of float64. A copy begins its next episode in the step that ends one.
 
-    Nothing in a step depends on a value that the host would have to wait for: first states are drawn for all copies in every step.
+    Nothing in a step depends on a value that the host would have to wait for: first states are drawn for all copies in every step. What a
+    step changes stays in the same tensors, so that a CUDA graph can repeat it.
 
     Args:
         num_envs: N.
@@ -77,6 +83,9 @@ class TorchControl(VectorEnv):
 
     single: type[gym.Env]
     """gymnasium's environment, whose transitions these are."""
+    bounds: tuple[Sequence[float], Sequence[float]]
+    """Lowest and highest first states."""
+    can_be_recorded = True
 
     def __init__(self, num_envs: int, max_episode_steps: int, device: str | torch.device = "auto") -> None:
         one = self.single()
@@ -87,13 +96,15 @@ class TorchControl(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         self.generator = Generator(self.device)
+        self.low, self.high = (torch.tensor(bound, dtype=torch.float64, device=self.device) for bound in self.bounds)
+        self.state = self.low.repeat(num_envs, 1)
         self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tensor, Info]:
         """Start an episode in all copies, drawn from one generator. Return the first observations `[N, ...]`."""
         if seed is not None:
             self.generator.manual_seed(seed)
-        self.state = self.first_states()
+        self.state.copy_(self.first_states())
         self.steps.zero_()
         return self.observe(self.state), {}
 
@@ -104,13 +115,14 @@ class TorchControl(VectorEnv):
         truncated = (self.steps >= self.max_episode_steps) & ~terminated
         ended = terminated | truncated
         final = self.observe(state)
-        self.state = torch.where(ended.unsqueeze(-1), self.first_states(), state)
+        self.state.copy_(torch.where(ended.unsqueeze(-1), self.first_states(), state))
         self.steps *= ~ended
         return self.observe(self.state), reward, terminated, truncated, {"final_obs": final}
 
     def first_states(self) -> Tensor:
-        """Draw the first state of an episode for each copy."""
-        raise NotImplementedError
+        """Draw the first state of an episode for each copy, `[N, D]`, uniformly between the bounds."""
+        draws = torch.rand(self.state.shape, dtype=torch.float64, device=self.device, generator=self.generator)
+        return self.low + (self.high - self.low) * draws
 
     def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next states, rewards `[N]` of float32, and whether they are terminal `[N]`."""
@@ -120,12 +132,6 @@ class TorchControl(VectorEnv):
         """Return the observations of states, float32."""
         return state.float()
 
-    def uniform(self, low: list[float], high: list[float]) -> Tensor:
-        """Draw `[N, D]` between bounds."""
-        bounds = torch.tensor([low, high], dtype=torch.float64, device=self.device)
-        draws = torch.rand(self.num_envs, len(low), dtype=torch.float64, device=self.device, generator=self.generator)
-        return bounds[0] + (bounds[1] - bounds[0]) * draws
-
     def get_state(self) -> State:
         """Return all that the next steps depend on, as arrays."""
         return {name: getattr(self, name).cpu().numpy().copy() for name in ("state", "steps")} | {
@@ -134,17 +140,15 @@ class TorchControl(VectorEnv):
 
     def set_state(self, state: State) -> None:
         """Restore it."""
-        self.state, self.steps = (torch.from_numpy(np.array(state[name])).to(self.device) for name in ("state", "steps"))
+        for name in ("state", "steps"):
+            getattr(self, name).copy_(torch.from_numpy(np.array(state[name])))
         self.generator.set_state(torch.from_numpy(np.array(state["generator"])))
 
 
 class TorchCartPole(TorchControl):
     """Barto, Sutton and Anderson 1983, as `CartPole-v1`: states are x, ẋ, θ, θ̇."""
 
-    single = CartPoleEnv
-
-    def first_states(self) -> Tensor:
-        return self.uniform([-0.05] * 4, [0.05] * 4)
+    single, bounds = CartPoleEnv, ([-0.05] * 4, [0.05] * 4)
 
     def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         position, speed, angle, turn = state.unbind(-1)
@@ -161,10 +165,7 @@ class TorchCartPole(TorchControl):
 class TorchPendulum(TorchControl):
     """`Pendulum-v1`: states are θ, θ̇."""
 
-    single = PendulumEnv
-
-    def first_states(self) -> Tensor:
-        return self.uniform([-math.pi, -1.0], [math.pi, 1.0])
+    single, bounds = PendulumEnv, ([-math.pi, -1.0], [math.pi, 1.0])
 
     def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         angle, speed = state.unbind(-1)

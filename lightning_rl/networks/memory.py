@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
@@ -14,6 +15,7 @@ from lightning_rl.types import Tree
 
 State = tuple[Tensor, ...]
 Arrays = tuple[np.ndarray, ...]
+warnings.filterwarnings("ignore", "RNN module weights are not part", UserWarning)  # but of the network's vector: cuDNN copies these few
 HOLD = 1e4
 """The input that keeps a gate open, or with a minus closed, whatever its other inputs."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,6 +95,8 @@ class Learner(Protocol):
     def num_envs(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def compile(self) -> Any: ...
     @property
     def global_rank(self) -> int: ...
     @property
@@ -198,7 +202,9 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool, rollouts: 
         seat_opponents(stepper, network)
     else:
         stepper.opponent = make_self_play_opponent(algorithm, len(stepper.seats))  # type: ignore[union-attr]
-    kind = TensorCollector if rollouts and isinstance(getattr(stepper, "envs", None), HostView) else Collector
+    kind: Callable[..., Collector] = Collector
+    if rollouts and isinstance(getattr(stepper, "envs", None), HostView):
+        kind = partial(TensorCollector, cuda_graph=algorithm.compile is not False)
     return kind(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 

@@ -87,6 +87,8 @@ class LearningRun(Run):
         """Metrics of the current iteration."""
         self.compiled: dict[str, CompiledLoss] = {}
         """Losses that stand in place of methods while the run lasts."""
+        self.unread_steps: list[tuple[Tensor, tuple[str, Tensor, Tensor, int, Any]]] = []
+        """Gradient steps of this iteration on a GPU: whether each was made, and of what."""
 
     def say(self, text: str) -> None:
         """Print one line for the user, from one rank, with the name of the behavior if there are several."""
@@ -155,6 +157,8 @@ class LearningRun(Run):
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
         """Make one gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Return the norm before clipping.
 
+        A GPU leaves a step by itself out that is not finite, and the run learns of it when the iteration ends.
+
         Args:
             loss: a scalar.
             optimizer: whose parameters get gradients, and no others.
@@ -165,12 +169,26 @@ class LearningRun(Run):
         """
         max_norm = math.inf if self.max_grad_norm is None else self.max_grad_norm
         norm, finite = gradient_step(loss, optimizer, self.scaler, max_norm, self.trainer.world_size, self.hooks)
-        if finite:
+        if isinstance(finite, Tensor):
+            self.unread_steps.append((finite, (name, loss.detach(), norm, self.updates, getattr(self.dataset, "batch", ()))))
+        elif finite:
             self.guard.bad_updates[name] = 0
         else:
-            at = f"at environment step {self.env_steps:,}, update {self.updates:,}"
-            self.guard.refuse(name, loss, norm, at, self.recorded, getattr(self.dataset, "batch", ()))
+            self.refuse(name, loss, norm, self.updates, getattr(self.dataset, "batch", ()))
         return norm
+
+    def read_steps(self) -> None:
+        """Wait for a GPU, and let `on_nan` decide about the gradient steps that it left out. Raises `NotFiniteError`."""
+        unread, self.unread_steps = self.unread_steps, []
+        for is_finite, step in zip(torch.stack([finite for finite, _ in unread]).tolist(), (step for _, step in unread), strict=True):
+            if is_finite:
+                self.guard.bad_updates[step[0]] = 0
+            else:
+                self.refuse(*step)
+
+    def refuse(self, name: str, loss: Tensor, norm: Tensor, update: int, batch: Any) -> None:
+        """Let `on_nan` decide about a gradient step that was not made. Raises `NotFiniteError`."""
+        self.guard.refuse(name, loss, norm, f"at environment step {self.env_steps:,}, update {update:,}", self.recorded, batch)
 
     def end_update(self, batch: Any) -> None:
         """Count an update, once per joint learning step; let reward signals and cloning learn, and call `on_update_end` of callbacks."""
@@ -230,6 +248,7 @@ class LearningRun(Run):
         assert self.collector is not None
         trainer: Any = self.trainer
         self.counted_rows = 0
+        self.unread_steps.clear()
         for learner in self.side_learners:
             if learner.learns and self.num_optimizers is None:
                 raise SettingError(f"{type(self).__name__}.configure_optimizers must return self.with_side_learners(optimizer, …)")
@@ -277,6 +296,8 @@ class LearningRun(Run):
 
     def finish_learning(self) -> None:
         assert self.collector is not None
+        if self.unread_steps:
+            self.read_steps()
         for learner in self.active_learners:
             learner.end_iteration(self)
         if not isinstance(self.network.normalizer, NoNormalizer):
@@ -286,12 +307,15 @@ class LearningRun(Run):
 
     def learning_metrics(self) -> dict[str, float]:
         means = {
-            name if "/" in name else f"train/{name}": float(torch.stack([torch.as_tensor(each) for each in values]).mean())
+            name if "/" in name else f"train/{name}": torch.stack([torch.as_tensor(each) for each in values]).mean()
             for name, values in self.recorded.items()
             if values
         }
+        there = [name for name, mean in means.items() if not mean.is_cpu]
+        read = torch.stack([means[name] for name in there]).tolist() if there else []  # at once: each look at a GPU waits for it
+        found = {name: float(mean) for name, mean in means.items() if mean.is_cpu} | dict(zip(there, read, strict=True))
         rate = first_rate(self.own_optimizers)
-        return {**self.guard.metrics(), **means, **({} if rate is None else {"train/learning_rate": rate})}
+        return {**self.guard.metrics(), **found, **({} if rate is None else {"train/learning_rate": rate})}
 
     def take_notices(self) -> list[str]:
         assert self.collector is not None

@@ -20,7 +20,7 @@ def test_transitions_are_gymnasiums(kind, name, width):
     one.reset(seed=0)
     for _ in range(10):
         states = rng.uniform(-width, width, envs.state.shape)
-        envs.state = torch.from_numpy(states)
+        envs.state.copy_(torch.from_numpy(states))
         actions = np.array([envs.single_action_space.sample() for _ in range(500)])
         _, reward, terminated, truncated, info = envs.step(torch.from_numpy(actions))
         for i in range(500):

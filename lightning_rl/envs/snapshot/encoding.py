@@ -85,7 +85,8 @@ def _slots(cls: type) -> list[str]:
 def is_state(thing: object, name: str) -> bool:
     """Return whether an attribute may be state; the environment inside a wrapper is read by itself."""
     is_env = isinstance(thing, gym.Env | gym.vector.VectorEnv)
-    return not (name.startswith("__") or (is_env and name in HOW_BUILT) or (name == "env" and isinstance(thing, gym.Wrapper)))
+    is_inside = name == "env" and isinstance(thing, gym.Wrapper | gym.vector.VectorWrapper)
+    return not (name.startswith("__") or (is_env and name in HOW_BUILT) or is_inside)
 
 
 class Encoder:
