@@ -9,7 +9,8 @@ import torch
 
 from lightning_rl import PPO, SAC, EnvConfig, Trainer
 from lightning_rl.envs.make import make_vector_env
-from lightning_rl.envs.tensors import TorchCartPole, TorchPendulum
+from lightning_rl.envs.snapshot.vector import make_keeper
+from lightning_rl.envs.tensors import HostView, TorchCartPole, TorchPendulum
 from tests.fitting import TINY
 
 
@@ -62,6 +63,22 @@ def test_seeds_and_states_decide_what_follows():
         for one, other in zip(first.step(action)[:4], third.step(action)[:4], strict=True):
             assert torch.equal(one, other)
     assert torch.equal(first.reset()[0], third.reset()[0])
+
+
+def test_what_environments_save_themselves_comes_back_whatever_tensors_they_hold():
+    """As on a GPU, where no other way could save their tensors."""
+    whole, rest = (TorchCartPole(3, 20, "cpu") for _ in range(2))
+    for envs in (whole, rest):
+        envs.low, envs.high = torch.stack([envs.low, envs.high])  # two views of the same memory
+    actions = np.ones((30, 3), dtype=np.int64)
+    first, second = HostView(whole), HostView(rest)
+    first.reset(seed=5)
+    for action in actions[:10]:
+        first.step(action)
+    assert make_keeper(second).set_states(make_keeper(first).get_states())
+    for action in actions[10:]:
+        for one, other in zip(first.step(action)[:4], second.step(action)[:4], strict=True):
+            assert (one == other).all()
 
 
 def test_the_device_is_an_argument_that_single_ones_take_too():
