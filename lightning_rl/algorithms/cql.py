@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.sac import SAC
-from lightning_rl.distributions import SoftSample, check_box_actions
+from lightning_rl.distributions import check_box_actions
 from lightning_rl.losses.offline import conservative_gap
 from lightning_rl.networks.memory import Memory
 from lightning_rl.training.offline import OfflineFields
@@ -38,14 +38,14 @@ class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the ex
     drop_quantiles: int = field(init=False, default=0)
     memory: Memory | None = field(init=False, default=None)  # the drawn actions of a sequence's slots would need its features apart
 
-    losses = ("conservative_loss",)
+    losses = ("conservative_loss", "actor_loss", "temperature_loss")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_box_actions("CQL", self.spaces.action)
 
     def critic_loss(
-        self, batch: Transition, obs: Tree, noise: Tensor, policy: SoftSample | None = None
+        self, batch: Transition, obs: Tree, next_noise: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return ½ [(Q(s, a) − y)² + α (log ∫ exp Q(s, ·) − Q(s, a))], y = r + γ min Q̄(s', a') (eq. 4, both twice as in its code).
 
@@ -53,7 +53,7 @@ class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the ex
         """
         next_obs = self.network.normalizer(batch.next_obs)
         with torch.no_grad():
-            target = batch.reward + batch.discount * self.next_value(batch, noise)
+            target = batch.reward + batch.discount * self.next_value(batch, next_noise)
             near, next_near = self.draws(obs), self.draws(next_obs)
             uniform = torch.empty_like(near[0]).uniform_(-1, 1, generator=self.noise)
             density = torch.full_like(near[1], -math.log(2) * uniform.shape[-1])

@@ -56,7 +56,7 @@ class CrossQ(SAC):
             return super().policy(obs, action_mask, batch, noise)
 
     def critic_loss(
-        self, batch: Transition, obs: Tree, noise: Tensor, policy: SoftSample | None = None
+        self, batch: Transition, obs: Tree, next_noise: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return ½ (Q(s, a) − (r + γ V(s')))², V(s') = E[min Q(s', a') − α log π(a'|s')] of the same forward pass (fig. 2).
 
@@ -64,7 +64,7 @@ class CrossQ(SAC):
         """
         next_obs = self.network.normalizer(batch.next_obs)
         with torch.no_grad():
-            next_policy = super().policy(next_obs, batch.next_action_mask, batch, noise)
+            next_policy = super().policy(next_obs, batch.next_action_mask, batch, next_noise)
         both = tree_map(lambda now, later: torch.cat([now, later]), obs, next_obs)
         actions = [each for each in (self.actions.continuous(batch.action), next_policy.action) if each is not None]
         with batch_statistics(self.critic):

@@ -5,7 +5,7 @@ Discrete actions after Christodoulou 2019 (https://arxiv.org/abs/1910.07207): ex
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     """Make the steps of the next iteration in a thread of its own while this one is learned from: with a policy that is one iteration old.
     For environments that wait for something else, such as a simulator, or have processes of their own."""
 
-    losses = ("critic_loss",)  # the policy is drawn once for all three, with a graph of its own
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "temperature_loss")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +95,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         auto = self.actions.target_entropy(self.target_entropy_multiplier, self.target_entropy_scale)
         self.temperature = Temperature(self.actions.kinds, self.ent_coef, entropy_targets(self.target_entropy, auto))
         self.min_optimizers = 2 + self.temperature.learned
+        self.losses = self.losses[: self.min_optimizers]  # type: ignore[misc]  # a temperature that is not learned has none
         self.kind_names = [f"_{kind}" for kind in self.actions.kinds] if len(self.actions.kinds) > 1 else [""]
 
     def check_quantiles(self) -> None:
@@ -114,20 +115,20 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
             obs = self.network.normalizer(batch.obs)
             policy_is_due = (self.updates + 1) % self.policy_delay == 0
             if policy_is_due or self.value_network:
-                policy = self.policy(obs, batch.action_mask, batch, self.actions.noise(len(batch.reward), self.noise))
+                noise = self.actions.noise(len(batch.reward), self.noise)
             if self.critic_subset is not None:
                 self.critic.estimate.resample(self.noise)
-            noise = self.actions.noise(len(batch.reward), self.noise)
-            loss, errors, metrics = self.critic_loss(batch, obs, noise, policy.detach() if self.value_network else None)
+            next_noise = self.actions.noise(len(batch.reward), self.noise)
+            loss, errors, metrics = self.critic_loss(batch, obs, next_noise, noise if self.value_network else None)
             self.record(**metrics)
             self.record(critic_grad_norm=self.step(loss, critic_optimizer, "critic_loss"))
             self.update_priorities(batch, errors)
             if policy_is_due:
-                loss, metrics = self.actor_loss(batch, obs, policy)
+                loss, entropy, metrics = self.actor_loss(batch, obs, noise)
                 self.record(**metrics)
                 self.record(actor_grad_norm=self.step(loss, actor_optimizer, "actor_loss"))
                 for optimizer in temperature_optimizers:
-                    loss = self.temperature_loss(batch, policy)
+                    loss = self.temperature_loss(batch, entropy)
                     self.record(ent_coef_loss=loss)
                     self.step(loss, optimizer, "ent_coef_loss")
             self.end_update(batch)
@@ -137,21 +138,21 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), noise, action_mask)
 
     def critic_loss(
-        self, batch: Transition, obs: Tree, noise: Tensor, policy: SoftSample | None = None
+        self, batch: Transition, obs: Tree, next_noise: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) of a policy if V has a network of its own.
+        """Return J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) if V has a network of its own.
 
-        Also return the error of each row `[B]`, and metrics.
+        Also return the error of each row `[B]`, and metrics. The policy is drawn with `next_noise` at s', and with `noise` at s for J(V).
         """
         with torch.no_grad():
-            target = batch.reward + batch.discount * batch.follow(self.next_value(batch, noise), 1)  # [Y, B, S]
+            target = batch.reward + batch.discount * batch.follow(self.next_value(batch, next_noise), 1)  # [Y, B, S]
         q = self.critic(obs, self.actions.continuous(batch.action), batch.episode_start)
         q = losses.chosen(q, self.actions.choices(batch.action))  # [E · Z, B, S]
         row_losses, errors = self.critic.estimate.loss(q, target)
         loss = (batch.weight * row_losses).sum()
         metrics = {"critic_loss": loss, "q_value": batch.mean(q.detach().mean(0))}
-        if policy is not None:
-            metrics["value_loss"] = self.value_loss(batch, obs, policy)
+        if noise is not None:
+            metrics["value_loss"] = self.value_loss(batch, obs, noise)
             loss = loss + metrics["value_loss"]
         return loss, errors, metrics
 
@@ -165,20 +166,22 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         expected = losses.expected(q, policy.probs, self.actions.num_branches)
         return losses.soft_value(expected, policy.entropy, self.temperature())
 
-    def value_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> Tensor:
+    def value_loss(self, batch: Transition, obs: Tree, noise: Tensor) -> Tensor:
         """Return J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5); of choices, as ML-Agents does, min E[Q(s, a)]."""
         assert self.value is not None
         with torch.no_grad():
+            policy = self.policy(obs, batch.action_mask, batch, noise)
             q = losses.expected(self.critic(obs, policy.action, batch.episode_start), policy.probs, self.actions.num_branches)
             q = self.critic.estimate.target(q)
             target = losses.soft_value(q, policy.entropy, self.temperature())
         return (batch.weight * losses.critic_loss(self.value(obs, None, batch.episode_start)[:, :, 0], target)).sum()
 
-    def actor_loss(self, batch: Transition, obs: Tree, policy: SoftSample) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12), and metrics.
+    def actor_loss(self, batch: Transition, obs: Tree, noise: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12), the entropies `[B, K]`, and metrics.
 
         With a value network Q is the first critic's.
         """
+        policy = self.policy(obs, batch.action_mask, batch, noise)
         q = self.critic(obs, policy.action, batch.episode_start)
         q = self.critic.estimate.policy(q) if self.value is None else q[0]
         expected = losses.expected(q, policy.probs, self.actions.num_branches)
@@ -189,12 +192,12 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         if names := self.network.distribution.names:
             entropies = self.actions.leaf_entropies(policy.detach())
             metrics |= {f"train/entropy/{part}": batch.mean(entropies[:, k]) for k, part in enumerate(names)}
-        return loss, metrics
+        return loss, policy.entropy.detach(), metrics
 
-    def temperature_loss(self, batch: Transition, policy: SoftSample) -> Tensor:
+    def temperature_loss(self, batch: Transition, entropy: Tensor) -> Tensor:
         """Return J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α for α as in the authors' code)."""
         target = self.actions.attainable(self.temperature.target, batch.action_mask)
-        return (batch.weight * losses.temperature_loss(self.temperature.log_alpha, policy.entropy, target)).sum()
+        return (batch.weight * losses.temperature_loss(self.temperature.log_alpha, entropy, target)).sum()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
