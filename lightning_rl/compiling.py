@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 from lightning_rl.errors import SettingError
 from lightning_rl.optimization import parameters_of, with_gradient
-from lightning_rl.threads import is_wide
+from lightning_rl.threads import has_convolutions
 from lightning_rl.types import Tree, tree_leaves, tree_map
 
 MIN_UPDATES = {"cpu": 40_000, "cuda": 20_000}
-"""Fewest updates of a run that `auto` compiles: 12 s of compiling, the first time on a machine, are repaid at 0.4 ms an update on a CPU,
-14 s at 0.7 ms on a GPU (benchmarks/notes.md)."""
+"""Fewest updates of a run that `auto` compiles: the first time on a machine compiling takes 16 to 25 s on a CPU, repaid at 0.4 ms an update
+of narrow layers and 0.5 to 3.6 of wide ones, and 14 s on a GPU, repaid at 0.7 (benchmarks/notes.md)."""
 
 
 class CompiledLoss:
@@ -103,10 +103,14 @@ def as_input(leaf: Any, device: torch.device | None = None) -> Tree:
 
 
 def copy_all(tree: Tree) -> Any:
-    """Copy the tensors of a tree, all single numbers at once."""
-    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-    numbers = iter(torch.stack([leaf.float() for leaf in leaves if not leaf.dim()]).unbind())
-    return tree_map(lambda leaf: leaf if not isinstance(leaf, Tensor) else leaf.clone() if leaf.dim() else next(numbers), tree)
+    """Copy the tensors of a tree that begins with a number, all numbers like it at once."""
+    leaves = tree_leaves(tree)
+
+    def is_alike(leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and not leaf.dim() and (leaf.dtype, leaf.device) == (leaves[0].dtype, leaves[0].device)
+
+    numbers = iter(torch.stack(list(filter(is_alike, leaves))).unbind())
+    return tree_map(lambda leaf: next(numbers) if is_alike(leaf) else leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
@@ -143,12 +147,11 @@ def why_not(algorithm: Any) -> str:
 
 
 def repays(algorithm: Any) -> bool:
-    """Whether compiling is repaid, by the settings alone: in a long run, on a CPU of narrow layers and where there is a compiler."""
-    is_cut = algorithm.trainer.fast_dev_run or algorithm.trainer.max_steps != -1
-    device = algorithm.device.type
+    """Whether compiling is repaid, by the settings alone: in a long run, on a CPU without convolutions and where there is a compiler."""
+    is_cut, device = algorithm.trainer.fast_dev_run or algorithm.trainer.max_steps != -1, algorithm.device.type
     if is_cut or algorithm.memory is not None or algorithm.planned_updates < MIN_UPDATES.get(device, math.inf):
         return False
-    return device != "cpu" or (not is_wide(algorithm) and shutil.which(os.environ.get("CXX", "g++")) is not None)
+    return device != "cpu" or not (has_convolutions(algorithm) or shutil.which(os.environ.get("CXX", "g++")) is None)
 
 
 def why(error: BaseException) -> str:

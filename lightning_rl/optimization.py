@@ -50,6 +50,10 @@ class FlatParameters(nn.Parameter):
         """Return the vector of the copied module's parameters."""
         return memo.setdefault(id(self), type(self).of(deepcopy(self.parts, memo)))
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be pickled as the vector of the pickled module's parameters."""
+        return type(self).of, (self.parts,)
+
     def clear(self) -> None:
         """Set the gradient to zeros, of which the gradients of the parts are views."""
         if self.grad is not None and self.parts[0].grad is not None:
@@ -190,6 +194,7 @@ def gradient_step(
     max_norm: float,
     world_size: int,
     hooks: Callable[..., object] = lambda name, *arguments: None,
+    waits: bool = True,
 ) -> tuple[Tensor, bool | Tensor]:
     """Go backward, average over ranks, clip, and let the optimizer step, unless a loss or gradient of any rank is NaN or infinite.
 
@@ -199,9 +204,10 @@ def gradient_step(
         max_norm: cut the gradient to this Euclidean norm.
         world_size: number of ranks, each with its own gradient.
         hooks: calls the hooks of Lightning with a name; before the optimizer's step, gradients are not clipped yet.
+        waits: for a GPU to know whether loss and gradient were finite; else `FlatAdam` leaves the step out there.
 
     Returns:
-        The gradient's norm before clipping, and whether loss and gradient were finite: a tensor where the host did not wait for it.
+        The gradient's norm before clipping, and whether loss and gradient were finite: a tensor where the host did not wait.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moves, gradient, node = getattr(loss, "known_gradient", (optimizer, None, None))
@@ -237,7 +243,7 @@ def gradient_step(
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factor)
-    if norm.is_cuda and isinstance(optimizer, FlatAdam) and not scaler.is_enabled():
+    if not waits and norm.is_cuda and isinstance(optimizer, FlatAdam) and not scaler.is_enabled():
         return norm, optimizer.step_if_finite(loss + norm)
     finite = math.isfinite((loss if scaler.is_enabled() else loss + norm).item())
     if finite:

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parent.parent
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
+LIMITS: list[tuple[int, int, int]] = []
+"""Of garbage collection, as they were when each import that still lasts began."""
+LIMITS_LOCK = threading.Lock()
 
 
 def config_folder() -> Path:
@@ -94,17 +97,18 @@ def _leave(number: int, frame: object) -> None:
 def importing() -> Iterator[None]:
     """Limit garbage collection to new objects while modules are imported: full collections take a third of the time of importing torch.
 
-    What there is after torch's first import is frozen, exempt from all later collections. Later imports freeze nothing: there may be
-    garbage of earlier runs.
+    Several threads may import at once: the last that ends restores the limits.
     """
-    thresholds, is_first = gc.get_threshold(), "torch" not in sys.modules
-    gc.set_threshold(20_000, 10**9)
+    with LIMITS_LOCK:
+        LIMITS.append(gc.get_threshold())
+        gc.set_threshold(20_000, 10**9)
     try:
         yield
     finally:
-        if is_first and "torch" in sys.modules:
-            gc.freeze()
-        gc.set_threshold(*thresholds)
+        with LIMITS_LOCK:
+            before = LIMITS.pop()
+            if not LIMITS:
+                gc.set_threshold(*before)
 
 
 def follow_parent() -> None:

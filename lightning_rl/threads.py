@@ -58,10 +58,13 @@ def keep_freed_memory() -> None:
 def is_wide(network: torch.nn.Module) -> bool:
     """Return whether a network has convolutions, or layers of 256 and wider."""
     layers = (torch.nn.Linear, EnsembleLinear, NoisyLinear)
-    return any(
-        isinstance(module, torch.nn.Conv2d) or (isinstance(module, layers) and min(module.weight.shape[-2:]) >= MIN_WIDTH)
-        for module in network.modules()
-    )
+    widths = [min(module.weight.shape[-2:]) for module in network.modules() if isinstance(module, layers)]
+    return has_convolutions(network) or max(widths, default=0) >= MIN_WIDTH
+
+
+def has_convolutions(network: torch.nn.Module) -> bool:
+    """Return whether a network has convolutions."""
+    return any(isinstance(module, torch.nn.Conv2d) for module in network.modules())
 
 
 def choose_threads(model: object) -> tuple[int, str | None]:

@@ -54,7 +54,8 @@ class PPO(ActorCriticFields, Algorithm):
         check_n_steps(self.n_steps, self.num_envs)
         if self.clip_range_vf is not None and (self.value_transform != "identity" or self.value_support is not None):
             raise SettingError("clip_range_vf clips values as they are: it does not go with value_transform or value_support")
-        check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
+        if self.env is not None:  # or it was loaded to act alone
+            check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
         self.actors = IN_A_THREAD if self.threaded else None
         self.network = make_actor_critic(self)
 

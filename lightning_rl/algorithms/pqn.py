@@ -60,7 +60,8 @@ class PQN(ExplorationFields, Algorithm):
             burn_in = f"memory.burn_in {self.memory.burn_in} is for replayed sequences"
             raise SettingError(f"{burn_in}; rollouts hold what was remembered: leave it 0")
         check_n_steps(self.n_steps, self.num_envs)
-        check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
+        if self.env is not None:  # or it was loaded to act alone
+            check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
         layers, streams = "layer_norm" if self.layer_norm else "plain", len(self.reward_signals)
         self.network = MaxQNetwork(self.spaces, layers=layers, streams=streams, **self.network_settings)
         self.network.distribution.epsilon = self.exploration(0.0)

@@ -65,7 +65,8 @@ class TRPO(ActorCriticFields, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_n_steps(self.n_steps, self.num_envs)
-        check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
+        if self.env is not None:  # or it was loaded to act alone
+            check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
         self.network = make_actor_critic(self)
         policy = nn.ModuleList([self.network.actor_encoder, self.network.memory, self.network.actor, self.network.distribution])
         self.policy_parameters = list(policy.parameters())

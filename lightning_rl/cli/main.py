@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import gc
 import importlib
 import os
 import sys
@@ -128,9 +129,12 @@ def run(argv: list[str]) -> int:
     if several is not None:
         start_fork_server("lightning_rl.cli.fit")  # while this process imports it too
     leave_when_interrupted()
+    is_first = "torch" not in sys.modules
     with importing():
         from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
 
+    if is_first:
+        gc.freeze()  # what was imported is needed until this process ends: no collection looks through it again
     raise_when_interrupted()
     if several is not None:
         from lightning_rl.cli import seeds

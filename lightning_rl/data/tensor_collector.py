@@ -40,19 +40,28 @@ class Steps(NamedTuple):
 
 
 class CudaGraph:
-    """Calls a function of trees of tensors as it is written twice, then records its kernels, which later calls launch all at once.
+    """Calls a function of trees of tensors twice as it is written, and records its kernels in the third call.
 
-    A recording keeps addresses, and what Python decided. So it is made in the third call in a row with the same `watch()`, and dropped
-    when that changes. The recording's results are overwritten by its next call (https://docs.pytorch.org/docs/stable/notes/cuda.html).
+    Later calls launch all kernels at once. A recording keeps addresses, and what Python decided: so the three calls must have the same
+    `watch()`, and the recording is dropped when that changes. Its results are overwritten by its next call (https://docs.pytorch.org/docs/stable/notes/cuda.html).
 
     Args:
+        name: of the function, for messages.
         function: that waits for nothing on the device, and changes tensors in place alone.
+        device: a GPU.
         generators: that it draws from.
         watch: returns all that the function reads besides its inputs, other than the values of tensors.
     """
 
-    def __init__(self, function: Callable[..., Any], generators: Sequence[Generator], watch: Callable[[], object]) -> None:
-        self.function, self.generators, self.watch = function, generators, watch
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        device: torch.device,
+        generators: Sequence[Generator],
+        watch: Callable[[], object],
+    ) -> None:
+        self.name, self.function, self.device, self.generators, self.watch = name, function, device, generators, watch
         self.watched: object = None
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -73,13 +82,18 @@ class CudaGraph:
         return self.results
 
     def record(self, inputs: Tree) -> None:
-        """Record a call, which computes nothing yet."""
+        """Record a call, which computes nothing yet. Raises `SettingError`: the function waits for the device."""
         self.inputs = tree_map(torch.clone, inputs)
-        self.graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
-            self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.results = self.function(*self.inputs)
+            graph.register_generator_state(generator)
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device), capture_error_mode="thread_local"):
+                self.results = self.function(*self.inputs)
+        except RuntimeError as error:
+            line = next(iter(str(error).splitlines()), "")
+            raise SettingError(f"compile: {self.name} cannot become a CUDA graph ({line}); set compile to false") from error
+        self.graph = graph
 
 
 class TensorCollector(Collector):
@@ -112,9 +126,12 @@ class TensorCollector(Collector):
         self._rewards, self._marks = on_device(self._reward), on_device(self._flags)
         self._steps: Callable[..., Steps] = self.make_steps
         envs: Any = self.envs
-        both_there = self.device.type == torch.device(envs.device).type == "cuda"
-        if cuda_graph and both_there and getattr(type(envs), "can_be_recorded", False) and self.exploration is None:
-            self._steps = CudaGraph(self.make_steps, [self.generator, envs.generator], partial(fixed_parts, network))
+        there, can_be_recorded = torch.device(envs.device), getattr(type(envs), "can_be_recorded", False)
+        both_there = self.device.type == there.type == "cuda" and there.index in (None, self.device.index)
+        if cuda_graph and both_there and can_be_recorded and self.exploration is None and is_known(network):
+            generators = [self.generator, *filter(None, [getattr(envs, "generator", None)])]
+            watch = partial(fixed_parts, network, envs)
+            self._steps = CudaGraph(f"a rollout of {self.name}", self.make_steps, self.device, generators, watch)
 
     @torch.no_grad()
     def unroll(self) -> Unroll:
@@ -245,8 +262,18 @@ def choose(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(which.to(one.device).view(-1, *[1] * (one.dim() - 1)), one, other)
 
 
-def fixed_parts(network: Any) -> object:
-    """Return what a recording of a network keeps: where its tensors are, and the plain attributes of its parts."""
-    plain = int, float, bool, str
-    attributes = [{name: value for name, value in vars(part).items() if isinstance(value, plain)} for part in network.modules()]
+def is_known(network: Any) -> bool:
+    """Return whether all parts of a network are of this package or torch's: what others decide in Python is not known."""
+    return all(type(part).__module__.partition(".")[0] in ("lightning_rl", "torch") for part in network.modules())
+
+
+def fixed_parts(network: Any, envs: Any) -> object:
+    """Return what a recording keeps of a network and environments: where tensors are, the kinds of parts, and plain attributes."""
+    parts = [(type(part), vars(part)) for part in (*network.modules(), envs)]
+    attributes = [(kind, {name: value for name, value in own.items() if is_plain(value)}) for kind, own in parts]
     return [tensor.data_ptr() for tensor in (*network.parameters(), *network.buffers())], attributes
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is a number, a text, None, or a tuple of such."""
+    return all(map(is_plain, value)) if isinstance(value, tuple) else value is None or isinstance(value, int | float | str)

@@ -27,8 +27,8 @@ def like(values: Any, constant: np.ndarray) -> Any:
     """Return a constant as an array or a tensor, whichever the values are."""
     if isinstance(values, np.ndarray):
         return constant
-    if values.device.type == "cpu":
-        return torch.as_tensor(constant)
+    if values.device.type == "cpu" or torch.compiler.is_compiling():
+        return torch.as_tensor(constant, device=values.device)
     return _on_device(values.device, constant.tobytes(), constant.dtype.str).view(constant.shape)
 
 

@@ -101,7 +101,7 @@ class DiagonalGaussian(Gaussian):
         return low + (high - low) * torch.empty_like(x).uniform_(generator=generator)
 
     def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device).flatten() for bound in (self.low_bound, self.high_bound))
+        low, high = (like(x, bound).to(x.dtype).flatten() for bound in (self.low_bound, self.high_bound))
         return low, high
 
     def unit(self, action: Tensor) -> Tensor:

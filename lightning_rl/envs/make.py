@@ -267,11 +267,11 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
 def _reason(error: Exception) -> str:
     """Return an error's message in one line, without what gymnasium appends to it."""
     message = re.split(r" was raised from the environment creator|\. Environment registration via", str(error))[0].strip()
-    if not message:  # a bare assertion
+    if not message and error.__traceback__ is not None:  # a bare assertion
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if place_in_code(error) else f" ({Path(frame.filename).name}:{frame.lineno})"
         return f"{type(error).__name__}: {frame.line or 'without a word'}{where}"
-    return shorten(message.splitlines()[0].rstrip("."), 140, placeholder=" …")
+    return shorten((message or type(error).__name__).splitlines()[0].rstrip("."), 140, placeholder=" …")
 
 
 def _wrap(env: gym.Env, wrapper: object) -> gym.Env:

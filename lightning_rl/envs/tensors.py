@@ -6,8 +6,8 @@ that ended an episode has `final_obs [N, ...]`, of which the rows of copies that
 `info["action_mask"]`, that of actions at `final_obs` is `info["final_action_mask"]`, which only replay and random steps read.
 
 On a GPU the steps of a rollout become one CUDA graph if the class says `can_be_recorded = True`: its `step` then waits for nothing on the
-device, writes its state into the same tensors each time, does not decide in Python by what changes from step to step, and draws from its
-attribute `generator` alone.
+device, writes its state into the same tensors each time, decides in Python by plain attributes alone, which stay as they are in a rollout,
+and draws from its attribute `generator` alone.
 
 `Torch/CartPole-v1` and `Torch/Pendulum-v1` are thousands of copies in one tensor; one copy, such as for evaluations, is gymnasium's own.
 """

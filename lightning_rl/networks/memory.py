@@ -15,7 +15,8 @@ from lightning_rl.types import Tree
 
 State = tuple[Tensor, ...]
 Arrays = tuple[np.ndarray, ...]
-warnings.filterwarnings("ignore", "RNN module weights are not part", UserWarning)  # but of the network's vector: cuDNN copies these few
+# cuDNN wants the weights of a cell in one piece of memory; they are a part of the network's vector, and so few that copying them is nothing
+warnings.filterwarnings("ignore", "RNN module weights are not part", UserWarning, r"lightning_rl\.networks\.memory")
 HOLD = 1e4
 """The input that keeps a gate open, or with a minus closed, whatever its other inputs."""
 

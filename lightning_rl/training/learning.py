@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from textwrap import shorten
 from typing import Any
@@ -35,6 +35,8 @@ from lightning_rl.types import Experience, Rollout, State, Transition
 
 Number = Tensor | float
 Metric = Number | Callable[[], Number]
+MAX_UNREAD_STEPS = 32
+"""Gradient steps of a GPU that are not waited for; the batch of each is kept, to be saved if it was bad."""
 
 
 def as_tensor(name: str, value: Number) -> Tensor:
@@ -87,8 +89,8 @@ class LearningRun(Run):
         """Metrics of the current iteration."""
         self.compiled: dict[str, CompiledLoss] = {}
         """Losses that stand in place of methods while the run lasts."""
-        self.unread_steps: list[tuple[Tensor, tuple[str, Tensor, Tensor, int, Any]]] = []
-        """Gradient steps of this iteration on a GPU: whether each was made, and of what."""
+        self.unread_steps: list[tuple[Tensor, tuple[Any, ...]]] = []
+        """Gradient steps on a GPU: whether each was made, and the arguments of `refuse` if it was not."""
 
     def say(self, text: str) -> None:
         """Print one line for the user, from one rank, with the name of the behavior if there are several."""
@@ -157,7 +159,8 @@ class LearningRun(Run):
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
         """Make one gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Return the norm before clipping.
 
-        A GPU leaves a step by itself out that is not finite, and the run learns of it when the iteration ends.
+        On a GPU a step that is not finite is left out there, and the run learns of it some updates later, at the latest when the iteration
+        ends; with `restore_last` it waits.
 
         Args:
             loss: a scalar.
@@ -168,13 +171,17 @@ class LearningRun(Run):
             NotFiniteError: the loss or the norm is NaN or infinite, unless `on_nan` says to go on without this step.
         """
         max_norm = math.inf if self.max_grad_norm is None else self.max_grad_norm
-        norm, finite = gradient_step(loss, optimizer, self.scaler, max_norm, self.trainer.world_size, self.hooks)
+        waits = self.on_nan == "restore_last"
+        norm, finite = gradient_step(loss, optimizer, self.scaler, max_norm, self.trainer.world_size, self.hooks, waits)
         if isinstance(finite, Tensor):
-            self.unread_steps.append((finite, (name, loss.detach(), norm, self.updates, getattr(self.dataset, "batch", ()))))
+            parts = {part: values[-1:] for part, values in self.recorded.items()}
+            self.unread_steps.append((finite, (name, loss.detach(), norm, self.updates, parts, getattr(self.dataset, "batch", ()))))
+            if len(self.unread_steps) == MAX_UNREAD_STEPS:
+                self.read_steps()
         elif finite:
             self.guard.bad_updates[name] = 0
         else:
-            self.refuse(name, loss, norm, self.updates, getattr(self.dataset, "batch", ()))
+            self.refuse(name, loss, norm, self.updates, self.recorded, getattr(self.dataset, "batch", ()))
         return norm
 
     def read_steps(self) -> None:
@@ -186,9 +193,9 @@ class LearningRun(Run):
             else:
                 self.refuse(*step)
 
-    def refuse(self, name: str, loss: Tensor, norm: Tensor, update: int, batch: Any) -> None:
+    def refuse(self, name: str, loss: Tensor, norm: Tensor, update: int, parts: Mapping[str, list[Any]], batch: Any) -> None:
         """Let `on_nan` decide about a gradient step that was not made. Raises `NotFiniteError`."""
-        self.guard.refuse(name, loss, norm, f"at environment step {self.env_steps:,}, update {update:,}", self.recorded, batch)
+        self.guard.refuse(name, loss, norm, f"at environment step {self.env_steps:,}, update {update:,}", parts, batch)
 
     def end_update(self, batch: Any) -> None:
         """Count an update, once per joint learning step; let reward signals and cloning learn, and call `on_update_end` of callbacks."""

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import Enum
 from functools import wraps
 from pathlib import PurePath
 from textwrap import shorten
@@ -211,11 +212,18 @@ def plain(value: object) -> Any:
         return plain(value.tolist())
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, Enum):
+        return plain(value.value) if isinstance(value, str | int) else None
     return value if isinstance(value, str | int | float | bool) else None
 
 
 def loses(value: object, stored: Any) -> bool:
-    """Return whether `plain` left out a part of a value."""
+    """Return whether `plain` left out a part of a value, or turned an object of somebody else's class into a dict."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if is_dataclass(value):
+        parts = [(getattr(value, each.name), stored and stored[each.name]) for each in fields(value)]
+        return not type(value).__module__.startswith("lightning_rl.") or any(loses(*part) for part in parts)
     if isinstance(value, Mapping):
         return any(map(loses, value.values(), stored.values()))
     if isinstance(value, list | tuple):

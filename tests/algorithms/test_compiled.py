@@ -108,11 +108,11 @@ def compiled_names(algorithm, env_id, **settings):
     return found.value.args[0]
 
 
-def test_auto_compiles_long_runs_of_narrow_networks():
+def test_auto_compiles_long_runs_without_convolutions():
     long = {"max_env_steps": 320_000, "n_steps": 16, "batch_size": 32}  # 320,000 · 4 / 32 = 40,000 updates
     assert compiled_names(lrl.PPO, "CartPole-v1", **long) == ["loss"]
     assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"max_env_steps": 319_999}) == []
-    assert compiled_names(lrl.PPO, "CartPole-v1", **long | {"net_arch": [256, 256]}) == []
+    assert compiled_names(lrl.PPO, "tests.environments:Image-v0", **long) == []
     assert compiled_names(lrl.PPO, "CartPole-v1", **long, compile=False) == []
     assert compiled_names(lrl.A2C, "CartPole-v1", max_env_steps=10_000, n_steps=8) == []
 

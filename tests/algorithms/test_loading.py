@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_rl import A2C, PPO, SAC, Algorithm, EnvConfig, SettingError, Trainer, load_policy
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.training.settings import plain
 from tests.fitting import fit, tiny
 
 
@@ -48,14 +52,36 @@ def test_wrappers_stored_in_a_file_cannot_run_code(saved, tmp_path):
 
 
 def test_an_environment_with_an_argument_that_no_file_can_hold_is_not_stored_as_another_one(tmp_path):
-    env = EnvConfig("CartPole-v1", num_envs=1, wrappers=[{"class_path": "TransformReward", "init_args": {"func": abs}}])
-    trainer = fit(PPO(env, n_steps=8, batch_size=8, max_env_steps=16))
+    env = EnvConfig("CartPole-v1", num_envs=3, wrappers=[{"class_path": "TransformReward", "init_args": {"func": abs}}])
+    trainer = fit(PPO(env, n_steps=8, batch_size=12, max_env_steps=24))
     trainer.save_checkpoint(tmp_path / "model.ckpt")
+    load_policy(tmp_path / "model.ckpt")
     loaded = PPO.load_from_checkpoint(tmp_path / "model.ckpt")
     assert loaded.hparams["env"] is None
     with pytest.raises(SettingError, match="loaded without an environment; pass env="):
         fit(loaded)
-    fit(PPO.load_from_checkpoint(tmp_path / "model.ckpt", env=env, max_env_steps=32))
+    fit(PPO.load_from_checkpoint(tmp_path / "model.ckpt", env=env, max_env_steps=48))
+
+
+class Mode(IntEnum):
+    FAST = 2
+
+
+@dataclass
+class Task:
+    goal: float
+
+
+@pytest.mark.parametrize("argument", [Task(1.0), {"tasks": [Task(1.0)]}, np.array([abs], dtype=object), {1}])
+def test_arguments_that_would_come_back_as_something_else_are_lost_and_not_replaced(argument):
+    assert plain(EnvConfig("CartPole-v1", kwargs={"argument": argument})) is None
+
+
+def test_arguments_that_come_back_as_they_were_are_stored():
+    arguments = {"speed": np.float32(0.5), "path": Path("there"), "mode": Mode.FAST, "sizes": (1, None), "goal": np.zeros(2)}
+    stored = plain(EnvConfig("CartPole-v1", kwargs=arguments))
+    assert stored["kwargs"] == {"speed": 0.5, "path": "there", "mode": 2, "sizes": [1, None], "goal": [0.0, 0.0]}
+    assert type(stored["kwargs"]["mode"]) is int
 
 
 def test_a_function_is_refused_as_a_wrapper():

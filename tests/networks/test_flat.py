@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -36,12 +37,13 @@ def test_the_vector_and_the_parameters_share_their_memory():
     assert (vector == 2.0).all()
 
 
-def test_a_copy_of_a_module_and_its_optimizer_goes_on_by_itself_as_the_original_does():
+@pytest.mark.parametrize("copies", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))], ids=["deepcopy", "pickle"])
+def test_a_copy_of_a_module_and_its_optimizer_goes_on_by_itself_as_the_original_does(copies):
     net = module()
     optimizer = FlatAdam(net)
     gradient_step(loss_of(net), optimizer, OFF, 1e9, 1)
     before = [parameter.detach().clone() for parameter in net.parameters()]
-    copied, theirs = copy.deepcopy((net, optimizer))
+    copied, theirs = copies((net, optimizer))
     gradient_step(loss_of(copied), theirs, OFF, 1e9, 1)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     gradient_step(loss_of(net), optimizer, OFF, 1e9, 1)
