@@ -24,7 +24,8 @@ Way = dict[str, list[str]]
 
 
 def way(name: str, at: int = 3) -> Way:
-    """Run some iterations of an algorithm with default settings but small batches, and trace one from its first step to its last update.
+    """Run some iterations of an algorithm with default settings but small batches, not compiled, and trace one from its first step to its last
+    update.
 
     Args:
         name: of the algorithm.
@@ -63,7 +64,7 @@ def way(name: str, at: int = 3) -> Way:
     with tempfile.TemporaryDirectory() as folder:
         quiet: dict[str, Any] = {"evaluation": None, "checkpoint": None, "logger": False, "enable_progress_bar": False}
         trainer: pl.Trainer = lrl.Trainer(default_root_dir=folder, **quiet)
-        trainer.fit(Traced(env=env, **starts))
+        trainer.fit(Traced(env=env, compile=False, **starts))
     return entered
 
 
