@@ -24,8 +24,9 @@ Way = dict[str, list[str]]
 
 
 def way(name: str, at: int = 3) -> Way:
-    """Run some iterations of an algorithm with default settings but small batches, not compiled, and trace one from its first step to its last
-    update.
+    """Run some iterations of an algorithm with default settings but small batches, and trace one from its first step to its last update.
+
+    Losses are not compiled: their functions would not be entered one by one.
 
     Args:
         name: of the algorithm.

@@ -22,7 +22,7 @@ from lightning_rl.types import Tree, tree_leaves, tree_map
 MIN_UPDATES = {"cpu": 40_000, "cuda": 20_000}
 """Fewest updates of a run that `auto` compiles: the first time on a machine compiling takes 16 to 25 s on a CPU, repaid at 0.4 ms an update
 of narrow layers and 0.5 to 3.6 of wide ones, and 14 s on a GPU, repaid at 0.7 (benchmarks/notes.md)."""
-SECONDS = "some 20 s the first time on a machine, 4 later"
+SECONDS = "in some 20 s the first time on a machine, in 4 later"
 
 
 class CompiledLoss:
