@@ -1,4 +1,4 @@
-"""CPU threads of torch and numpy, and freed memory that is kept for them."""
+"""Where and in how many threads networks learn, and freed memory that is kept for them."""
 
 import ctypes
 import os
@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from typing import Any
 
 import torch
 from gymnasium.spaces import Space
 from threadpoolctl import threadpool_limits
 
+from lightning_rl.envs.config import EnvConfig
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.networks.mlp import EnsembleLinear, NoisyLinear
 from lightning_rl.spaces import Spaces, allocate
@@ -65,6 +67,16 @@ def is_wide(network: torch.nn.Module) -> bool:
 def has_convolutions(network: torch.nn.Module) -> bool:
     """Return whether a network has convolutions."""
     return any(isinstance(module, torch.nn.Conv2d) for module in network.modules())
+
+
+def suits_cpu(model: Any) -> bool:
+    """Return whether an algorithm learns faster on a CPU: its network is narrow, and its environments are not on the GPU themselves.
+
+    A GPU's host takes 5 to 10 µs to launch each of the 200 to 300 kernels of an update (benchmarks/notes.md).
+    """
+    env, network = getattr(model, "env", None), getattr(model, "network", None)
+    on_device = env.lives_on_device if isinstance(env, EnvConfig) else hasattr(env, "device")
+    return not on_device and isinstance(network, PolicyNetwork) and not is_wide(network)
 
 
 def choose_threads(model: object) -> tuple[int, str | None]:

@@ -29,7 +29,7 @@ from lightning_rl.distributed import forward_signal, report_lost_ranks, take_cou
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as_settings, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
-from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, torch_threads
+from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, checkpoint_of, foreign_modules, take_weights
 from lightning_rl.training.run import Run, describe_refused_data
@@ -120,6 +120,7 @@ class Trainer(EvaluatingTrainer):
         check_path("trainer.default_root_dir", default_root_dir)
         check_run_name(run_name)
         self.torch_threads, self.run_name = torch_threads, run_name
+        self.may_choose = kwargs.get("accelerator", "auto") == "auto"
         seed = os.environ.get("PL_GLOBAL_SEED")  # as `seed_everything` left it
         self.config = {
             "seed_everything": None if seed is None else int(seed),
@@ -226,6 +227,8 @@ class Trainer(EvaluatingTrainer):
             continues_here = found is not None and Path(found).resolve().is_relative_to(run_folder.resolve())
             if force and not continues_here:
                 stack.enter_context(replacing(run_folder, bool(self.savers)))
+            if self.may_choose and self.strategy.root_device.type == "cuda" and suits_cpu(model):
+                self.say("a network this small learns faster on a CPU: trainer.accelerator cpu (auto took the GPU)")
             keep_freed_memory()
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
                 stack.enter_context(each)

@@ -7,17 +7,19 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl import threads
+from lightning_rl import DQN, PPO, SAC, EnvConfig, threads
+from lightning_rl.envs.make import make_vector_env
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import LSTM
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.spaces import Spaces
-from lightning_rl.threads import choose_threads, is_wide, learning_step, measure_seconds
+from lightning_rl.threads import choose_threads, is_wide, learning_step, measure_seconds, suits_cpu
 
 VECTOR = Spaces(Box(-1, 1, (256,)), Discrete(2))
 IMAGE = Spaces(Box(0, 255, (20, 20, 3), np.uint8), Discrete(2))
@@ -116,3 +118,10 @@ def test_memory_that_an_update_frees_is_used_by_the_next_unless_the_user_says_ho
     before, after = map(int, printed.split())
     assert before > 1_000, "pages that the kernel clears in each update"
     assert (after < 10) == (not variables)
+
+
+def test_small_networks_suit_a_cpu_unless_their_environments_are_on_the_gpu():
+    assert suits_cpu(PPO("CartPole-v1")) and suits_cpu(DQN(lambda: gym.make("CartPole-v1")))
+    assert not suits_cpu(SAC("Pendulum-v1"))  # two layers of 256
+    assert not suits_cpu(PPO(EnvConfig("Torch/CartPole-v1", 64)))
+    assert not suits_cpu(PPO(make_vector_env(EnvConfig("Torch/CartPole-v1", 64)).env))
