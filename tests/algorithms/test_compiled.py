@@ -11,7 +11,7 @@ import torch
 from torch.amp import GradScaler
 
 import lightning_rl as lrl
-from lightning_rl.compiling import CompiledLoss
+from lightning_rl.compiling import CompiledLoss, copy_all
 from lightning_rl.errors import NotFiniteError, SettingError
 from lightning_rl.optimization import gradient_step
 from tests.experts import at_random
@@ -245,3 +245,16 @@ def test_without_a_compiler_there_is_one_line(tmp_path):
     assert process.returncode == 2
     assert process.stderr.startswith("error: compile: A2C.loss cannot be compiled: there is no C++ compiler")
     assert process.stderr.count("\n") == 1
+
+
+def test_what_a_graph_returned_is_copied_number_by_number_whatever_its_type():
+    whole = torch.tensor([1.0, 2.0, 3.0])
+    given = (
+        whole[0],
+        whole[1:],
+        {"steps": torch.tensor(2**24 + 1), "loss": whole[2], "exact": torch.tensor(0.1, dtype=torch.float64), "n": 3},
+    )
+    value, vector, rest = copy_all(given)
+    whole.zero_()
+    assert value == 1 and vector.tolist() == [2, 3] and rest["loss"] == 3
+    assert rest["steps"] == 2**24 + 1 and rest["exact"].item() == 0.1 and rest["n"] == 3
