@@ -169,4 +169,5 @@ def why(error: BaseException) -> str:
     if "data-dependent" in str(error):
         return "Python decides by the value of a tensor"
     lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
-    return next(iter(lines), type(error).__name__)
+    line = next(iter(lines), type(error).__name__)
+    return f"{line} (compile false shows where)" if line.startswith(("Observed exception", "Hard failure")) else line

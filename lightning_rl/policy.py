@@ -250,7 +250,8 @@ def load_with_env(path: str | Path, env: Env | None = None) -> Any:
     """Load the algorithm of a checkpoint that names its environment, or with the one given."""
     algorithm: Any = Run.load_from_checkpoint(path, **_given(env))
     if algorithm.env is None:
-        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; give --env ID, or env= from Python")
+        way_out = "give env= from Python, or --env ID where the command has it"
+        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; {way_out}")
     return algorithm
 
 

@@ -25,7 +25,7 @@ from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
-from lightning_rl.spaces import Spaces, add_hidden, allocate, is_batch_of
+from lightning_rl.spaces import Spaces, add_hidden, allocate, describe_space, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
@@ -35,6 +35,9 @@ from lightning_rl.training.replay import replay
 from lightning_rl.training.settings import Range, check_arguments, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
+
+RESERVED = {"count", "counted", "length", "updates", "env_steps", "episodes", "began_at", "generator", "noise", "seed", "guard", "recorded"}
+"""What a run keeps for itself: a setting or an attribute of that name would stand in its place."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -112,6 +115,9 @@ class Algorithm(LearningRun):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name in RESERVED & (vars(cls).keys() | vars(cls).get("__annotations__", {}).keys()):
+            if not isinstance(vars(cls).get(name), property):
+                raise SettingError(f"{cls.__name__}.{name}: every run has a {name} of its own; choose another name")
         for name in ("__eq__", "__hash__", "__repr__"):  # those of a module, also where a user's dataclass would replace them
             if name not in vars(cls):
                 setattr(cls, name, getattr(cls, name))
@@ -193,7 +199,8 @@ class Algorithm(LearningRun):
         """
         obs = add_hidden(self.spaces.observation, obs, getattr(self.network, "critic_obs", ()))
         if not is_batch_of(self.spaces.observation, obs):
-            raise SettingError(f"observations must be a batch, [N, ...] of {self.spaces.observation}")
+            space = describe_space(self.spaces.observation)
+            raise SettingError(f"observations must be a batch, [N, ...] of {space}; of one give obs[None], or use lightning_rl.load_policy")
         num = len(tree_leaves(obs)[0])
         rows = allocate(self.spaces.observation, num)
         for leaf, row in zip(tree_leaves(obs), tree_leaves(rows), strict=True):

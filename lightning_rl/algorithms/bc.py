@@ -79,10 +79,6 @@ class Imitation(NoRewardFields, Algorithm):
         loss = mean(cost.sum(-1), batch.weight) - scaled(ent_coef, metrics["entropy"])
         return loss, {"loss": loss, **metrics}
 
-    def in_short(self) -> str:
-        losses: Any = self.recorded.get("train/loss")
-        return f"loss {float(losses[-1]):.3g}" if losses else "loss –"
-
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(FlatAdam(self.network))
 

@@ -63,7 +63,8 @@ class Teacher:
 
     def __init__(self, source: str, env: Any, spaces: Spaces, device: torch.device) -> None:
         if not isinstance(source, str | Path):
-            raise SettingError(f"teacher must be a run's folder, a checkpoint or a shared agent, got {source!r}")
+            kind = "the folder of a run (trainer.run_folder), a checkpoint or a shared agent"
+            raise SettingError(f"teacher must be {kind}, got {source!r}")
         path = checkpoint_of(source, "teacher", "best.ckpt")
         unnamed = {"env": env} if is_zip(path) else {}  # what Stable-Baselines3 saves names no environment
         stored = choose_behavior(Run.load_from_checkpoint(path, device, **unnamed), None)

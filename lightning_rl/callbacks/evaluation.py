@@ -420,7 +420,9 @@ def check_shapes(theirs: Spaces, ours: Spaces) -> None:
 
 
 def check_can_be_built(env: Env) -> EnvConfig | Callable[[], gym.Env]:
-    """Return what builds an environment; raise `SettingError` for a ready vector environment, which cannot be built again."""
+    """Return what builds an environment; raise `SettingError` for a ready vector environment, which cannot be built again, and for none."""
+    if env is None:
+        raise SettingError("this algorithm was loaded without an environment; pass env= to train or evaluate it")
     if isinstance(env, EnvConfig) or callable(env):
         return env
     raise SettingError("evaluation cannot copy a ready vector environment; pass evaluation=None or an evaluator with env=")

@@ -200,7 +200,8 @@ def describe_progress(algorithm: AlgorithmRun, first: int, seconds: float, width
     left = timedelta(seconds=round(max(0, algorithm.length - algorithm.count) / max(speed, 1e-9)))
     name = unit(algorithm)
     mean, *others = algorithm.in_short().split(" · ")
-    before, after = [f"{algorithm.count:,}/{algorithm.length:,} {name}", mean], [f"{speed:,.0f} {name}/s", f"ETA {left}"]
+    before, after = [f"{algorithm.count:,}/{algorithm.length:,} {name}"], [f"{speed:,.0f} {name}/s", f"ETA {left}"]
+    before += [mean] if mean else []  # what only reads a dataset has no episodes
     found: Any = algorithm.trainer.callback_metrics
     others += [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
     for other in others:

@@ -124,6 +124,7 @@ class TensorCollector(Collector):
         """What was observed after each step, the true last observation where it ended an episode."""
         self._mask_tensor = on_device(self._masks)
         self._rewards, self._marks = on_device(self._reward), on_device(self._flags)
+        self._is_checked = False
         self._steps: Callable[..., Steps] = self.make_steps
         envs: Any = self.envs
         there, can_be_recorded = torch.device(envs.device), getattr(type(envs), "can_be_recorded", False)
@@ -144,6 +145,8 @@ class TensorCollector(Collector):
             self._restarts = False
         self.statistics.finished.clear()
         obs, start, mask, memory = tree_to_torch((self._current, self._start, self._mask, self._memory), self.device)
+        if not self._is_checked:
+            check_tree(self.name, "observations", obs, tree_index(self._obs_tensor, 0))
         resetting = torch.from_numpy(self.stepper.resetting).to(self.device)  # type: ignore[union-attr]
         steps = self._steps(obs, start, mask, memory, resetting)
         now: Any = steps[:4]  # tensors, which `get_state` turns into arrays
@@ -167,7 +170,11 @@ class TensorCollector(Collector):
                 action, memory = self.network.sample(seen, memory, start, allowed, generator=self.generator)
             taken.append(action)
             sent = tree_map(lambda leaf: leaf.to(self.envs.device), self.network.distribution.to_env(action))
-            obs, reward, terminated, truncated, info = self.envs.step(sent)
+            result = self.envs.step(sent)
+            if not self._is_checked:
+                check_step(self.name, result, seen, self.num_envs)
+                self._is_checked = True
+            obs, reward, terminated, truncated, info = result
             reward = reward.to(self.device)
             terminated, truncated = terminated.to(self.device, torch.bool), truncated.to(self.device, torch.bool)
             valid = ~resetting
@@ -190,10 +197,13 @@ class TensorCollector(Collector):
     def _read_mask(self, info: dict[str, Any], terminated: Tensor) -> Tree:
         """Return the mask of the next actions, `[N, M]`, all true where no action counts. Raises `SettingError`: there should be one."""
         if not len(self._mask_tensor):
+            self.stepper.masks.split((), info)  # type: ignore[union-attr]  # which refuses a mask
             return ()
         if not isinstance(info.get(MASK), Tensor):
             raise SettingError(f'{self.name} lives on a device and rules out actions: each step needs info["{MASK}"], a tensor')
         mask = info[MASK].to(self.device).flatten(1).bool()
+        if mask.shape != self._mask_tensor.shape[1:]:
+            raise SettingError(f'{self.name}: info["{MASK}"] must be {list(self._mask_tensor.shape[1:])}, got {list(mask.shape)}')
         return mask | terminated.unsqueeze(-1) if self.resets_late else mask
 
     def _read_back(self, steps: Steps) -> Ends:
@@ -260,6 +270,35 @@ def put(rows: Tree, t: int, new: Tree) -> None:
 def choose(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """Return the rows of one where `which [N]` is true, of the other elsewhere."""
     return torch.where(which.to(one.device).view(-1, *[1] * (one.dim() - 1)), one, other)
+
+
+def check_step(name: str, result: Any, before: Tree, num_envs: int) -> None:
+    """Raise `SettingError` unless a step returned what `envs/tensors.py` asks for, with observations as those before."""
+    if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
+        raise SettingError(f"{name}.step must return observations, rewards, terminations, truncations and an info")
+    obs, *rows, info = result
+    for what, value in zip(("rewards", "terminations", "truncations"), rows, strict=True):
+        check_tensor(name, what, value, (num_envs,))
+    for what in set(SUCCESS) & info.keys():
+        check_tensor(name, f'info["{what}"]', info[what], (num_envs,))
+    check_tree(name, "observations", obs, before)
+    if "final_obs" in info:
+        check_tree(name, 'info["final_obs"]', info["final_obs"], before)
+
+
+def check_tree(name: str, what: str, given: Tree, known: Tree) -> None:
+    """Raise `SettingError` unless a tree has leaves of the same shapes as a known one."""
+    try:
+        tree_map(lambda leaf, value: check_tensor(name, what, value, leaf.shape), known, given)
+    except ValueError as error:
+        raise SettingError(f"{name}: {what}: {error}") from error
+
+
+def check_tensor(name: str, what: str, value: Any, shape: Sequence[int]) -> None:
+    """Raise `SettingError` unless a value is a tensor of a shape."""
+    if not isinstance(value, Tensor) or value.shape != tuple(shape):
+        found = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise SettingError(f"{name} lives on a device: {what} must be a tensor {list(shape)}, got {found}")
 
 
 def is_known(network: Any) -> bool:

@@ -57,7 +57,8 @@ class NoMasks:
 
     def split(self, obs: Tree, info: Source, rows: np.ndarray | None = None, over: np.ndarray | None = None) -> tuple[Tree, Tree]:
         if MASK in info:
-            raise SettingError(f"{self.who.format(0)} has an action_mask, and the model was made without one: make a new model")
+            way_out = "give it in the info of reset too, or make a new model"
+            raise SettingError(f"{self.who.format(0)} has an action_mask, and the first reset had none: {way_out}")
         return obs, ()
 
     def one(self, obs: Tree, info: Source, index: int | str = 0, over: bool = False) -> tuple[Tree, Tree]:

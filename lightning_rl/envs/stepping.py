@@ -249,11 +249,11 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool 
     if mode is None and config is not None and config.autoreset is not None:
         mode = config.autoreset
     if isinstance(mode, str):
-        mode = next((each for each in AutoresetMode if mode in (each.name, each.value)), None)
+        mode = next((each for each in AutoresetMode if mode.upper() in (each.name, each.value.upper())), mode)
     if not isinstance(mode, AutoresetMode):
-        raise SettingError(
-            f"{type(envs).__name__} does not say how it resets: its metadata has no autoreset_mode; set env.autoreset to name the mode"
-        )
+        found = f"its metadata has {'no autoreset_mode' if mode is None else f'autoreset_mode {mode!r}'}"
+        way_out = "give it one of gymnasium.vector.AutoresetMode, or set env.autoreset"
+        raise SettingError(f"{type(envs.unwrapped).__name__} does not say how it resets: {found}; {way_out}")
     one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
     name, settings = type(one.unwrapped).__name__ if config is None else config.id, fingerprint(envs, config)
     return Stepper(envs, mode, make_keeper(envs, config), name, settings, masked)

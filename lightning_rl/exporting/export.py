@@ -61,6 +61,8 @@ def export_policy(
         SettingError: no such format, a package is missing, the checkpoint cannot be loaded, the policy cannot be traced, what was written
             differs from the policy, or the file cannot be saved.
     """
+    if not isinstance(ckpt_path, str | Path):
+        raise SettingError(f"ckpt_path must be a checkpoint or the folder of a run, got a {type(ckpt_path).__name__}; save it first")
     if out is None and is_address(ckpt_path):
         raise SettingError(f"{ckpt_path} is not of a run on this machine: name a file to write, out")
     ckpt_path = best_of(ckpt_path)

@@ -175,7 +175,8 @@ class Run(HookedModule):
         assert self.collector is not None
         metrics = self.collector.statistics.metrics()
         shown = {"return": "rollout/ep_rew_mean", "length": "rollout/ep_len_mean"}
-        means = [f"{word} {short_number(metrics[name])}" for word, name in shown.items() if name in metrics] or ["return –"]
+        means = [f"{word} {short_number(metrics[name])}" for word, name in shown.items() if name in metrics]
+        means = means or (["return –"] if self.counter == "env_steps" else [])
         means += [f"success {metrics['rollout/success_rate']:.0%}"] if "rollout/success_rate" in metrics else []
         return " · ".join([*means, *(callback.in_short() for callback in self._callbacks_with("in_short"))])
 

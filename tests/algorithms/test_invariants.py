@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 import pytorch_lightning as pl
@@ -389,3 +390,16 @@ def test_what_is_judged_and_saved_is_what_acts_next(algorithm):
     fit(tiny(algorithm, normalize_obs="running"), callbacks=[Judge()])
     assert counts["judged"] == pytest.approx([16, 32, 48, 64, 80, 96], abs=1e-3)
     assert counts["acts"] == pytest.approx([0, 16, 32, 48, 64, 80], abs=1e-3)
+
+
+def test_names_that_a_run_needs_for_itself_are_no_settings():
+    with pytest.raises(SettingError, match="Counting.count: every run has a count of its own; choose another name"):
+
+        @dataclass(kw_only=True, eq=False, repr=False)
+        class Counting(PPO):
+            count: int = 0
+
+    with pytest.raises(SettingError, match="Long.length: every run has a length of its own; choose another name"):
+
+        class Long(PPO):
+            length = 5

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import PPO, SAC, EnvConfig, Trainer
+from lightning_rl import PPO, SAC, EnvConfig, SettingError, Trainer
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.envs.snapshot.vector import make_keeper
 from lightning_rl.envs.tensors import HostView, TorchCartPole, TorchPendulum
@@ -101,3 +101,35 @@ def test_rollouts_and_replay_learn_from_them_and_are_evaluated_in_gymnasiums(alg
     trainer = Trainer(default_root_dir=tmp_path, enable_progress_bar=False)
     trainer.fit(model)
     assert model.updates > 0 and np.isfinite(float(trainer.callback_metrics["eval/mean_reward"]))
+
+
+class Faulty(TorchCartPole):
+    """Whose first step is changed by a function."""
+
+    def __init__(self, change):
+        super().__init__(4, 500, "cpu")
+        self.change = change
+
+    def step(self, action):
+        return self.change(*super().step(action))
+
+
+MISTAKES = {
+    "rewards must be a tensor [4], got a ndarray": lambda obs, reward, *rest: (obs, reward.numpy(), *rest),
+    "rewards must be a tensor [4], got a tensor [4, 1]": lambda obs, reward, *rest: (obs, reward[:, None], *rest),
+    "terminations must be a tensor [4], got a list": lambda obs, reward, over, *rest: (obs, reward, over.tolist(), *rest),
+    "observations must be a tensor [4, 4], got a tensor [4, 3]": lambda obs, *rest: (obs[:, :3], *rest),
+    'info["final_obs"] must be a tensor [4, 4], got a list': lambda *step: (*step[:4], {"final_obs": [None] * 4}),
+    'info["is_success"] must be a tensor [4], got a int': lambda *step: (*step[:4], step[4] | {"is_success": 1}),
+    "Faulty.step must return observations, rewards, terminations, truncations and an info": lambda *step: step[:4],
+    "an action_mask, and the first reset had none": lambda *step: (*step[:4], {"action_mask": torch.ones(4, 2, dtype=torch.bool)}),
+    "observations: trees differ: a leaf against the keys ['x']": lambda obs, *rest: ({"x": obs}, *rest),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_what_a_step_on_a_device_should_have_returned_is_said_in_one_line(line):
+    model = PPO(Faulty(MISTAKES[line]), max_env_steps=64, n_steps=8, batch_size=8)
+    with pytest.raises(SettingError) as error:
+        Trainer(enable_progress_bar=False, logger=False, checkpoint=None, evaluation=None).fit(model)
+    assert line in str(error.value) and "\n" not in str(error.value)
