@@ -105,8 +105,8 @@ def test_another_teacher_is_another_lesson(teachers):
         ("memory", SCRIPTED, "has a memory"),
         ("box", SCRIPTED, "was trained with other observations or actions"),
         ("nowhere", SCRIPTED, "^teacher 'nowhere' is neither a run's folder nor a checkpoint$"),
-        (None, SCRIPTED, "^teacher must be a run's folder, a checkpoint or a shared agent, got None$"),
-        (3, SCRIPTED, "^teacher must be a run's folder, a checkpoint or a shared agent, got 3$"),
+        (None, SCRIPTED, r"^teacher must be the folder of a run \(trainer\.run_folder\), a checkpoint or a shared agent, got None$"),
+        (3, SCRIPTED, r"^teacher must be the folder of a run \(trainer\.run_folder\), a checkpoint or a shared agent, got 3$"),
     ],
 )
 def test_a_teacher_that_cannot_teach_is_one_line(teachers, name, env_id, line):

@@ -393,13 +393,13 @@ def test_what_is_judged_and_saved_is_what_acts_next(algorithm):
 
 
 def test_names_that_a_run_needs_for_itself_are_no_settings():
-    with pytest.raises(SettingError, match="Counting.count: every run has a count of its own; choose another name"):
+    with pytest.raises(SettingError, match=r"Counting\.count: every run has a count of its own; choose another name"):
 
         @dataclass(kw_only=True, eq=False, repr=False)
         class Counting(PPO):
             count: int = 0
 
-    with pytest.raises(SettingError, match="Long.length: every run has a length of its own; choose another name"):
+    with pytest.raises(SettingError, match=r"Long\.length: every run has a length of its own; choose another name"):
 
         class Long(PPO):
             length = 5

@@ -278,7 +278,7 @@ def test_masks_must_always_be_present_or_never():
         stepper.step(legal_actions(stepper, mask))
     stepper = make_stepper(SyncVectorEnv([Late], autoreset_mode=AutoresetMode.SAME_STEP), None, probe_spaces(Late).masked)
     stepper.reset(0)
-    with pytest.raises(SettingError, match=r"^environment 0 of Late has an action_mask, and the model was made without"):
+    with pytest.raises(SettingError, match=r"^environment 0 of Late has an action_mask, and the first reset had none"):
         stepper.step(np.array([1]))
 
 

@@ -187,7 +187,7 @@ class Untagged(SyncVectorEnv):
 
 
 def test_a_vector_environment_that_does_not_name_its_mode_is_rejected():
-    with pytest.raises(SettingError, match=r"^Untagged .* set env\.autoreset to name the mode$"):
+    with pytest.raises(SettingError, match=r"^Untagged .* no autoreset_mode; .* or set env\.autoreset$"):
         make_stepper(Untagged())
 
 
