@@ -189,25 +189,25 @@ def transition(reward, discount):
 def test_sac_puts_the_discrete_golden_numbers_together():
     model = Known([0.2, 0.5, 0.3], [[1.0, 2.0, 0.0], [1.5, 1.0, 0.5]], ent_coef=0.1, target_entropy_scale=0.98)
     batch = transition(reward=1.0, discount=0.99)
-    policy = model.policy(batch.obs, (), batch, NO_NOISE)
     loss, errors, _ = model.critic_loss(batch, batch.obs, NO_NOISE)
     assert errors.tolist() == pytest.approx([1, 1.79493565])  # the critics answer 0; at the end of an episode y is the reward
     assert loss.item() == pytest.approx((1 + 1.79493565**2) / 2)  # ½ of both critics, the mean of both rows
     model.critic.load_state_dict(model.target.state_dict())
-    assert model.actor_loss(batch, batch.obs, policy)[0].item() == pytest.approx(-0.80296530)
+    loss, entropy, _ = model.actor_loss(batch, batch.obs, NO_NOISE)
+    assert loss.item() == pytest.approx(-0.80296530)
     model.temperature.log_alpha.data.fill_(1.0)
-    assert model.temperature_loss(batch, policy).item() == pytest.approx(-0.04698703, abs=1e-7)
+    assert model.temperature_loss(batch, entropy).item() == pytest.approx(-0.04698703, abs=1e-7)
 
 
 def test_sac_with_a_value_network_puts_the_golden_numbers_of_ml_agents_together():
     model = Known([0.75, 0.25], [[2.0]], ent_coef=0.1, target_entropy_scale=0.2, value_network=True)
     batch = transition(reward=1.0, discount=0.99)
-    policy = model.policy(batch.obs, (), batch, NO_NOISE)
     for parameter in model.value.parameters():
         torch.nn.init.zeros_(parameter)
-    _, errors, _ = model.critic_loss(batch, batch.obs, NO_NOISE, policy)
+    _, errors, _ = model.critic_loss(batch, batch.obs, NO_NOISE, NO_NOISE)
     assert errors.tolist() == pytest.approx([1, 2.98])
     model.critic.layers[-1].bias.data.copy_(TWO_TWINS.flatten(1).unsqueeze(1))
-    assert model.value_loss(batch, batch.obs, policy).item() == pytest.approx(1.556234**2 / 2, abs=1e-6)
-    assert model.actor_loss(batch, batch.obs, policy)[0].item() == pytest.approx(-1.556234, abs=1e-6)
-    assert model.temperature_loss(batch, policy).item() == pytest.approx(0.42371 * math.log(0.1), abs=1e-5)
+    assert model.value_loss(batch, batch.obs, NO_NOISE).item() == pytest.approx(1.556234**2 / 2, abs=1e-6)
+    loss, entropy, _ = model.actor_loss(batch, batch.obs, NO_NOISE)
+    assert loss.item() == pytest.approx(-1.556234, abs=1e-6)
+    assert model.temperature_loss(batch, entropy).item() == pytest.approx(0.42371 * math.log(0.1), abs=1e-5)
