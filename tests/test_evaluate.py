@@ -72,9 +72,7 @@ def test_a_ready_environment_is_refused(folder):
     with pytest.raises(SettingError, match="evaluate cannot build a ready environment again; train on an id"):
         lrl.evaluate(model)
     fit(model).save_checkpoint(folder / "a.ckpt")
-    with pytest.raises(
-        SettingError, match=r"a\.ckpt was trained on a ready environment.*; give env= from Python, or --env ID where"
-    ):
+    with pytest.raises(SettingError, match=r"a\.ckpt was trained on a ready environment.*; give env= from Python, or --env ID where"):
         lrl.evaluate(folder / "a.ckpt")
 
 
