@@ -98,7 +98,7 @@ class Algorithm(LearningRun):
     on_nan: Literal["raise", "skip_update", "restore_last"] = "raise"
     """What to do about NaN or infinity, see `nan_policy.py`."""
     compile: bool | Literal["auto"] = "auto"  # type: ignore[assignment]
-    """Compile losses, `auto`: in long runs. False also steps environments on a GPU one by one."""
+    """Compile losses (`auto`: in long runs), and record steps of environments on a GPU."""
     spaces: Spaces = None  # type: ignore[assignment]
     """Observation and action space, and whether the environment masks actions; null: probed from one environment."""
 
