@@ -74,8 +74,7 @@ class POCA(ActorCriticFields, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_n_steps(self.n_steps, self.num_envs)
-        if self.env is not None:  # or it was loaded to act alone
-            check_groups(self)
+        check_groups(self)
         if self.clip_range_vf is not None and (self.value_transform != "identity" or self.value_support is not None):
             raise SettingError("clip_range_vf clips values as they are: it does not go with value_transform or value_support")
         self.network = GroupActorCritic(self.spaces, attention_size=self.attention_size, **actor_critic_settings(self))

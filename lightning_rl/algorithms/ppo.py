@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.data.rollout import Batch, RolloutDataset, check_batch_size, check_n_steps, make_batch, minibatches
+from lightning_rl.data.rollout import Batch, RolloutDataset, check_minibatches, check_n_steps, make_batch, minibatches
 from lightning_rl.errors import SettingError
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam
@@ -54,8 +54,7 @@ class PPO(ActorCriticFields, Algorithm):
         check_n_steps(self.n_steps, self.num_envs)
         if self.clip_range_vf is not None and (self.value_transform != "identity" or self.value_support is not None):
             raise SettingError("clip_range_vf clips values as they are: it does not go with value_transform or value_support")
-        if self.env is not None:  # or it was loaded to act alone
-            check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
+        check_minibatches(self)
         self.actors = IN_A_THREAD if self.threaded else None
         self.network = make_actor_critic(self)
 

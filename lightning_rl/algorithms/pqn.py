@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.data.rollout import Batch, RolloutDataset, check_batch_size, check_n_steps, make_batch, minibatches
+from lightning_rl.data.rollout import Batch, RolloutDataset, check_minibatches, check_n_steps, make_batch, minibatches
 from lightning_rl.errors import SettingError
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
@@ -60,8 +60,7 @@ class PQN(ExplorationFields, Algorithm):
             burn_in = f"memory.burn_in {self.memory.burn_in} is for replayed sequences"
             raise SettingError(f"{burn_in}; rollouts hold what was remembered: leave it 0")
         check_n_steps(self.n_steps, self.num_envs)
-        if self.env is not None:  # or it was loaded to act alone
-            check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
+        check_minibatches(self)
         layers, streams = "layer_norm" if self.layer_norm else "plain", len(self.reward_signals)
         self.network = MaxQNetwork(self.spaces, layers=layers, streams=streams, **self.network_settings)
         self.network.distribution.epsilon = self.exploration(0.0)

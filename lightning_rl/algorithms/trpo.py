@@ -10,7 +10,7 @@ from torch.distributions import kl_divergence
 from torch.nn.utils import parameters_to_vector
 
 from lightning_rl.algorithms.algorithm import Algorithm
-from lightning_rl.data.rollout import Batch, RolloutDataset, check_batch_size, check_n_steps, make_batch, minibatches, normalize
+from lightning_rl.data.rollout import Batch, RolloutDataset, check_minibatches, check_n_steps, make_batch, minibatches, normalize
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam
@@ -65,8 +65,7 @@ class TRPO(ActorCriticFields, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_n_steps(self.n_steps, self.num_envs)
-        if self.env is not None:  # or it was loaded to act alone
-            check_batch_size(self.batch_size, self.n_steps, self.num_envs, 1 if self.memory is None else self.memory.sequence_length)
+        check_minibatches(self)
         self.network = make_actor_critic(self)
         policy = nn.ModuleList([self.network.actor_encoder, self.network.memory, self.network.actor, self.network.distribution])
         self.policy_parameters = list(policy.parameters())

@@ -257,6 +257,8 @@ def check_groups(algorithm: Any) -> None:
         )
     if spaces.one_learns:
         raise SettingError(f"{name} is for agents that move at the same time, and those of {env} move in turn; use PPO")
+    if algorithm.env is None:  # it was loaded to act alone
+        return
     groups, memory = algorithm.num_envs // spaces.rows, algorithm.memory
     length = min(1 if memory is None else memory.sequence_length, algorithm.n_steps)
     sequences = -(-algorithm.n_steps // length) * groups

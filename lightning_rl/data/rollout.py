@@ -113,8 +113,15 @@ def check_n_steps(n_steps: int, num_envs: int) -> None:
         )
 
 
-def check_batch_size(batch_size: int, n_steps: int, num_envs: int, sequence_length: int = 1) -> None:
-    """Raise `SettingError` unless minibatches of whole sequences fill a rollout evenly, naming the two nearest sizes that do."""
+def check_minibatches(algorithm: Any) -> None:
+    """Raise `SettingError` unless minibatches of whole sequences fill an algorithm's rollouts evenly, naming the two nearest sizes that do.
+
+    One that was loaded to act alone has no environment, and so no rollouts.
+    """
+    if algorithm.env is None:
+        return
+    batch_size, n_steps, num_envs, memory = algorithm.batch_size, algorithm.n_steps, algorithm.num_envs, algorithm.memory
+    sequence_length = 1 if memory is None else memory.sequence_length
     check_range("batch_size", batch_size, 1, whole=True)
     if sequence_length > batch_size:
         raise SettingError(f"memory.sequence_length {sequence_length} is longer than batch_size {batch_size}; lower it")
