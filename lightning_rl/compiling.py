@@ -21,8 +21,7 @@ from lightning_rl.types import Tree, tree_leaves, tree_map
 
 MIN_UPDATES = {"cpu": 40_000, "cuda": 20_000}
 """Fewest updates of a run that `auto` compiles: the first time on a machine compiling takes 16 to 25 s on a CPU, repaid at 0.4 ms an update
-of narrow layers and 0.5 to 3.6 of wide ones, and 14 s on a GPU, repaid at 0.7 (benchmarks/notes.md)."""
-SECONDS = "in some 20 s the first time on a machine, in 4 later"
+of narrow layers and 0.5 to 3.6 of wide ones, and 14 s on an H100, repaid at 2.9 where a launch takes 10 µs (benchmarks/notes.md)."""
 
 
 class CompiledLoss:
@@ -127,9 +126,8 @@ def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
         algorithm.say(f"compile auto: {reason}; losses run as they are written")
         return {}
     if algorithm.compile == "auto":
-        algorithm.say(
-            f"compile auto: losses are compiled when first used, which takes {SECONDS}; compile false runs them as they are written"
-        )
+        takes = "in some 20 s the first time on a machine, in 4 later"
+        algorithm.say(f"compile auto: losses are compiled when first used, {takes}; compile false runs them as they are written")
     torch.compiler.reset()  # else the losses of earlier runs in this process count towards the limit of what is kept
     torch._dynamo.config.trace_autograd_ops = True  # a loss is compiled with its gradient
     kind, say = type(algorithm).__name__, algorithm.say if algorithm.compile == "auto" else None

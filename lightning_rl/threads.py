@@ -70,9 +70,9 @@ def has_convolutions(network: torch.nn.Module) -> bool:
 
 
 def suits_cpu(model: Any) -> bool:
-    """Return whether an algorithm learns faster on a CPU: its network is narrow, and its environments are not on the GPU themselves.
+    """Return whether an algorithm probably learns faster on a CPU: its network is narrow, and its environments are not on the GPU.
 
-    A GPU's host takes 5 to 10 µs to launch each of the 200 to 300 kernels of an update (benchmarks/notes.md).
+    A PPO update is 240 kernels, each of which the host of an H100 took some 10 µs to launch (benchmarks/notes.md).
     """
     env, network = getattr(model, "env", None), getattr(model, "network", None)
     on_device = env.lives_on_device if isinstance(env, EnvConfig) else hasattr(env, "device")

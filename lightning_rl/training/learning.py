@@ -187,7 +187,7 @@ class LearningRun(Run):
     def read_steps(self) -> None:
         """Wait for a GPU, and let `on_nan` decide about the gradient steps that it left out. Raises `NotFiniteError`."""
         unread, self.unread_steps = self.unread_steps, []
-        for is_finite, step in zip(torch.stack([finite for finite, _ in unread]).tolist(), (step for _, step in unread), strict=True):
+        for is_finite, (_, step) in zip(torch.stack([finite for finite, _ in unread]).tolist(), unread, strict=True):
             if is_finite:
                 self.guard.bad_updates[step[0]] = 0
             else:

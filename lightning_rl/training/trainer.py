@@ -228,7 +228,7 @@ class Trainer(EvaluatingTrainer):
             if force and not continues_here:
                 stack.enter_context(replacing(run_folder, bool(self.savers)))
             if self.may_choose and self.strategy.root_device.type == "cuda" and suits_cpu(model):
-                self.say("a network this small learns faster on a CPU: trainer.accelerator cpu (auto took the GPU)")
+                self.say("a network this small probably learns faster on a CPU: trainer.accelerator cpu (auto took the GPU)")
             keep_freed_memory()
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
                 stack.enter_context(each)
