@@ -294,6 +294,16 @@ print(gc.isenabled())
     assert result.stdout.splitlines() == ["0 (700, 11, 13) True 0", "False"], result.stderr
 
 
+def test_a_program_freezes_what_it_imported():
+    program = """
+import gc
+from lightning_rl.cli.main import main
+print(main(["evaluate", "--ckpt_path", "nothing.ckpt"]), gc.get_freeze_count() > 100_000)
+"""
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1:] == ["2 True"], result.stderr
+
+
 def test_threads_that_import_at_the_same_time_leave_the_limits_of_garbage_collection_as_they_were():
     before, begun, may_end = gc.get_threshold(), threading.Event(), threading.Event()
 

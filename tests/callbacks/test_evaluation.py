@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
+import lightning_rl as lrl
 from lightning_rl import PPO, EnvConfig, MultiEvaluator, RolloutEvaluator, StopOnEvaluation
 from lightning_rl.callbacks.evaluation import check_shapes, make_player
 from lightning_rl.data.episodes import Episode, summarize
@@ -387,3 +388,10 @@ def test_several_evaluators_are_evaluators():
 def test_an_environment_to_evaluate_in_that_the_policy_cannot_act_in_is_told():
     with pytest.raises(SettingError, match=r"evaluator has the observation space Box\(3\), and the algorithm's has Box\(4\)"):
         fit(tiny(PPO, "CartPole-v1"), callbacks=[RolloutEvaluator(env=EnvConfig("Pendulum-v1"))])
+
+
+def test_a_model_that_was_loaded_without_its_environment_says_so(tmp_path):
+    fit(PPO(lambda: gym.make("CartPole-v1"), n_steps=8, batch_size=8, max_env_steps=64)).save_checkpoint(tmp_path / "model.ckpt")
+    loaded = PPO.load_from_checkpoint(tmp_path / "model.ckpt")
+    with pytest.raises(SettingError, match="loaded without an environment; pass env= to train or evaluate it"):
+        lrl.Trainer(logger=False, enable_progress_bar=False).validate(loaded)

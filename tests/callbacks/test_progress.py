@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from rich.console import Console
 
-from lightning_rl import DQN, PPO, RolloutEvaluator
+from lightning_rl import DQN, PPO, BehavioralCloning, DAgger, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.data.episodes import EpisodeStatistics, Finished
 from lightning_rl.errors import short_number
@@ -159,3 +159,11 @@ def test_a_disabled_bar_prints_nothing(capsys):
     bar.enable()
     bar.print("on again")
     assert capsys.readouterr().out == "on again\n"
+
+
+@pytest.mark.parametrize("algorithm, shown", [(BehavioralCloning, r"updates · loss [\d.]+"), (DAgger, r"steps · return [\d.]+")])
+def test_what_imitates_shows_its_loss_once_and_the_return_of_the_episodes_that_it_plays(algorithm, shown, capsys):
+    settings = {} if algorithm is BehavioralCloning else {"teacher": "zoo:ppo/cartpole", "max_env_steps": 800, "learning_starts": 32}
+    fit(tiny(algorithm, "CartPole-v1", **settings), callbacks=[EnvStepsProgressBar()], enable_progress_bar=True)
+    text = next(line for line in capsys.readouterr().out.splitlines() if "ETA" in line)
+    assert "–" not in text and text.count("loss") == 1 and re.search(shown, text), text

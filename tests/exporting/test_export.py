@@ -350,3 +350,8 @@ def test_an_agent_is_not_overwritten_by_its_own_export(tmp_path):
     with pytest.raises(SettingError, match=r"^out 'agent\.safetensors' is what is exported; name another file$"):
         export_policy(tmp_path / "agent", format="safetensors")
     assert (tmp_path / "agent" / "agent.safetensors").read_bytes() == weights
+
+
+def test_a_model_is_exported_from_its_checkpoint():
+    with pytest.raises(SettingError, match=r"^ckpt_path must be a checkpoint or the folder of a run, got a PPO; save it first$"):
+        export_policy(tiny(PPO), "policy.onnx")
