@@ -387,7 +387,7 @@ def test_version_and_list_start_without_torch(tmp_path):
 def test_help_is_readable(arguments, words, folder, capfd):
     status, out, err = run(arguments, capfd)
     assert (status, err) == (0, "") and all(word in out for word in words)
-    assert len(out.splitlines()) < 280 and "Traceback" not in out
+    assert len(out.splitlines()) < 240 and "Traceback" not in out
 
 
 def test_every_packaged_config_begins_with_a_comment_and_parses(folder, capfd):

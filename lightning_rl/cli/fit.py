@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import sys
-from argparse import ArgumentError
+from argparse import SUPPRESS, ArgumentError
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -44,6 +44,13 @@ def fit(options: list[Option], imports: list[str]) -> int:
     return 0
 
 
+class HelpParser(LightningArgumentParser):
+    """A parser whose help is the list of options alone: a usage of sixty options tells nothing that the list does not."""
+
+    def __init__(self, *arguments: Any, **kwargs: Any) -> None:
+        super().__init__(*arguments, usage=SUPPRESS, **kwargs)
+
+
 class CLI(LightningCLI):
     """Lightning's command line with an `Algorithm` as model and our Trainer."""
 
@@ -59,6 +66,7 @@ class CLI(LightningCLI):
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
+            parser_class=HelpParser,
             parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
             args=arguments,
         )
