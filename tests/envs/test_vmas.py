@@ -78,6 +78,22 @@ def test_copies_that_end_alone_begin_anew_and_leave_the_others_as_they_are():
     assert 0 < lengths.min() < lengths.max() == 60 or len(set(lengths.tolist())) > 1
 
 
+@pytest.mark.parametrize("env_id", ["vmas.balance", "vmas.navigation", "vmas.transport", "vmas.ball_passage"])  # the last: one by one
+def test_copies_that_start_together_leave_the_others_bit_for_bit(env_id):
+    (started, spaces), (going_on, _) = make(env_id, num_envs=5), make(env_id, num_envs=5)
+    for stepper in (started, going_on):
+        stepper.reset(3)
+        play(stepper, spaces, 7)
+    ended = np.array([False, True, True, False, True])
+    first = started.copies.start(ended, started.can_be_saved)
+    kept = np.repeat(~ended, len(spaces.agents))
+    assert all(not np.array_equal(row, leaf[ended][0]) for leaf in first for row in leaf[ended][1:])  # each draws a start of its own
+    for step, expected in zip(play(started, spaces, 9), play(going_on, spaces, 9), strict=True):
+        assert np.array_equal(step.obs[kept], expected.obs[kept]) and np.array_equal(step.reward[kept], expected.reward[kept])
+        assert not np.array_equal(step.obs[~kept], expected.obs[~kept])
+    assert started.copies.env.steps.tolist() == [16, 9, 9, 16, 9]
+
+
 def test_episodes_have_a_hundred_steps_unless_settings_say_otherwise():
     for settings, length in (({}, 100), ({"max_episode_steps": 3}, 3), ({"kwargs": {"max_steps": 4}}, 4)):
         stepper, spaces = make(num_envs=1, **settings)

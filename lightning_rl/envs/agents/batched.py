@@ -50,7 +50,7 @@ class BatchedStepper:
         obs, over, final_obs = tree_stack(seen, 1), terminated | truncated, None
         if over.any():
             final_obs = self._rows(tree_index(obs, over))
-            first = tree_stack(self.copies.start(over), 1)
+            first = tree_stack(self.copies.start(over, self.can_be_saved), 1)
             tree_map(lambda rows, new: rows.__setitem__(over, new[over]), obs, first)
         terminated, truncated, start = (np.repeat(each, self.agents) for each in (terminated, truncated, over))
         return EnvStep(self._rows(obs), reward.ravel(), terminated, truncated, self.all_valid, start, np.flatnonzero(start), final_obs, {})

@@ -96,14 +96,33 @@ class VmasCopies:
             obs, reward, terminated, truncated, _ = self.env.step(taken)
         return as_arrays(obs), torch.stack(reward, 1).numpy(), terminated.numpy(), truncated.numpy() & ~terminated.numpy()
 
-    def start(self, ended: np.ndarray) -> list[Tree]:
-        """Start an episode in some copies `[E]`: at once if it is all, else one by one, as VMAS does it. Return all observations."""
+    def start(self, ended: np.ndarray, restorable: bool) -> list[Tree]:
+        """Start an episode in some copies `[E]`. Return all observations.
+
+        VMAS starts one copy or all, which takes as long. So several start with all others, which then get back what they were.
+
+        Args:
+            ended: which copies.
+            restorable: whether `set_state` restores the scenario; else they start one by one.
+        """
         if ended.all():
             return self.reset()
+        if not (restorable and ended.sum() > 1 and self._start_together(ended)):
+            with self._drawing():
+                for e in np.flatnonzero(ended):
+                    self.env.reset_at(int(e), return_observations=False)
         with self._drawing():
-            for e in np.flatnonzero(ended):
-                self.env.reset_at(int(e), return_observations=False)
             return as_arrays(self.env.get_from_scenario(True, False, False, False)[0])
+
+    def _start_together(self, ended: np.ndarray) -> bool:
+        """Start an episode in all copies, and restore those that have not ended; all of them if more than their rows changed: False."""
+        before = self.get_state()
+        with self._drawing():
+            self.env.reset(return_observations=False)
+        after = self.get_state()
+        only_rows = restore_rows(after["values"], before["values"], ~ended)
+        self.set_state(after if only_rows else before)
+        return only_rows
 
     def get_state(self) -> State:
         """Return all tensors and numbers that VMAS keeps, and the random state, as plain data."""
@@ -134,6 +153,18 @@ class VmasCopies:
                 places[path][keys[key[0]]] = made[-1]
         torch_state, (kind, keys, *rest), (version, numbers, gauss) = state["draws"]
         self.draws = [torch.from_numpy(np.array(torch_state)), (kind, np.array(keys), *rest), (version, tuple(numbers), gauss)]
+
+
+def restore_rows(now: list[tuple[str, Any, Any, str]], before: list[tuple[str, Any, Any, str]], kept: np.ndarray) -> bool:
+    """Write the kept rows `[E]` of arrays that hold one for each copy back from before. Return whether all else is as it was."""
+    if [(path, key, kind) for path, key, _, kind in now] != [(path, key, kind) for path, key, _, kind in before]:
+        return False
+    for (_, _, new, kind), (_, _, old, _) in zip(now, before, strict=True):
+        if kind == "tensor" and new.shape == old.shape and new.shape[:1] == kept.shape:
+            new[kept] = old[kept]
+        elif not np.array_equal(new, old) if kind == "tensor" else new != old:
+            return False
+    return True
 
 
 def entries(holder: Any) -> list[tuple[Any, Any]]:
