@@ -37,6 +37,7 @@ class Case:
         vectorization: of ours; a bare loop steps gymnasium's own in turn unless it is `native`, peers use what they use by default.
         ours: settings that only we have. `log_interval`, where given, is that of a run of a usual length: a hundredth of this short one
             would log far more often.
+        precision: of our Trainer.
         normalize: observations and rewards by running statistics.
         agents: of each environment; they share one policy.
     """
@@ -50,6 +51,7 @@ class Case:
     goals: tuple[Goal, ...]
     vectorization: str = "auto"
     ours: dict[str, Any] = field(default_factory=dict)
+    precision: str = "32-true"
     normalize: bool = False
     agents: int = 1
 
@@ -209,10 +211,13 @@ CASES = {
     "ippo_balance512": Case(**SPREAD | {"env": "vmas.balance", "goals": (Goal("torchrl", 3.0),)}, num_envs=512, steps=1_536_000),
 }
 COMPILED: dict[str, tuple[Goal, ...]] = dict.fromkeys(
-    ("a2c_cartpole", "ppo_cheetah1", "ppo_cheetah8", "dqn_cartpole", "sac_pendulum", "ippo_balance512"), ()
+    ("a2c_cartpole", "ppo_cheetah1", "ppo_cheetah8", "dqn_cartpole", "sac_pendulum", "sac_cheetah", "ippo_balance512"), ()
 )
 COMPILED |= {"ppo_cartpole": (Goal("sb3", 2.8), Goal("skrl", 2.8))}
 """Cases that ours learns with `compile: true` too, and what is asked of that; the peers learn as ever."""
 CASES |= {
     f"{name}_compile": replace(CASES[name], ours={**CASES[name].ours, "compile": True}, goals=goals) for name, goals in COMPILED.items()
 }
+BFLOAT16 = {"ppo_pong": "ppo_pong", "sac_pendulum": "sac_pendulum_compile", "sac_cheetah": "sac_cheetah_compile"}
+"""Cases that ours learns with `--trainer.precision bf16-mixed` too, for processors that multiply such numbers, made of which case."""
+CASES |= {f"{name}_bf16": replace(CASES[case], precision="bf16-mixed", goals=()) for name, case in BFLOAT16.items()}

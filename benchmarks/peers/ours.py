@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -20,7 +21,8 @@ def train(case: Case, clock: Clock, device: str) -> tuple[int, int]:
     algorithm = getattr(lrl, case.algorithm)(env=env, max_env_steps=case.steps, **case.settings, **normalize, **case.ours)
     clock.follow(algorithm, "end_update")
     with tempfile.TemporaryDirectory() as folder:
-        trainer = lrl.Trainer(default_root_dir=folder, evaluation=None, torch_threads=torch.get_num_threads(), accelerator=device)
+        flags: dict[str, Any] = {"torch_threads": torch.get_num_threads(), "accelerator": device, "precision": case.precision}
+        trainer = lrl.Trainer(default_root_dir=folder, evaluation=None, **flags)
         clock.start()
         trainer.fit(algorithm)
         clock.stop()
