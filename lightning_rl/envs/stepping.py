@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import Tensor
 
 from lightning_rl.envs import Info
 from lightning_rl.envs.agents.batched import BatchedStepper
@@ -33,7 +34,7 @@ from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces, single_spaces
-from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index, tree_map, tree_stack
+from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack
 
 Observed = tuple[Tree, Tree]
 """Observations and their masks."""
@@ -69,9 +70,15 @@ class Stepper:
         self.masked = not isinstance(self.masks, NoMasks)
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks."""
+        """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks.
+
+        Raises `SettingError`: observations are tensors.
+        """
         self.resetting = np.zeros(self.num_envs, dtype=bool)
-        return self.masks.split(*self.envs.reset(seed=seed))
+        obs, info = self.envs.reset(seed=seed)
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(obs)):
+            raise SettingError(f"observations of {self.name} are tensors: give it an attribute `device`, where they live")
+        return self.masks.split(obs, info)
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
         """Set what environments with `EnvParameters` draw from at their next resets. Raises `SettingError`: they have no parameters."""

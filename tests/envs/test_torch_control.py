@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -133,3 +135,20 @@ def test_what_a_step_on_a_device_should_have_returned_is_said_in_one_line(line):
     with pytest.raises(SettingError) as error:
         Trainer(enable_progress_bar=False, logger=False, checkpoint=None, evaluation=None).fit(model)
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+class Homeless(gym.vector.VectorEnv):
+    """Gives tensors, and does not say where they live."""
+
+    metadata: ClassVar[dict] = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    num_envs = 4
+    single_observation_space, single_action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+    observation_space, action_space = gym.spaces.Box(-1, 1, (4, 3)), gym.spaces.MultiDiscrete([2] * 4)
+
+    def reset(self, *, seed=None, options=None):
+        return torch.zeros(4, 3), {}
+
+
+def test_an_environment_of_tensors_without_a_device_is_told_to_name_it():
+    with pytest.raises(SettingError, match=r"^observations of Homeless are tensors: give it an attribute `device`, where they live$"):
+        Trainer(enable_progress_bar=False, logger=False, checkpoint=None, evaluation=None).fit(PPO(Homeless(), n_steps=8, batch_size=8))
