@@ -40,15 +40,30 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
 
 
 def convert_all(path: str, file: File, env_id: str | None) -> Config:
-    """Convert several behaviors to one config of `MultiAgent`: a learner each, and what is not a learner's from the first one."""
+    """Convert several behaviors to one config of `MultiAgent`: a learner each, and what is the run's from the first one that has it."""
     config = Config("MultiAgent", f"lightning-rl import-mlagents {Path(path).name}")
     names = {str(name): known_as(str(name)) for name in file.behaviors}
-    parts = {str(name): convert_behavior(path, read_behavior(file, name), env_id, names) for name in file.behaviors}
-    first = next(iter(parts.values()))
+    for name in names:
+        same = [other for other in names if names[other] == names[name]]
+        if len(same) > 1:
+            raise SettingError(f"behaviors {same[0]!r} and {same[1]!r} are both {names[name]} here, where names are plain; rename one")
+
+    def convert(num_envs: int | None) -> dict[str, Config]:
+        return {str(name): convert_behavior(path, read_behavior(file, name), env_id, names, num_envs) for name in file.behaviors}
+
+    parts = convert(None)
+    wanted = [part.settings["model.env.num_envs"] for part in parts.values() if "model.n_steps" in part.settings]
+    if wanted:
+        parts = convert(min(wanted))
     takes_turns = sum("model.self_play.save_steps" in part.settings for part in parts.values()) > 1
-    for name, value in first.settings.items():
-        if not name.startswith("model.") or name in ("model.env.id", "model.env.num_envs"):
-            config.set(name, value, first.remarks[name])
+    for behavior, part in parts.items():
+        for name, value in part.settings.items():
+            if name.startswith("model.") and name not in OF_THE_RUN:
+                continue
+            if name not in config.settings:
+                config.set(name, value, part.remarks[name])
+            elif value != config.settings[name]:
+                config.note(f"{behavior}: {name} {value} dropped: a run has one, {config.settings[name]} here")
     for line in dict.fromkeys(line for part in parts.values() for line in part.comments[1:]):
         config.note(line)
     parameters: Plain = {}
@@ -57,14 +72,11 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
     if parameters:
         config.set("model.env.parameters", parameters)
     steps = max(part.settings["model.max_env_steps"] for part in parts.values())
-    if "model.log_interval" in first.settings:
-        config.set("model.log_interval", first.settings["model.log_interval"])
     config.set("model.max_env_steps", steps, "steps of all copies; ML-Agents counts those of each behavior's agents")
     for name, part in parts.items():
         place = f"model.behaviors.{names[name]}"
         own = {key: value for key, value in part.settings.items() if key.startswith("model.") and not key.startswith("model.env.")}
-        for of_the_run in ("model.max_env_steps", "model.log_interval"):
-            own.pop(of_the_run, None)
+        own = {key: value for key, value in own.items() if key not in (*OF_THE_RUN, "model.max_env_steps")}
         if "model.self_play.save_steps" in own and not takes_turns:
             own = {key: value for key, value in own.items() if not key.startswith("model.self_play.")}
             config.note(f"{name}.self_play dropped: no other behavior has it; import this one by --behavior {name}")
@@ -75,16 +87,24 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
     return config
 
 
+OF_THE_RUN = ("model.env.id", "model.env.num_envs", "model.log_interval")
+"""Settings of the model that learners share, besides its length."""
+
+
 def known_as(name: str) -> str:
     """Return the name of a behavior here, where it consists of letters, digits, _ and -."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     return f"{'behavior_' * plain.isdigit()}{plain}"
 
 
-def convert_behavior(path: str, behavior: Behavior, env_id: str | None, names: Mapping[str, str] | None = None) -> Config:
+def convert_behavior(
+    path: str, behavior: Behavior, env_id: str | None, names: Mapping[str, str] | None = None, num_envs: int | None = None
+) -> Config:
     """Convert one behavior to a config of its algorithm.
 
-    `names`: those of all behaviors, if all learn in one run, by their names in the file.
+    Args:
+        names: those of all behaviors, if all learn in one run, by their names in the file.
+        num_envs: how many environments there are, if others learn in them too; default: as the file says or its rollouts need.
     """
     settings = behavior.settings
     kind = "trainer" if "trainer" in settings else "trainer_type"
@@ -97,7 +117,7 @@ def convert_behavior(path: str, behavior: Behavior, env_id: str | None, names: M
         config.note("such files do not name an environment: lightning-rl fit --config THIS_FILE --model.env.id ID")
     else:
         config.set("model.env.id", env_id)
-    set_sections(config, behavior, names)
+    set_sections(config, behavior, names, num_envs)
     for name, (target, default) in theirs.COMMON.items():
         config.set(target, settings.integer(name, default))
     theirs.TRAINERS[trainer](config, settings, behavior.old)
@@ -188,11 +208,15 @@ def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
     return Settings(flat, places), old
 
 
-def set_sections(config: Config, behavior: Behavior, names: Mapping[str, str] | None) -> None:
-    """Convert the sections next to the behaviors; `names` as in `convert_behavior`."""
+def set_sections(config: Config, behavior: Behavior, names: Mapping[str, str] | None, num_envs: int | None) -> None:
+    """Convert the sections next to the behaviors; `names` and `num_envs` as in `convert_behavior`."""
     sections = behavior.sections
     env, checkpoint, torch = (sections.section(f"{name}_settings") for name in ("env", "checkpoint", "torch"))
-    config.set("model.env.num_envs", env.integer("num_envs", 1) * env.integer("num_areas", 1))
+    given = env.integer("num_envs", 1) * env.integer("num_areas", 1)
+    if num_envs is not None:
+        config.set("model.env.num_envs", num_envs, "buffer_size / time_horizon, the least of all behaviors" * (num_envs != given))
+    elif given > 1:
+        config.set("model.env.num_envs", given)
     set_environment_parameters(config, behavior, names)
     seed = env.integer("seed", -1, low=-1)
     if seed >= 0:

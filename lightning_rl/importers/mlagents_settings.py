@@ -133,10 +133,10 @@ def set_ppo(config: Config, settings: Settings, old: bool) -> None:
     """Convert buffer_size rows to n_steps · num_envs, a whole number of minibatches of whole sequences, and what falls over the run."""
     buffer, horizon = settings.integer("buffer_size", 10_240), settings.integer("time_horizon", 64)
     wanted, length = settings.integer("batch_size", 1_024), sequence_length(settings)
+    if "model.env.num_envs" not in config.settings:
+        fitting = max(1, min(MAX_ENVS, buffer // max(horizon, length)))
+        config.set("model.env.num_envs", fitting, "buffer_size / time_horizon, as many agents at once")
     num_envs = config.settings["model.env.num_envs"]
-    if num_envs == 1:
-        num_envs = max(1, min(MAX_ENVS, buffer // max(horizon, length)))
-        config.set("model.env.num_envs", num_envs, "buffer_size / time_horizon, as many agents at once")
     sequences = max(1, min(wanted, buffer) // length)
     step = length * sequences // math.gcd(sequences, num_envs)
     n_steps = step * max(1, round(buffer / (num_envs * step)))
@@ -153,6 +153,8 @@ def set_ppo(config: Config, settings: Settings, old: bool) -> None:
 
 def set_sac(config: Config, settings: Settings, old: bool) -> None:
     """Convert how often it learns, and its temperature."""
+    if "model.env.num_envs" not in config.settings:
+        config.set("model.env.num_envs", 1)
     wanted, length = settings.integer("batch_size", 128), sequence_length(settings)
     batch = max(1, wanted // length) * length
     config.set("model.batch_size", batch, f"{wanted} there; in whole sequences" * (batch != wanted))

@@ -90,9 +90,10 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
 
 def find_algorithm(path: str, name: str | None) -> str:
     """Return the algorithm of that name, or the one that the file is named for."""
-    found = Path(path).stem.lower() if name is None else name
+    stem = Path(path).stem.lower()
+    found = stem if name is None or stem == "her" else name
     if found in theirs.MISSING:
-        raise SettingError(f"{path if name is None else '--algo'}: there is no {found} here; {theirs.MISSING[found]}")
+        raise SettingError(f"{path if found == stem else '--algo'}: there is no {found} here; {theirs.MISSING[found]}")
     if name is not None:
         check_choice("--algo", name, theirs.ALGORITHMS)
     elif found not in theirs.ALGORITHMS:
@@ -223,9 +224,13 @@ def set_update_ratio(config: Config, settings: Settings, num_envs: int) -> float
         every *= num_envs
         config.set("model.train_freq", every, f"{every // num_envs} steps of each of {num_envs} environments" * (num_envs > 1))
     config.set("model.gradient_steps", steps)
+    updates_each = every if steps == -1 else steps
+    if "target_update_interval" in settings and config.algorithm != "DQN":  # there each training counts its updates from 0
+        interval = settings.integer("target_update_interval", 1)
+        remark = f"{interval} there, counted anew in each training of {updates_each} updates" if updates_each % interval else ""
+        config.set("model.target_update_interval", min(interval, updates_each), remark)
     if config.algorithm == "DQN":  # there it moves between two trainings, whatever the number of updates in each
         interval = settings.integer("target_update_interval", 10_000)
-        updates_each = every if steps == -1 else steps
         moves = max(1, round(interval / every)) * updates_each
         config.set("model.target_update_interval", moves, f"updates; {interval} environment steps there")
     return math.inf if unit == "episode" else every // num_envs

@@ -24,7 +24,7 @@ ALGORITHMS = {
 ON_POLICY = ("ppo", "a2c", "trpo")
 OFF_POLICY = ("dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg")
 MISSING = {
-    "her": "it is replay.relabel of SAC, TQC, TD3 and DQN: say which of them by --algo",
+    "her": "it is replay.relabel of SAC, TQC, TD3 and DQN, and the zoo does not read her.yml any more: take tqc.yml",
     "ppo_lstm": "it is PPO with model.memory LSTM: take ppo.yml",
 }
 """The zoo's other algorithms, and what to use instead."""
@@ -39,8 +39,8 @@ SAME = {
     "trpo": ("gamma", "n_steps", "gae_lambda", "normalize_advantage", "target_kl", "n_critic_updates", *_TRUST_REGION),
     "dqn": (*_OFF_POLICY, *_EXPLORATION, "max_grad_norm"),
     "qrdqn": (*_OFF_POLICY, *_EXPLORATION, "max_grad_norm"),
-    "sac": (*_OFF_POLICY, "ent_coef", "target_entropy", "target_update_interval"),
-    "tqc": (*_OFF_POLICY, "ent_coef", "target_entropy", "target_update_interval"),
+    "sac": (*_OFF_POLICY, "ent_coef", "target_entropy"),
+    "tqc": (*_OFF_POLICY, "ent_coef", "target_entropy"),
     "crossq": (*[name for name in _OFF_POLICY if name != "tau"], "ent_coef", "target_entropy", "policy_delay"),
     "ars": ("alive_bonus_offset", "zero_policy"),
     "td3": (*_OFF_POLICY, "policy_delay", "target_policy_noise", "target_noise_clip"),
@@ -57,8 +57,9 @@ OTHERS = {
     "trpo": {"batch_size", "sub_sampling_factor"},
     "ars": {"n_delta", "n_top", "delta_std"},
     **{name: {"train_freq", "gradient_steps", "target_update_interval"} for name in ("dqn", "qrdqn")},
-    **{name: {"train_freq", "gradient_steps", "noise_type", "noise_std"} for name in ("sac", "crossq", "td3", "ddpg")},
-    "tqc": {"train_freq", "gradient_steps", "noise_type", "noise_std", "top_quantiles_to_drop_per_net"},
+    **{name: {"train_freq", "gradient_steps", "noise_type", "noise_std"} for name in ("crossq", "td3", "ddpg")},
+    "sac": {"train_freq", "gradient_steps", "noise_type", "noise_std", "target_update_interval"},
+    "tqc": {"train_freq", "gradient_steps", "noise_type", "noise_std", "target_update_interval", "top_quantiles_to_drop_per_net"},
 }
 """Settings that need more than a copy."""
 ZOO = {"n_timesteps", "n_envs", "normalize", "policy", "policy_kwargs", "env_kwargs", "env_wrapper", "frame_stack", "seed"}
@@ -79,7 +80,7 @@ DEFAULTS: dict[str, Plain] = {
 """Stable-Baselines3's defaults, where they are not ours."""
 QUANTILES = {"qrdqn": 200, "tqc": 25}
 NET_ARCH = {"td3": [400, 300], "ddpg": [400, 300]}
-IMAGE_NET_ARCH: dict[str, list[int]] = {"ppo": [], "a2c": [], "dqn": []}
+IMAGE_NET_ARCH: dict[str, list[int]] = {name: [] for name in ("ppo", "a2c", "trpo", "dqn", "qrdqn")}
 """Default hidden layers, where they are not ours; IMAGE_NET_ARCH behind the encoder of CnnPolicy."""
 
 EXPLORING = ("ppo", "a2c", "trpo", "sac", "tqc", "crossq")
@@ -142,9 +143,12 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     check_names(f"{place}.", values, POLICY | ({"n_quantiles"} if algorithm in QUANTILES else set()), " of a policy")
     inner = Settings(values, {name: f"{place}.{name}" for name in values})
     if algorithm == "ars":
-        config.set("model.net_arch", [] if kind == "LinearPolicy" else [64, 64])
-        if kind != "LinearPolicy":
+        is_linear = kind == "LinearPolicy"
+        config.set("model.net_arch", [] if is_linear else [64, 64], "with a bias; there without" * is_linear)
+        if not is_linear:
             config.set("model.activation", "relu")
+        if inner.take("squash_output", not is_linear):
+            config.set("model.action_dist", "tanh_normal")
     default = (IMAGE_NET_ARCH if kind == "CnnPolicy" else NET_ARCH).get(algorithm)
     if "net_arch" in inner or default is not None:
         set_widths(config, inner.take("net_arch", default), inner.place("net_arch"), algorithm)

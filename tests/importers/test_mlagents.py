@@ -422,6 +422,28 @@ def test_several_behaviors_become_one_run_with_a_learner_each(convert):
     assert not {"max_env_steps", "log_interval"} & {*adversary["learner"]["init_args"], *agent["learner"]["init_args"]}
 
 
+def test_rollouts_of_all_behaviors_hold_their_buffers_in_as_many_environments_as_the_least_needs(convert):
+    narrow = "{trainer_type: ppo, time_horizon: 1000, hyperparameters: {buffer_size: 2048, batch_size: 128}}"
+    wide = "{trainer_type: ppo, hyperparameters: {buffer_size: 20480, batch_size: 2048}}"
+    for text in (f"{{A: {narrow}, B: {wide}}}", f"{{S: {{trainer_type: sac}}, A: {narrow}, B: {wide}}}"):
+        own = yaml.safe_load(convert(f"behaviors: {text}"))["model"]["init_args"]
+        learners = {name: behavior["learner"]["init_args"] for name, behavior in own["behaviors"].items()}
+        assert own["env"]["num_envs"] == 2
+        assert (learners["A"]["n_steps"], learners["B"]["n_steps"], learners["B"]["batch_size"]) == (1024, 10240, 2048)
+
+
+def test_what_a_run_has_once_is_that_of_the_first_behavior_and_others_are_told(convert):
+    text = convert("behaviors: {A: {}, B: {checkpoint_interval: 1000, summary_freq: 500}}")
+    found = yaml.safe_load(text)
+    assert found["checkpoint"]["every_n_env_steps"] == 1000 and found["model"]["init_args"]["log_interval"] == 50000
+    assert "B: model.log_interval 500 dropped: a run has one, 50000 here" in comments(text)
+
+
+def test_two_behaviors_that_would_have_one_name_are_refused(convert):
+    with pytest.raises(SettingError, match=r"^behaviors 'A B' and 'A_B' are both A_B here, where names are plain; rename one$"):
+        convert("behaviors: {A B: {}, A_B: {trainer_type: sac}}")
+
+
 def test_a_run_of_several_imported_behaviors_trains(folder, capfd):
     (folder / "trainer.yaml").write_text(TWO)
     status, out, err = run("import-mlagents trainer.yaml --env mpe2.simple_adversary_v3", capfd)

@@ -170,6 +170,32 @@ def test_a_perceptron_of_ars_has_the_activation_of_contrib(convert):
     assert "activation" not in settings(imported("ars", "Pendulum-v1"))  # which is linear
 
 
+def test_a_perceptron_of_ars_is_squashed_and_a_linear_policy_is_not_unless_they_say_so(convert):
+    for policy, kwargs, squashed in (
+        ("MlpPolicy", "", True),
+        ("MlpPolicy", "squash_output=False", False),
+        ("LinearPolicy", "", False),
+        ("LinearPolicy", "squash_output=True", True),
+    ):
+        text = convert(f"{{policy: {policy}, policy_kwargs: 'dict({kwargs})'}}", "ars")
+        assert (settings(text).get("action_dist") == "tanh_normal") == squashed and not comments(text)
+        assert remark(text, "net_arch") == ("with a bias; there without" if policy == "LinearPolicy" else "")
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "trpo", "dqn", "qrdqn"])
+def test_nothing_is_hidden_behind_images(algorithm, convert):
+    assert settings(convert("{policy: CnnPolicy}", algorithm))["net_arch"] == []
+
+
+@pytest.mark.parametrize(("steps", "freq", "interval", "ours"), [(1, 1, 4, 1), (8, 8, 4, 4), (-1, 8, 16, 8), (6, 6, 4, 4)])
+def test_the_target_of_sac_moves_as_often_where_each_training_counts_anew(steps, freq, interval, ours, convert):
+    text = convert(f"{{gradient_steps: {steps}, train_freq: {freq}, target_update_interval: {interval}}}", "sac")
+    updates = freq if steps == -1 else steps
+    said = f"{interval} there, counted anew in each training of {updates} updates"
+    assert settings(text)["target_update_interval"] == ours
+    assert remark(text, "target_update_interval") == (said if updates % interval else "")
+
+
 def test_qrdqn_is_dqn_with_quantiles():
     text = imported("qrdqn", "CartPole-v1")
     given = settings(text)
@@ -399,12 +425,13 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
         ),
         (
             "ppo.yml CartPole-v1 --algo her",
-            "--algo: there is no her here; it is replay.relabel of SAC, TQC, TD3 and DQN: say which of them by --algo",
+            "--algo: there is no her here; it is replay.relabel of SAC, TQC, TD3 and DQN, and the zoo does not read her.yml any more: ",
         ),
         (
             "mine.yml CartPole-v1",
             f"mine.yml: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo",
         ),
+        ("her.yml CartPole-v1 --algo tqc", "her.yml: there is no her here; "),
         ("files CartPole-v1", "files cannot be read: Is a directory"),
         ("tqc.yml CartPole-v1", "tqc.yml cannot be read: No such file or directory"),
         ("td3.yml CartPole-v1", "td3.yml cannot be read: No such file or directory"),
@@ -412,7 +439,7 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
 )
 def test_wrong_arguments_end_in_one_line(arguments, said, folder, capfd):
     (folder / "files").mkdir()
-    for name in ("ppo", "mine", "qrdqn"):
+    for name in ("ppo", "mine", "qrdqn", "her"):
         (folder / f"{name}.yml").write_text("CartPole-v1: {n_envs: 2}")
     status, out, err = run(f"import-zoo {arguments}", capfd)
     assert (status, out, err.count("\n")) == (2, "", 1)
