@@ -97,8 +97,12 @@ class EvaluatorPool:
         self.guard, self.generator, self.statistics = Guard(), Generator().manual_seed(0), EpisodeStatistics(1)
         self.watched_obs: list[Tree] = []
         self.seconds = 0.0
-        self.workers.call(0, "describe")
-        self.name = self.workers.receive().value
+        try:
+            self.workers.call(0, "describe")
+            self.name = self.workers.receive().value
+        except BaseException:
+            self.close()
+            raise
 
     def collect(self) -> Results:
         """Return the next generation, with the newest weights: rounds of equal size, until there are enough steps."""

@@ -46,7 +46,8 @@ def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe
     except (EOFError, ConnectionError):
         pass
     except Exception as error:  # an environment of others may raise anything
-        pipe.send(remote.describe_error(error))
+        with suppress(OSError):  # another worker's error may have ended the run already
+            pipe.send(remote.describe_error(error))
     finally:
         if remote.worker is not None:
             remote.worker.close()

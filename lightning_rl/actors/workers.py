@@ -6,8 +6,9 @@ import traceback
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -82,6 +83,13 @@ def make_answer(index: int, worker: Worker, version: int, method: str, arguments
     return Answer(index, method, version, getattr(worker, method)(*arguments), time.monotonic() - began)
 
 
+def close_all(workers: Iterable[Worker]) -> None:
+    """Close all workers, also where the `close` of one raises."""
+    with ExitStack() as stack:
+        for worker in workers:
+            stack.callback(worker.close)
+
+
 class LocalWorkers(Workers):
     """Workers in this process that work when an answer is awaited. They share the network, so they always have its newest weights."""
 
@@ -111,8 +119,7 @@ class LocalWorkers(Workers):
         return 0
 
     def close(self) -> None:
-        for worker in self.workers:
-            worker.close()
+        close_all(self.workers)
 
 
 class ThreadWorkers(Workers):
@@ -122,8 +129,14 @@ class ThreadWorkers(Workers):
     def __init__(self, build: Build, num: int, network: nn.Module) -> None:
         super().__init__(num, network)
         self.copies = [inference_copy(network) for _ in range(num)]
-        self.workers = [build(i, 0, copy) for i, copy in enumerate(self.copies)]
         self.threads = [ThreadPoolExecutor(1, f"actor-{i}") for i in range(num)]
+        self.workers: list[Worker] = []
+        try:
+            for i, copy in enumerate(self.copies):
+                self.workers.append(build(i, 0, copy))
+        except BaseException:
+            self.close()
+            raise
         self.answers: list[deque[Future[Answer]]] = [deque() for _ in range(num)]
         self.done: SimpleQueue[int] = SimpleQueue()
         """The workers of finished calls, in the order in which they finished."""
@@ -147,8 +160,7 @@ class ThreadWorkers(Workers):
     def close(self) -> None:
         for thread in self.threads:
             thread.shutdown(cancel_futures=True)
-        for worker in self.workers:
-            worker.close()
+        close_all(self.workers)
 
     @torch.no_grad()
     def _answer(self, worker: int, version: int, weights: dict[str, Tensor], method: str, arguments: tuple[Any, ...]) -> Answer:

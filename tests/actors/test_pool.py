@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import IMPALA, PPO, SAC, EnvConfig, SettingError
+from lightning_rl import IMPALA, PPO, SAC, EnvConfig, EvolutionStrategies, SettingError
 from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.workers import LocalWorkers
 from lightning_rl.training import experience
@@ -106,8 +106,9 @@ def test_rollouts_are_at_most_as_old_as_the_settings_allow_however_slow_learning
     assert lags[-1] == max(lags) == 4  # queue_factor + num_actors / rollouts_per_batch
 
 
-def test_an_environment_with_other_spaces_than_the_model_is_an_error_and_no_process_stays_behind():
-    model = tiny(IMPALA, actors={"num_actors": 1})
+@pytest.mark.parametrize("algorithm", [IMPALA, EvolutionStrategies])
+def test_an_environment_with_other_spaces_than_the_model_is_an_error_and_no_process_stays_behind(algorithm):
+    model = tiny(algorithm, actors={"num_actors": 1, "backend": "processes"})
     model.env = EnvConfig("tests.environments:ScriptedBox-v0", num_envs=2)
     with pytest.raises(SettingError, match="the environment's spaces are not those of the model"):
         fit(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -10,12 +11,13 @@ import threading
 import time
 from multiprocessing.shared_memory import SharedMemory
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 
 from lightning_rl import SettingError
-from lightning_rl.actors.processes import FOLDER, ProcessWorkers, SharedWeights, Slot, pack
+from lightning_rl.actors.processes import FOLDER, ProcessWorkers, SharedWeights, Slot, pack, work
 from lightning_rl.actors.workers import LocalWorkers, ThreadWorkers
 from lightning_rl.processes import WorkerError
 
@@ -174,6 +176,37 @@ def test_workers_of_this_process_answer_alike_and_raise_what_they_raise(kind):
     with pytest.raises(KeyError):
         ask(both, (0, "fail"))
     both.close()
+
+
+@pytest.mark.parametrize("kind", [LocalWorkers, ThreadWorkers])
+def test_all_workers_are_closed_where_one_cannot_be_built_or_closed(kind):
+    closed = []
+
+    class Stubborn(Echo):
+        def close(self):
+            closed.append(self.index)
+            if self.index == 0:
+                raise OSError("does not close")
+
+    def build(index, restarts, network):
+        if index == 2:
+            raise ValueError("cannot be built")
+        return Stubborn(index, restarts, network)
+
+    with pytest.raises(OSError, match="does not close"):
+        kind(build, 3, network())
+    assert sorted(closed) == [0, 1]
+    closed.clear()
+    with pytest.raises(OSError, match="does not close"):
+        kind(build, 2, network()).close()
+    assert sorted(closed) == [0, 1]
+
+
+def test_a_process_whose_run_has_ended_says_nothing_of_its_own_error():
+    ours, theirs = multiprocessing.Pipe()
+    ours.send(("fail", (), None))
+    ours.close()
+    assert work(0, 0, cloudpickle.dumps((Echo, network())), SharedWeights(network()), theirs) is None
 
 
 def test_workers_in_threads_use_the_published_weights():
