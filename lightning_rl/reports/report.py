@@ -76,7 +76,7 @@ class Report:
             yield from (f"\n{table.text()}" for table in make_tables(section, self.threshold))
             yield ""
         if self.aggregate is not None:
-            yield f"{self.aggregate.table().text()}\n"
+            yield from (f"{self.aggregate.table().text()}\n", *self.aggregate.notes)
         yield from self.remarks
 
     def __str__(self) -> str:
@@ -130,6 +130,7 @@ def html(report: Report, folder: Path) -> Iterator[str]:
     if report.aggregate is not None:
         yield picture(draw_profiles(report.aggregate, lines), "Performance profiles over all environments")
         yield show_table(report.aggregate.table())
+        yield from (f"<p>{escape(note)}</p>" for note in report.aggregate.notes)
     for section in sections:
         name = escape(section.title)
         yield f"<h2>{name}</h2>\n{picture(make_figure([section], lines, report.threshold), f'Learning curves on {name}')}"
@@ -177,8 +178,8 @@ def check_out(file: Path) -> None:
 def write(file: Path, report: Report) -> None:
     """Write the page, and the picture of its curves next to it; raise `SettingError` if that fails."""
     try:
-        figure = make_figure(report.sections, line_styles(report.sections), report.threshold)
-        write_bytes(file.with_suffix(".png"), png(figure))
-        write_bytes(file, "\n".join(html(report, file.parent)).encode(errors="backslashreplace"))
+        page = "\n".join(html(report, file.parent)).encode(errors="backslashreplace")
+        write_bytes(file.with_suffix(".png"), png(make_figure(report.sections, line_styles(report.sections), report.threshold)))
+        write_bytes(file, page)
     except SaveError as error:
         raise SettingError(str(error)) from error

@@ -163,22 +163,32 @@ def read_table(file: Path, needed: str | None = None) -> list[dict[str, str]]:
 
 
 def check_last(evaluations: list[dict[str, str]], counter: str, wanted: object) -> str:
-    """Describe a last evaluation of which a killed process wrote fewer episodes than of the previous one and than `wanted`."""
+    """Describe a last evaluation of which a killed process wrote fewer episodes than of the previous one, if any, and than `wanted`."""
     numbers = sorted(Counter(float(row[counter]) for row in evaluations if row["return"]).items())
-    (_, before), (count, last) = numbers[-2:] if len(numbers) > 1 else [(0, 0)] * 2
-    if last >= before or last == wanted:
+    if not numbers:
+        return ""
+    count, last = numbers[-1]
+    before = numbers[-2][1] if len(numbers) > 1 else wanted
+    if not isinstance(before, int) or last >= before or last == wanted:
         return ""
     episodes = "1 episode" if last == 1 else f"{last} episodes"
+    if len(numbers) == 1:
+        return f"has {episodes} of the {wanted} of its only evaluation, at {count:,.0f}: it is left out."
     return f"has {episodes} of its last evaluation, at {count:,.0f}, and {before} of the one before: it is left out."
 
 
-def series(file: Path, rows: list[dict[str, str]], counter: str, column: str) -> np.ndarray:
-    """Return [K, 2]: each count of a CSV file, ascending, and the mean of a column over its rows; empty cells are left out."""
+def series(file: Path, rows: list[dict[str, str]], counter: str, column: str, gaps: bool = False) -> np.ndarray:
+    """Return [K, 2]: each count of a CSV file, ascending, and the mean of a column over its rows; empty cells are left out.
+
+    Raises `SettingError` for numbers that are not finite, unless there may be gaps: then they are NaN.
+    """
     try:
         found = np.array([(float(row[counter]), float(row[column])) for row in rows if row.get(column)]).reshape(-1, 2)
     except (ValueError, KeyError) as error:
         raise SettingError(f"{file}: {error}; {NOT_OURS}") from error
-    if not np.isfinite(found).all():
+    if gaps:
+        found[~np.isfinite(found)] = np.nan
+    elif not np.isfinite(found).all():
         raise SettingError(f"{file}: the column {column} holds numbers that are not finite")
     counts, places = np.unique(found[:, 0], return_inverse=True)
     return np.stack([counts, np.bincount(places, found[:, 1]) / np.bincount(places)], axis=1)
@@ -202,7 +212,10 @@ def schedule_as_text(setting: Mapping[str, Any]) -> str:
         return as_text(setting.get("value"))
     if setting["schedule"] == "linear":
         return f"linear {as_text(setting.get('start'))}→{as_text(setting.get('end', 0.0))}"
-    return "piecewise " + "→".join(f"{as_text(value)}@{as_text(at)}" for at, value in setting.get("points") or ())
+    points = setting.get("points")
+    if not isinstance(points, list) or not all(isinstance(point, list) and len(point) == 2 for point in points):
+        return f"piecewise {as_text(points)}"
+    return "piecewise " + "→".join(f"{as_text(value)}@{as_text(at)}" for at, value in points)
 
 
 def as_text(value: object) -> str:

@@ -195,10 +195,12 @@ class Aggregate:
         environments: M of them.
         scores: of each group `[R, M]`: R seeds of each environment, whose final returns are scaled so that 0 is the lowest of all
             compared runs in that environment, and 1 the highest.
+        notes: about runs that are not among them.
     """
 
     environments: list[str]
     scores: dict[str, np.ndarray]
+    notes: Sequence[str] = ()
     thresholds = np.linspace(0, 1, 101)
 
     def profiles(self) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
@@ -232,6 +234,7 @@ def aggregate_sections(sections: Sequence[Section]) -> Aggregate | None:
     names = [name for name in dict.fromkeys(g.name for s in sections for g in s.groups) if all(name in each_name(s) for s in sections)]
     if min(len(sections), len(names)) < 2 or len({section.environment for section in sections}) < len(sections):
         return None
+    environments = [section.environment for section in sections]
     scaled: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for section in sections:
         finals = {group.name: group.finals() for group in section.groups}
@@ -239,8 +242,16 @@ def aggregate_sections(sections: Sequence[Section]) -> Aggregate | None:
         low, high = everything.min(), everything.max()
         for name in names:
             scaled[name].append((finals[name] - low) / (high - low) if high > low else np.ones(len(finals[name])))
-    rectangular = {name: np.stack([each[: min(map(len, found))] for each in found], axis=1) for name, found in scaled.items()}
-    return Aggregate([section.environment for section in sections], rectangular)
+    fewest = {name: min(map(len, found)) for name, found in scaled.items()}
+    notes = [
+        f"The table over all environments counts the first {fewest[name]} of {len(runs)} runs of {name} on {environment}: "
+        "each environment counts alike."
+        for name, found in scaled.items()
+        for environment, runs in zip(environments, found, strict=True)
+        if len(runs) > fewest[name]
+    ]
+    rectangular = {name: np.stack([runs[: fewest[name]] for runs in found], axis=1) for name, found in scaled.items()}
+    return Aggregate(environments, rectangular, notes)
 
 
 def each_name(section: Section) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 from html import escape
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.text import Text
 from pytorch_lightning import seed_everything
@@ -283,6 +284,22 @@ def test_diagnostics_are_drawn_on_demand_for_runs_that_have_them(two_groups, cap
     assert [axes.get_title("left") for axes in panels] == ["train/approx_kl", "train/entropy_loss"]
     (entropy,) = [line for line in panels[1].lines if len(line.get_xdata())]
     assert (list(entropy.get_xdata()), list(entropy.get_ydata())) == ([100, 200], [-0.5, -0.4])
+
+
+def test_diagnostics_have_gaps_where_a_run_went_on_after_nan(two_groups, capfd):
+    (two_groups / "A2C/v0/metrics.csv").write_text("env_steps,train/value_loss\n100,0.5\n200,inf\n300,nan\n400,0.25\n")
+    status, _, err = run("compare A2C --diagnostics --out report.html", capfd)
+    assert (status, err) == (0, "")
+    sections = make_sections(find_runs([two_groups / "A2C"])[0])
+    panel = draw_diagnostics(sections[0], line_styles(sections)).axes[0]
+    (line,) = [line for line in panel.lines if len(line.get_xdata())]
+    np.testing.assert_equal(list(line.get_ydata()), [0.5, np.nan, np.nan, 0.25])
+
+
+def test_a_page_that_cannot_be_made_leaves_no_picture(two_groups, capfd):
+    (two_groups / "A2C/v0/metrics.csv").write_text("env_steps,train/value_loss\n100,much\n")
+    status, _, err = run("compare A2C --diagnostics --out report.html", capfd)
+    assert (status, err.count("\n")) == (2, 1) and not [*two_groups.glob("report.*")]
 
 
 def test_python_gets_the_figure_and_the_tables_of_the_command_line(two_groups, capfd):

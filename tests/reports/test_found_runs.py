@@ -239,6 +239,22 @@ def test_an_evaluation_that_was_cut_off_is_left_out_and_named(tmp_path):
     assert notes_of(folder)[0] == f"{folder} has 1 episode of its last evaluation, at 300, and 3 of the one before: it is left out."
 
 
+def test_the_only_evaluation_is_left_out_if_it_was_cut_off(tmp_path):
+    folder = write_run(tmp_path / "a", {100: [1, 2]}, training={50: 7})
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    for wanted, source in ((5, "rollout/ep_rew_mean"), (2, "evaluations")):
+        (folder / "config.yaml").write_text(yaml.safe_dump(config | {"evaluation": {"episodes": wanted}}))
+        assert read_run(folder).source == source
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"evaluation": {"episodes": 5}}))
+    assert f"{folder} has 2 episodes of the 5 of its only evaluation, at 100: it is left out." in notes_of(folder)
+
+
+@pytest.mark.parametrize("points", [5, [[0]], None])
+def test_a_schedule_of_points_that_are_none_is_shown_as_it_is(points, tmp_path):
+    folder = write_run(tmp_path / "a", {1: [1]}, learning_rate={"schedule": "piecewise", "points": points})
+    assert read_run(folder).settings["learning_rate"] == f"piecewise {points}"
+
+
 @pytest.mark.parametrize("episodes", [1, 2])
 def test_a_run_that_continued_with_fewer_episodes_keeps_its_last_evaluation(episodes, tmp_path):
     folder = write_run(tmp_path / "a", {100: [1, 2, 3], 200: [4]})
