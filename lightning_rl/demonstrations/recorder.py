@@ -100,7 +100,7 @@ def _move(place: Path, name: str, folder: Path) -> None:
         os.replace(folder, replaced)
     try:
         os.replace(place / "new", folder)
-    except OSError:
+    except BaseException:  # Ctrl-C too
         if replaced.exists():
             os.replace(replaced, folder)
         raise

@@ -194,11 +194,17 @@ class RayPopulation:
         shutil.rmtree(storage, ignore_errors=True)  # copies of runs
 
 
+MAX_CHOICES = 20
+"""Integers of a range that moves one by one."""
+
+
 def mutation(distribution: BaseDistribution) -> Any:
-    """Return what Ray Tune draws a setting from: neighbours of a choice, or a range."""
+    """Return what Ray Tune draws a setting from: neighbours of a choice or of a small integer, or a range."""
     each: Any = distribution
     if isinstance(each, CategoricalDistribution):
         return list(each.choices)
+    if isinstance(each, IntDistribution) and each.high - each.low <= MAX_CHOICES:
+        return list(range(each.low, each.high + 1))  # of a range it takes 0.8 or 1.2 of the number, rounded down: 2 would stay 2
     if isinstance(each, IntDistribution):
         return tune.lograndint(each.low, each.high + 1) if each.log else tune.randint(each.low, each.high + 1)
     return tune.loguniform(each.low, each.high) if each.log else tune.uniform(each.low, each.high)

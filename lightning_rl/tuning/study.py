@@ -6,9 +6,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import optuna
@@ -175,9 +177,10 @@ class Study:
 
     @property
     def best(self) -> FrozenTrial | None:
-        """Return the best complete trial; None if there is none yet."""
+        """Return the best complete trial that no new seed has failed; None if there is none."""
         complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return self.confirmation.best or (self.study.best_trial if complete else None)
+        sound = [trial for trial in complete if not self.confirmation.error(trial.number)]
+        return self.confirmation.best or max(sound, key=lambda trial: self.objective.rank(trial.value or 0.0), default=None)
 
     def describe_value(self, trial: FrozenTrial) -> str:
         """Describe the value of a complete trial, and of how many seeds it is the mean."""
@@ -247,10 +250,18 @@ class Study:
             values = [[value for count, value in run if count <= message.count][-1:] for run in runs]
             trial.report(float(np.mean([value for found in values for value in found])), step)
         is_last = message.final and seed + 1 == self.settings.seeds
-        if step < max(known, default=0) or is_last or not trial.should_prune():
+        if step < max(known, default=0) or is_last or not self._must_prune(run):
             return False
         self._end(number, TrialState.PRUNED)  # now: a study that is killed later must not train it further
         return True
+
+    def _must_prune(self, run: StudyRun) -> bool:
+        """Ask the pruner about a trial by its steps in one seed: the best of the seeds before, whose runs have ended, would save it."""
+        trial, first = copy(self.trials[run.number]), self.objective.step(run.seed, 0)
+        trial.intermediate_values = {step: value for step, value in trial.intermediate_values.items() if step >= first}
+        with catch_warnings():
+            simplefilter("ignore", RuntimeWarning)  # of numpy, where all values are NaN
+            return self.study.pruner.prune(self.study, trial)
 
     def is_over(self, run: StudyRun) -> bool:
         """Return whether nothing more can be recorded of a run: its trial was pruned or failed, or it has ended."""
@@ -316,7 +327,7 @@ class Study:
 
     def describe(self, trial: FrozenTrial) -> str:
         """Describe a trial that has ended on one line."""
-        result = "" if trial.value is None else as_text(trial.value)
+        result = "NaN" if trial.value is None else as_text(trial.value)
         if trial.state == TrialState.PRUNED:
             seed, step = divmod(max(trial.intermediate_values), self.objective.evaluations + 1)
             result = f"pruned with {result} at {step / self.objective.evaluations:.0%} of seed {seed + 1}"

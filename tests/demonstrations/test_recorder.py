@@ -196,17 +196,18 @@ def test_a_full_disk_leaves_what_was_there(datasets, monkeypatch):
     assert os.environ["MINARI_DATASETS_PATH"] == str(datasets)
 
 
-def test_a_dataset_that_cannot_be_moved_to_its_place_leaves_what_was_there(datasets, monkeypatch):
+@pytest.mark.parametrize("error, raised", [(OSError(errno.EIO, "broken"), SaveError), (KeyboardInterrupt("broken"), KeyboardInterrupt)])
+def test_a_dataset_that_cannot_be_moved_to_its_place_leaves_what_was_there(error, raised, datasets, monkeypatch):
     recorder, beside = recorded(Scripted(), 1)
     folder, replace = recorder.save("moved-v0"), os.replace
 
     def refuse(source, target):
         if target == folder and "replaced" not in str(source):
-            raise OSError(errno.EIO, "Input/output error")
+            raise error
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(SaveError, match="Input/output error"):
+    with pytest.raises(raised, match="broken"):
         recorder.save("moved-v0", force=True)
     assert differences(load_demonstrations("moved-v0", spaces_of(recorder)), beside) == []
 

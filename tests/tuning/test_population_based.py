@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -21,6 +22,7 @@ from lightning_rl.training.run_processes import Message
 from lightning_rl.training.settings import settings_of
 from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.population import MUTABLE, Population, mutable_space, restore_run, save_run
+from lightning_rl.tuning.ray_population import mutation
 from lightning_rl.tuning.search_space import Dimension, SearchSpace, find_space, read_space
 from tests.apart import Apart
 from tests.command_line import run
@@ -128,6 +130,16 @@ def test_the_schedule_of_the_best_member_can_be_repeated_where_settings_take_sch
 def test_the_first_members_are_the_first_trials_of_a_random_study(tmp_path):
     first = [population(tmp_path / str(size), size).periods for size in (2, 3)]
     assert first[0] == first[1][:2] and first[1][1] != first[1][2]
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 4), (1, 20)])
+def test_small_integers_move_one_by_one(low, high):
+    from ray.tune.schedulers.pbt import _explore
+
+    mutations, random_state = {"n": mutation(IntDistribution(low, high))}, np.random.get_state()
+    found = {_explore({"n": 2}, mutations, 0.0, (1.2, 0.8), None)[0]["n"] for _ in range(100)}
+    np.random.set_state(random_state)
+    assert found == {1, 3}
 
 
 def test_a_copied_run_has_the_files_of_the_other_and_none_of_its_own(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import shutil
 import signal
@@ -11,10 +12,14 @@ import time
 import optuna
 import pytest
 import yaml
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState
 
 from lightning_rl.reports.runs import find_runs
-from lightning_rl.tuning.search_space import as_text
-from lightning_rl.tuning.study import StudySettings
+from lightning_rl.training.run_processes import Message
+from lightning_rl.tuning.comparison import Objective
+from lightning_rl.tuning.search_space import Dimension, SearchSpace, as_text
+from lightning_rl.tuning.study import Study, StudySettings
 from tests.apart import Apart
 from tests.command_line import run, run_apart
 
@@ -224,6 +229,41 @@ def test_a_trial_that_was_best_by_luck_is_found_out_by_new_seeds_as_is_one_that_
 
 
 @pytest.mark.slow
+def played(folder, value, fails=lambda run: False, **settings):
+    """A study of runs of ten evaluations, and what it said; `value` of a run and the number of an evaluation."""
+    said = []
+    space = SearchSpace("space.yaml", (Dimension("model.learning_rate", FloatDistribution(1e-4, 1e-2)),))
+    study = Study(folder, space, StudySettings(**settings), Objective("eval/mean_reward", "max", 100, 1000), {}, {}, said.append)
+    while (run := study.next_run()) is not None:
+        if fails(run):
+            study.fail(run, "no more coins")
+        elif not any(study.record(run, Message("evaluation", 100 * k, value(run, k), k == 10)) for k in range(1, 11)):
+            study.end_run(run)
+    return study, said
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_trial_is_pruned_in_the_seed_in_which_it_is_worse(seed, tmp_path):
+    study, said = played(
+        tmp_path, lambda run, k: -1000.0 if run == (4, seed) else 1 + k / 10, trials=5, seeds=2, startup_trials=3, confirm=0
+    )
+    assert [trial.state for trial in study.trials[3:]] == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert f"of seed {seed + 1};" in said[-1]
+
+
+def test_a_trial_whose_new_seeds_fail_is_not_the_best(tmp_path):
+    study, _ = played(
+        tmp_path, lambda run, k: float(run.number), lambda run: run.seed > 0, trials=4, pruner="none", confirm=2, confirm_seeds=1
+    )
+    assert [study.confirmation.error(number) for number in range(4)] == ["", "", "no more coins", "no more coins"]
+    assert study.best.number == 1
+
+
+def test_a_trial_that_is_evaluated_as_nan_is_pruned_and_says_so(tmp_path):
+    _, said = played(tmp_path, lambda run, k: math.nan if run.number == 3 else 1.0, trials=4, startup_trials=2, confirm=0)
+    assert said[-1].startswith("trial 3: pruned with NaN at 20% of seed 1; ")
+
+
 def test_the_draws_depend_on_the_seed_and_on_what_was_found_alone(folder, capfd):
     options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 2 --startup_trials 1 --pruner none --confirm 0"
     for name in ("one", "same"):
