@@ -52,7 +52,7 @@ def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
         result = evaluate(load_with_env(names[one]), games, SEED, deterministic=False, opponent=names[two])
         if "win_rate" not in result:
             raise SettingError(f"{names[one]} is not the policy of a game, in which others play against it")
-        points = games * (result["win_rate"] + result["draw_rate"] / 2)
+        points = games * result["points"]
         scores[one, two], scores[two, one] = Score(games, points), Score(games, games - points)
     once = {pair: score for pair, score in scores.items() if pair[0] < pair[1]}
     return Matches(names, scores, fit_ratings(once, {0: ANCHOR}))

@@ -168,9 +168,10 @@ def evaluate(
     Returns:
         Of undiscounted returns, in the environment's rewards: `return_mean`, `return_std`, `return_min`, `return_max`, `return_median`,
         `iqm` (interquartile mean), `ci_low` and `ci_high` (a 95 % bootstrap interval of the mean). `length_mean`: in environment steps.
-        Of games against opponents also `win_rate` and `draw_rate`, of small games `exploitability`. Of several behaviors these are of
-        their mean, and `<behavior>/return_mean`, `_std`, `_min` and `_max` are of each. `episodes` and `seed`: the arguments. `env_steps`
-        (and `updates` of an algorithm that counts them): how long it had been trained.
+        Of games against opponents also `win_rate`, `draw_rate` and `points` a game (1 for each other player that is beaten, ½ for a draw,
+        their mean), of small games `exploitability`. Of several behaviors these are of their mean, and
+        `<behavior>/return_mean`, `_std`, `_min` and `_max` are of each. `episodes` and `seed`: the arguments. `env_steps` (and
+        `updates` of an algorithm that counts them): how long it had been trained.
 
     Raises:
         SettingError: a number out of range, a checkpoint that cannot be loaded, an algorithm trained on a ready vector environment, which

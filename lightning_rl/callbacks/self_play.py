@@ -8,6 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from lightning_rl.callbacks.protocols import AlgorithmRun
+from lightning_rl.data.episodes import win_rate
 from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots, as_game
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.errors import SettingError
@@ -29,8 +30,8 @@ def finite(value: Any) -> float:
 class SelfPlay(pl.Callback):
     """Let past selves play, and rate the policy. Algorithms with `self_play` add this callback themselves.
 
-    A game's result is the sign of the learner's return over the whole episode minus the mean of the others'; a draw, also by a time limit,
-    counts ½. Between two snapshots the policy is one player, the next snapshot. Games against the newest weights are not rated.
+    A game's result is 1 if the learner's return over the whole episode is the higher one, ½ in a draw, also by a time limit; of several
+    others their mean. Between two snapshots the policy is one player, the next snapshot. Games against the newest weights are not rated.
 
     Where several behaviors take turns learning, each has this callback, for the games of its own turns: the return of a side is the mean
     over its agents, each other side is an opponent, and games against the newest weights of another behavior are rated too. Their metrics
@@ -131,12 +132,12 @@ class SelfPlay(pl.Callback):
         names = {(each.behavior, player): name for each in self.rivals for player, name in each.fixed.items()}
         past = [game.result for game in self.games if (game.behavior, game.player) not in names]
         if past:
-            metrics["win_rate"] = past.count(1.0) / len(past)
+            metrics["win_rate"] = win_rate(past)
             metrics["draw_rate"] = past.count(0.5) / len(past)
         for player, name in names.items():
             results = [game.result for game in self.games if (game.behavior, game.player) == player]
             if results:
-                metrics[f"win_rate/{name}"] = results.count(1.0) / len(results)
+                metrics[f"win_rate/{name}"] = win_rate(results)
         self.games = []
         return {f"{self.behavior}/self_play/{name}".lstrip("/"): value for name, value in metrics.items()}
 

@@ -12,7 +12,7 @@ from torch import Generator, nn
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
 from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.stepper import Opponent
+from lightning_rl.envs.agents.stepper import Opponent, points
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
@@ -222,8 +222,9 @@ class _EnvPlayer:
         mean = float(np.mean(learned)) if learned else 0.0  # nobody who learns was there
         succeeded = float(np.mean(self.reports)) if self.reports else None
         several = parts if len(self.policies.sides) > 1 else {}
-        others = [each for agent, each in self.returns.items() if agent not in learners]
-        result = 0.5 * (1 + float(np.sign(mean - np.mean(others)))) if others else None
+        teams = [[self.returns[agent] for agent in team if agent in self.returns] for team in self.teams if team is not learners]
+        others = [float(np.mean(each)) for each in teams if each]
+        result = float(points(np.array([[mean, *others]]), np.array([0]))[0]) if others else None
         episode = Episode(self.seeds.pop(0), mean, self.length, succeeded, several, result)
         if self.seeds:
             self.start()

@@ -144,7 +144,7 @@ class Episode(NamedTuple):
     """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if it did not report it).
 
     parts: the returns of behaviors by name, where there are several; then `return_` is their mean.
-    result: of a game against opponents, 1 won, ½ drawn, 0 lost, by the learner's return and the mean of the others'; else None.
+    result: of a game against opponents, 1 won, ½ drawn, 0 lost, by the learner's return and another's; of several the mean; else None.
     """
 
     seed: int
@@ -306,13 +306,21 @@ def returns_of_parts(episodes: Sequence[Episode]) -> dict[str, list[float]]:
 
 
 def rates_of(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return `success_rate` if any episode reports its success, one that does not being a failure, and of games `win_rate`, `draw_rate`."""
+    """Return `success_rate` if any episode reports its success, one that does not being a failure, and of games `win_rate`, `draw_rate`.
+
+    A game is won if the learner beats more of the others than beat it.
+    """
     rates = {}
     if any(each.success is not None for each in episodes):
         rates["success_rate"] = float(np.mean([each.success or 0.0 for each in episodes]))
     if results := [each.result for each in episodes if each.result is not None]:
-        rates |= {"win_rate": results.count(1.0) / len(results), "draw_rate": results.count(0.5) / len(results)}
+        rates |= {"win_rate": win_rate(results), "draw_rate": results.count(0.5) / len(results)}
     return rates
+
+
+def win_rate(results: Sequence[float]) -> float:
+    """Return the share of games that were won, of their results: more than ½."""
+    return sum(result > 0.5 for result in results) / len(results)
 
 
 def summarize(episodes: list[Episode]) -> dict[str, Any]:
@@ -336,6 +344,8 @@ def summarize(episodes: list[Episode]) -> dict[str, Any]:
         "length_mean": np.mean([episode.length for episode in episodes]),
     }
     statistics |= rates_of(episodes)
+    if results := [each.result for each in episodes if each.result is not None]:
+        statistics["points"] = np.mean(results)
     for part, own in returns_of_parts(episodes).items():
         found = {"mean": np.mean(own), "std": np.std(own), "min": min(own), "max": max(own)}
         statistics |= {f"{part}/return_{name}": value for name, value in found.items()}

@@ -76,7 +76,7 @@ def check_teams(teams: Any) -> None:
 
 
 class Game(NamedTuple):
-    """A game that ended: against which player, and its result: 1 won, ½ drawn, 0 lost.
+    """A game that ended: against which player, and its result: 1 won, ½ drawn, 0 lost; of several others the mean of each.
 
     behavior: whose player it was, and learner: which behavior learned, where several take turns; else both are empty.
     """
@@ -90,7 +90,7 @@ class Game(NamedTuple):
 def as_game(stored: Any) -> Game:
     """Return a game from a checkpoint. Raises `ValueError` or `TypeError`: it is none."""
     player, result, *names = stored
-    if result not in (0.0, 0.5, 1.0) or not all(isinstance(name, str) for name in names):
+    if not 0.0 <= result <= 1.0 or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{stored} is no game")
     return Game(int(player), float(result), *names)
 
@@ -197,10 +197,9 @@ class SelfPlayOpponent:
         self.playing[copies] = np.where(newest, NEWEST, others[self.random.integers(len(others), size=len(copies))])
 
     def finish(self, copies: np.ndarray, results: np.ndarray) -> None:
-        """Note how episodes of copies `[K]` ended, by the sign of the learner's return minus the mean of the others'."""
+        """Note how episodes of copies `[K]` ended."""
         self.finished += [
-            Game(int(self.playing[e]), 0.5 * (1 + float(np.sign(result))), self.behavior, self.learner)
-            for e, result in zip(copies, results, strict=True)
+            Game(int(self.playing[e]), float(result), self.behavior, self.learner) for e, result in zip(copies, results, strict=True)
         ]
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
+from lightning_rl.envs.agents.stepper import points
 from lightning_rl.envs.agents.world import World
 from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_map
@@ -97,9 +98,9 @@ class Turns:
             self.returns[name] += finite_rewards(steps[name].reward).reshape(len(self.world.copies), -1).mean(1)
         over = np.flatnonzero(self.world.lengths == 0)
         if len(over) and self.opponents:
-            others = np.mean([self.returns[name][over] for name in self.waiting], axis=0)
             for name in self.waiting:
-                self.opponents[name].finish(over, self.returns[self.learner][over] - others)
+                both = np.stack([self.returns[self.learner][over], self.returns[name][over]], 1)
+                self.opponents[name].finish(over, points(both, np.zeros(len(over), dtype=np.int64)))
             for returns in self.returns.values():
                 returns[over] = 0.0
             self._draw(over)

@@ -88,7 +88,7 @@ def test_a_file_of_weights_alone_holds_no_snapshots():
 
 DAMAGES = [
     *({"elo": "high"}, {"elo": math.inf}, {"elos": {0: math.nan}}, {"scores": [1]}, {"scores": [(0, 1, 3, math.nan)]}, {"taken": 2}),
-    *({"games": [([], 1.0)]}, {"games": [(0, 0.3)]}, {"games": [(0, 1.0, [])]}),
+    *({"games": [([], 1.0)]}, {"games": [(0, 1.5)]}, {"games": [(0, 1.0, [])]}),
     *({"snapshots": {0: {"weight": [[1.0, 2.0]]}}}, {"snapshots": {"abc": {}}}, {"snapshots": {0: {"weight": [[1.0], [2.0, 3.0]]}}}),
     *({"snapshots": {0: {"weight": [[math.nan]], "bias": [0.0]}}}, {"opponents": ["random"]}),
 ]

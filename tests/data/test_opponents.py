@@ -131,6 +131,12 @@ def test_an_opponent_where_all_agents_learn_is_refused(tmp_path):
         fit(game("lightning_rl.envs.games.rock_paper_scissors", max_env_steps=64), tmp_path, evaluation={"opponent": MINIMAX})
 
 
+def test_each_of_three_seats_counts_alike():
+    model = PPO("tests.agents.InTurn", n_steps=8, batch_size=8)  # the last seat wins by far, the first loses, whoever plays them
+    found = lrl.evaluate(model, 6, opponent="random", deterministic=False)
+    assert (found["points"], found["win_rate"], found["draw_rate"]) == (0.5, pytest.approx(1 / 3), pytest.approx(1 / 3))
+
+
 def test_matches_without_a_policy_are_refused():
     with pytest.raises(SettingError, match=r"random and no\.such are none"):
         play_matches(["random", "no.such"])

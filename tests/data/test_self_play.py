@@ -8,6 +8,7 @@ from gymnasium.spaces import Discrete
 from lightning_rl import GRU, PPO, SettingError
 from lightning_rl.data.opponents import RandomMoves, ScriptedOpponent
 from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots
+from lightning_rl.envs.agents.stepper import points
 from lightning_rl.types import tree_leaves
 
 COPIES, AGENTS = 8, 2
@@ -128,10 +129,17 @@ def test_the_memory_of_a_row_is_its_own_and_starts_with_its_episode():
     assert np.array_equal(again[0], remembered[0]) and not np.array_equal(again[2], remembered[2])
 
 
+def test_points_are_one_for_each_other_player_that_is_beaten_and_a_half_for_a_draw():
+    returns = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [2.0, 2.0, 2.0]])
+    for seat, expected in enumerate(([1.0, 0.25, 0.25, 0.5], [0.25, 1.0, 0.25, 0.5], [0.25, 0.25, 1.0, 0.5])):
+        assert points(returns, np.full(4, seat)).tolist() == expected  # the mean of the first three is ½: nobody is better
+    assert points(np.array([[0.1, 0.0], [-3.0, 0.0], [0.0, 0.0]]), np.zeros(3, int)).tolist() == [1.0, 0.0, 0.5]
+
+
 def test_results_are_those_of_whole_episodes_and_draws_count_a_half():
     made = opponent()
     made.playing[:3] = [0, NEWEST, 1]
-    made.finish(np.array([0, 1, 2]), np.array([0.1, -3.0, 0.0]))
+    made.finish(np.array([0, 1, 2]), np.array([1.0, 0.0, 0.5]))
     assert made.take_finished() == [Game(0, 1.0), Game(NEWEST, 0.0), Game(1, 0.5)]
     assert made.take_finished() == []
 

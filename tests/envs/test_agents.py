@@ -311,28 +311,28 @@ def test_opponents_are_told_when_episodes_begin_and_end_and_who_won():
     stepper.step(np.array([0, 0]))
     assert opponent.told == [
         *[("begin", 0, 0), ("begin", 1, 1), ("act", 1)],  # p0 moves in copy 1
-        *[("finish", 1, 2.0), ("begin", 1, 0)],  # and the learner wins with its second move: 1 against -1
-        *[("act", 1), ("finish", 0, -2.0), ("begin", 0, 1), ("act", 1)],  # p1 replies in copy 0 and wins; p0 begins the next episode
+        *[("finish", 1, 1.0), ("begin", 1, 0)],  # and the learner wins with its second move: 1 against -1
+        *[("act", 1), ("finish", 0, 0.0), ("begin", 0, 1), ("act", 1)],  # p1 replies in copy 0 and wins; p0 begins the next episode
     ]
     opponent.told.clear()
     stepper.restart_all()
     assert opponent.told == [("begin", 0, 0), ("begin", 1, 1), ("act", 1)]  # abandoned, with no result
 
 
-def test_a_result_is_the_learners_return_minus_the_mean_of_the_others():
+def test_a_learner_has_a_point_for_each_other_whom_it_beats():
     opponent = Script()
     stepper = stepper_of(InTurn, opponent=opponent)
     stepper.reset(0)
-    for _ in range(2):
+    for _ in range(6):
         stepper.step(np.array([1]))
     # p0 gets 2 · 1 for its actions and 2 for replies; p1 200 + 2; p2 400 + 1, as nobody replies to the last move
-    assert ("finish", 0, 4 - (202 + 401) / 2) in opponent.told
+    assert [each[2] for each in opponent.told if each[0] == "finish"] == [0.0, 0.5, 1.0]
 
 
 def test_an_episode_that_ends_before_the_learner_could_move_has_a_result_too():
     opponent = Script(1)
     stepper_of(FirstWins, 2, opponent).reset(0)
-    assert opponent.told == [("begin", 0, 0), ("begin", 1, 1), ("act", 1), ("finish", 1, -2.0), ("begin", 1, 0)]
+    assert opponent.told == [("begin", 0, 0), ("begin", 1, 1), ("act", 1), ("finish", 1, 0.0), ("begin", 1, 0)]
 
 
 # -------------------------------------------------------------------- one learns where all move at once
@@ -351,7 +351,7 @@ def test_the_opponent_acts_at_the_same_time_for_all_but_the_learner():
     assert flags(steps[2]) == ["vts", "vts"] and steps[2].final_obs.tolist() == [[0, 4], [1, 4]]
     assert steps[2].obs.tolist() == [[1, 0], [0, 0]]
     # a gets 0 + 1 + 2 + 3, b 40 more, and each 4 · 0.1 for the action 1, which is the opponent's
-    assert_allclose([each[2] for each in opponent.told if each[0] == "finish"], [-40.4, 39.6])
+    assert [each[2] for each in opponent.told if each[0] == "finish"] == [0.0, 1.0]
     assert opponent.told[-2:] == [("begin", 0, 1), ("begin", 1, 0)]
 
 

@@ -93,14 +93,15 @@ def test_the_next_team_learns_in_the_next_episode():
     assert stepper.opponent.asked[-1] == [(0, True), (2, True)]
 
 
-def test_a_game_has_the_mean_return_of_the_team_minus_that_of_the_others():
+def test_a_game_is_won_by_the_team_with_the_higher_mean_return():
     stepper = stepper_of("Squads", 2)
     stepper.reset(0)
     for _ in range(4):
         stepper.step(nobody(stepper))
     # red_0 gets 0 + 1 + 2 + 3 and red_1 80 more, blue 40 and 120 more; four actions 1 of the opponent pay 0.1 each
+    # so that red has 46 against 86.4 where it learns, and blue 86 against 46.4
     finished = {each[1]: each[2] for each in stepper.opponent.told if each[0] == "finish"}
-    assert finished == {0: pytest.approx(46 - 86.4), 1: pytest.approx(86 - 46.4)}
+    assert finished == {0: 0.0, 1: 1.0}
     begun = [each for each in stepper.opponent.told if each[0] == "begin"]
     assert begun == [("begin", 0, 0), ("begin", 1, 1), ("begin", 0, 1), ("begin", 1, 0)]
 
@@ -110,7 +111,7 @@ def test_equal_returns_are_a_draw_whatever_their_digits():
     stepper.reset(0)
     for _ in range(90):
         stepper.step(nobody(stepper))
-    assert [each[2] for each in stepper.opponent.told if each[0] == "finish"] == [0.0] * 6
+    assert [each[2] for each in stepper.opponent.told if each[0] == "finish"] == [0.5] * 6
 
 
 def test_members_who_have_died_or_have_not_come_are_no_experience():
@@ -153,7 +154,7 @@ def test_an_episode_ends_with_the_last_agent_of_the_team_that_learns():
     assert second.final_obs.tolist() == [[3, 2]]
     # red plays on alone where it learns; where blue learned, the next episode has begun and red learns
     assert second.obs.tolist() == [[0, 2], [2, 2], [0, 0], [2, 0]]
-    assert stepper.opponent.told[2:] == [("finish", 1, pytest.approx((10 + 61) / 2 - (0.1 + 1.1 + 20.1 + 21.1) / 2)), ("begin", 1, 0)]
+    assert stepper.opponent.told[2:] == [("finish", 1, 1.0), ("begin", 1, 0)]  # 10 + 61 against 0.1 + 1.1 + 20.1 + 21.1
 
 
 def test_the_longest_episode_truncates_the_members_who_are_there():

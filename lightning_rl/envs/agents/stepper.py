@@ -79,7 +79,7 @@ class Opponent(Protocol):
         """
 
     def finish(self, copies: np.ndarray, results: np.ndarray) -> None:
-        """Note that the episodes of K copies ended: the learner's return minus the mean return of the others."""
+        """Note that the episodes of K copies ended, with these `points` of the learner, or of its team."""
 
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
         """Return actions for observations `[K, ...]` and masks `[K, M]` of K rows; `start [K]`: whether it is their first move.
@@ -183,7 +183,7 @@ class SeatStepper(AgentStepper):
 
     def _finish(self, over: np.ndarray) -> None:
         """Begin the next episodes of copies, with the learner in the next seat."""
-        self.opponent.finish(over, subtract_mean_of_others(self.returns[over], self.seats[over]))
+        self.opponent.finish(over, points(self.returns[over], self.seats[over]))
         self.seats[over] = (self.seats[over] + 1) % len(self.agents)
         self.paid[over], self.returns[over], self.outcome.start[over] = 0.0, 0.0, True
         for e in over:
@@ -231,7 +231,10 @@ def set_arrays(stepper: Any, state: State, names: Sequence[str], num_seats: int)
         setattr(stepper, name, values)
 
 
-def subtract_mean_of_others(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
-    """Return the learners' returns minus the mean of the others', `[K]`, from those of all agents `[K, A]` and the learners' seats."""
+def points(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
+    """Return what the learners of K games won, `[K]`: 1 for each other player with a lower return, ½ for an equal one, their mean.
+
+    So players who are equally good have ½ on average, however many they are.  returns: of all players, or teams, `[K, A]`.  seats: `[K]`.
+    """
     own = returns[np.arange(len(seats)), seats]
-    return own - (returns.sum(1) - own) / max(1, returns.shape[1] - 1)
+    return 0.5 + 0.5 * np.sign(own[:, None] - returns).sum(1) / max(1, returns.shape[1] - 1)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent, set_arrays
+from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent, points, set_arrays
 from lightning_rl.envs.agents.world import Outcome, World
 from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_index
@@ -25,8 +25,7 @@ class TeamStepper(AgentStepper):
     def __init__(self, world: World) -> None:
         agents, teams = world.sides[SIDE].agents, world.sides[SIDE].spaces.teams
         self.members = np.array([[agents.index(agent) for agent in team] for team in teams])
-        """The numbers of the agents of each team, `[teams, S]`, and `rivals` those of all others."""
-        self.rivals = np.array([[k for k in range(len(agents)) if k not in team] for team in self.members])
+        """The numbers of the agents of each team, `[teams, S]`."""
         super().__init__(world)
         num = len(world.copies)
         self.agents, self.num_seats = agents, self.side.num
@@ -96,8 +95,7 @@ class TeamStepper(AgentStepper):
 
     def _finish(self, over: np.ndarray) -> None:
         """Begin the next episodes of copies, in which the next team learns."""
-        own, others = (self.returns[over[:, None], agents[self.seats[over]]].mean(1) for agents in (self.members, self.rivals))
-        self.opponent.finish(over, own - others)
+        self.opponent.finish(over, points(self.returns[over][:, self.members].mean(2), self.seats[over]))
         self.seats[over] = (self.seats[over] + 1) % len(self.members)
         self.returns[over] = 0.0
         for e in over:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lightning_rl.envs.agents.stepper import Opponent, set_arrays, subtract_mean_of_others
+from lightning_rl.envs.agents.stepper import Opponent, points, set_arrays
 from lightning_rl.envs.games.game import Game
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
@@ -123,7 +123,7 @@ class GameStepper:
         self.final_obs[played], mask = self._look(played, self.seats[played])
         if self.spaces.masked:
             self.final_mask[played] = mask | ~mask.any(1, keepdims=True)
-        self.opponent.finish(over, subtract_mean_of_others(self.returns[over], self.seats[over]))
+        self.opponent.finish(over, points(self.returns[over], self.seats[over]))
         self.seats[over] = (self.seats[over] + 1) % len(self.agents)
         self.start[over] = True
         self._clear(over)
