@@ -273,6 +273,8 @@ def mismatches(space: Space, obs: Tree, key: str = "") -> Iterator[str]:
                 yield from mismatches(child, obs[name], path)
     elif what := misshape(obs, space.shape or ()):
         yield f"{part} {what}, and its space {space.shape or ()}"
+    elif isinstance(space, Discrete) and not space.start <= int(obs) < space.start + space.n:
+        yield f"{part} is {obs}, and its space {space}"
 
 
 def misshape(value: object, shape: tuple[int, ...]) -> str:

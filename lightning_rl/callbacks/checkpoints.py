@@ -17,7 +17,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import is_least_best, metric_of
+from lightning_rl.callbacks.stopping import check_known, is_least_best, metric_of
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
@@ -81,6 +81,7 @@ class BestModel(Checkpoint):
         check_choice("checkpoint.mode", mode or "max", ("max", "min"))
         if not isinstance(monitor, str):
             raise SettingError(f"checkpoint.monitor must be the name of a metric such as eval/mean_reward, got {monitor!r}")
+        check_known(monitor, "checkpoint.monitor")
         self.folder, self.monitor, self.best = folder, monitor, -math.inf
         self.best_model_path = ""
         """The file of the best weights; empty while there is none. Lightning sets it after processes that it started."""
@@ -119,7 +120,9 @@ class BestModel(Checkpoint):
         return str(last) if last is not None and last.is_file() else ""
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Save if this evaluation is the best one; raise `SettingError` if it has no metric of that name."""
+        """Save if this evaluation is the best one; raise `SettingError` if it has no metric of that name, with what was learned saved."""
+        if self.monitor not in metrics and self.folder is not None:
+            save_checkpoint(trainer, pl_module, self.folder / "last.ckpt")
         value = metric_of(metrics, self.monitor, "checkpoint.monitor")
         score = value if self.mode == "max" else -value
         was_deleted = trainer.strategy.broadcast(self.has_saved and not self.path.is_file())

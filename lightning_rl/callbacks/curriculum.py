@@ -183,8 +183,9 @@ def need_increment(
 ) -> tuple[bool, float]:
     """Return whether a lesson is learned, and the new smoothed measure; called once for each episode that ended in the lesson.
 
-    After ML-Agents' function of the same name. `window` holds returns or successes of the last episodes. The smoothed measure, 0 at first,
-    is a quarter of what it was and three quarters of the window's mean. A rating is compared as it is: games have smoothed it.
+    After ML-Agents' function of the same name. `window` holds returns or successes of the last episodes. The smoothed measure is a
+    quarter of what it was and three quarters of the window's mean. At first it was 0, as there, or the mean itself where that is less, for
+    which 0 would be a success. A rating is compared as it is: games have smoothed it.
     """
     if len(window) < criteria.min_lesson_length:
         return False, smoothed
@@ -196,7 +197,7 @@ def need_increment(
     if math.isnan(measure):
         return False, smoothed
     if criteria.signal_smoothing:
-        measure = smoothed = SMOOTHING * smoothed + (1 - SMOOTHING) * measure
+        measure = smoothed = SMOOTHING * (smoothed or min(measure, 0.0)) + (1 - SMOOTHING) * measure
     return measure > criteria.threshold, smoothed
 
 

@@ -24,6 +24,13 @@ class Contract:
     def __init__(self, space: gym.Space, who: str) -> None:
         self.space, self.shape, self.who = space, space.shape, who
 
+    def check_keys(self, obs: Any) -> None:
+        """Raise `SettingError` for a part of an observation that its space does not have, but for a mask."""
+        if isinstance(self.space, gym.spaces.Dict):
+            for name in obs:
+                if name not in self.space.spaces and name != MASK:
+                    raise SettingError(f"{self.who}: the observation {name!r} is not in its space")
+
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
         if obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.kind in "fiub":
@@ -114,6 +121,10 @@ class TurnVectorEnv(SyncVectorEnv):
         self.stacked = concatenate(self.single_observation_space, self.latest, self.stacked)
         return self.stacked, infos
 
+    def _check_all(self) -> None:
+        for contract, obs in zip(self.contracts, self.latest, strict=True):
+            contract.check_obs(obs)
+
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Step all environments. Return observations, rewards `[N]`, terminated `[N]`, truncated `[N]`, and infos."""
         ends, rewards, latest = np.zeros((2, self.num_envs), dtype=bool), np.zeros(self.num_envs), self.latest
@@ -142,11 +153,13 @@ class TurnVectorEnv(SyncVectorEnv):
                 if obs.shape != self.shape if obs.__class__ is np.ndarray else self.shape or obs.__class__ not in NUMBERS:
                     self.contracts[row].check_obs(obs)
                 self.stacked[row] = obs
+            space = self.single_observation_space
+            if isinstance(space, gym.spaces.Discrete) and ((self.stacked < space.start) | (self.stacked >= space.start + space.n)).any():
+                self._check_all()
         else:
             try:
                 self.stacked = concatenate(self.single_observation_space, latest, self.stacked)
             except Exception:
-                for contract, obs in zip(self.contracts, latest, strict=True):
-                    contract.check_obs(obs)
+                self._check_all()
                 raise
         return self.stacked, rewards, *ends, infos

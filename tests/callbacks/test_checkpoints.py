@@ -65,7 +65,13 @@ def test_best_follows_the_monitored_metric_and_its_mode(tmp_path):
     with pytest.raises(SettingError, match=r"checkpoint\.monitor must be the name of a metric"):
         BestModel(monitor=None)
     with pytest.raises(SettingError, match=r"checkpoint.monitor 'eval/mean_rewad' is not a metric of .* did you mean eval/mean_reward"):
-        fit(tiny(PPO), enable_checkpointing=True, callbacks=[Scores([1]), BestModel(tmp_path, "eval/mean_rewad")])
+        BestModel(tmp_path, "eval/mean_rewad")
+
+
+def test_what_was_learned_is_saved_where_an_evaluation_has_not_the_monitored_metric(tmp_path):
+    with pytest.raises(SettingError, match=r"checkpoint.monitor 'eval/win_rate' is not a metric of evaluations"):
+        fit(tiny(PPO), enable_checkpointing=True, callbacks=[Scores([1]), BestModel(tmp_path, "eval/win_rate")])
+    assert stored(tmp_path / "last.ckpt")[0] == 16
 
 
 @pytest.mark.parametrize("section, callback", [("checkpoint", SaveCheckpoints), ("evaluation", RolloutEvaluator)])

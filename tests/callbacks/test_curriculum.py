@@ -47,6 +47,11 @@ def test_a_measure_must_exceed_the_threshold_and_smoothing_may_be_off():
     assert need_increment(CompletionCriteria(threshold=0.75, signal_smoothing=False), 0.0, [1.0, 0.6], 0.3) == (True, 0.3)
 
 
+def test_smoothing_begins_at_the_first_mean_if_that_is_negative():
+    assert smoothed([-19, -19, -3]) == [-19, -19, -7]
+    assert need_increment(CompletionCriteria(threshold=-15), 0.0, [-19.0], 0.0) == (False, -19.0)
+
+
 def test_a_lesson_needs_its_episodes_whatever_it_measures():
     assert need_increment(CompletionCriteria(min_lesson_length=2), 0.0, [9.0], 0.5) == (False, 0.5)
     assert need_increment(CompletionCriteria(measure="progress", min_lesson_length=2), 0.9, [9.0], 0.5) == (False, 0.5)

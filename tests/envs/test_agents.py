@@ -11,7 +11,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lightning_rl import SettingError
@@ -565,6 +565,31 @@ class Unpaid(Together):
         return None
 
 
+class Talkative(Together):
+    observation = Dict(where=Box(-100, 100, (2,), np.float32), mode=Discrete(4))
+
+    def observe(self, agent):
+        return {"where": super().observe(agent), "mode": 1} | ({"mood": 1} if self.t == 2 else {})
+
+
+class Outside(Talkative):
+    def observe(self, agent):
+        return super().observe(agent) | ({"mode": 9} if self.t == 1 else {})
+
+
+class Stuck(InTurn):
+    """Its second player keeps the turn."""
+
+    def step(self, action):
+        if self.agent_selection != "p1":
+            super().step(action)
+
+
+class Unmasked(InTurn):
+    def tell(self, agent):
+        return {"action_mask": np.ones(2, np.int8)} if self.t < 3 else {}
+
+
 class Vanishing(Mortal):
     """b leaves without a word."""
 
@@ -666,6 +691,17 @@ class Alone(Together):
         (Raising, "environment 0 of Raising raised ValueError: no such move"),
         (Misshapen, "agent b of environment 0 of Misshapen: the observation has shape (3,), and its space (2,)"),
         (Unpaid, "agent a of environment 0 of Unpaid: the reward is None, and must be a number"),
+        (Talkative, "agent a of environment 0 of Talkative: the observation 'mood' is not in its space"),
+        (Outside, "agent a of environment 0 of Outside: the observation 'mode' is 9, and its space Discrete(4)"),
+        (
+            Stuck,
+            "environment 2 of Stuck: others made 10,000 moves, now p1, and agent p2 none; does step pass the turn on?",
+        ),
+        (
+            Unmasked,
+            "agent p0 of environment 2 of Unmasked has no action_mask, and the model was made with masks: "
+            "return one after every reset and step",
+        ),
         (Vanishing, "environment 0 of Vanishing: agent b left without being terminated or truncated"),
         (Stranger, "environment 0 of Stranger: agent z is there, and is not one of its possible_agents"),
         (Empty, "environment 0 of Empty: nobody is there after a reset"),

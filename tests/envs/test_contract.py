@@ -39,6 +39,7 @@ ODD = {
     "a part that is missing": ({"space": BODY, "obs": {"arm": np.zeros(4)}}, "the observation 'mode' is missing"),
     "a number as a text": ({"space": Discrete(3), "obs": "1"}, "the observation is '1', and its space ()"),
     "a number in a list": ({"space": Discrete(3), "obs": np.array([1])}, "the observation has shape (1,), and its space ()"),
+    "a number outside": ({"space": Discrete(3, start=1), "obs": 4}, "the observation is 4, and its space Discrete(3, start=1)"),
     "an error": ({"obs": ValueError("no sensor")}, "raised ValueError: no sensor"),
 }
 FINE = {

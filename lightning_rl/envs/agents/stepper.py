@@ -7,9 +7,12 @@ import numpy as np
 
 from lightning_rl.envs.agents.world import Outcome, World
 from lightning_rl.envs.lessons import LessonValues
+from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_index
 
+MAX_MOVES = 10_000
+"""Of others in a row, after which a game goes on without its learner."""
 SIDE = "all"
 """The name of the only side."""
 
@@ -145,9 +148,17 @@ class SeatStepper(AgentStepper):
         return self.agents[self.seats[e]]
 
     def _play_others(self) -> None:
-        """Let others move until the learner is to move in every copy."""
-        while waiting := [e for e, copy in enumerate(self.world.copies) if self._learner(e) not in copy.to_move]:
+        """Let others move until the learner is to move in every copy. Raises `SettingError`: it never is."""
+        for _ in range(MAX_MOVES):
+            waiting = [e for e, copy in enumerate(self.world.copies) if self._learner(e) not in copy.to_move]
+            if not waiting:
+                return
             self._move({e: {} for e in waiting})
+        mover, learner = next(iter(self.world.copies[waiting[0]].to_move)), self._learner(waiting[0])
+        raise SettingError(
+            f"{self.world.copies[waiting[0]].contract.who}: others made {MAX_MOVES:,} moves, now {mover}, and agent {learner} none; "
+            "does step pass the turn on?"
+        )
 
     def _move(self, actions: dict[int, dict[str, Tree]]) -> None:
         """Step copies with the actions of their learners, if any, and the opponent's for all others who are to move."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from enum import Enum
 from types import ModuleType
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import gymnasium as gym
 import numpy as np
@@ -69,8 +70,12 @@ class VmasCopies:
         ]
         arguments = {"max_steps": DEFAULT_MAX_STEPS, "clamp_actions": True, **kwargs}
         arguments.pop("render_mode", None)  # of `VmasGame`
-        with self._drawing():
+        with self._drawing(), catch_warnings(record=True) as warned:
+            simplefilter("always")
             self.env = vmas.make_env(scenario, num_copies, device="cpu", terminated_truncated=True, **arguments)
+        for each in warned:
+            if "not used by the scenario" in str(each.message):
+                raise SettingError(f"env.kwargs of {env_id}: the scenario does not take {', '.join(unused(str(each.message), kwargs))}")
         self.names: list[str] = [agent.name for agent in self.env.agents]
         self.observation_spaces = [as_gymnasium(space) for space in self.env.observation_space]
         self.action_spaces = [as_gymnasium(space) for space in self.env.action_space]
@@ -153,6 +158,11 @@ class VmasCopies:
                 places[path][keys[key[0]]] = made[-1]
         torch_state, (kind, keys, *rest), (version, numbers, gauss) = state["draws"]
         self.draws = [torch.from_numpy(np.array(torch_state)), (kind, np.array(keys), *rest), (version, tuple(numbers), gauss)]
+
+
+def unused(message: str, kwargs: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that a warning of VMAS names."""
+    return [name for name in kwargs if repr(name) in message] or [message]
 
 
 def restore_rows(now: list[tuple[str, Any, Any, str]], before: list[tuple[str, Any, Any, str]], kept: np.ndarray) -> bool:

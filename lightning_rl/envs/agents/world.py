@@ -90,11 +90,13 @@ class Side:
         outcome: what happened to the rows.
     """
 
-    def __init__(self, name: str, spaces: Spaces, num_copies: int) -> None:
-        self.name, self.spaces, self.agents = name, spaces, list(spaces.agents)
+    def __init__(self, env_name: str, name: str, spaces: Spaces, num_copies: int) -> None:
+        self.name, self.spaces, self.agents = f"{env_name} {name}".rstrip(), spaces, list(spaces.agents)
         agents, self.num = len(self.agents), num_copies * len(self.agents)
         self.rows = [{agent: e * agents + a for a, agent in enumerate(self.agents)} for e in range(num_copies)]
-        self.masks = make_masks(spaces, f"row {{}} of {name}")
+        self.labels = [f"agent {agent} of environment {e} of {env_name}" for e in range(num_copies) for agent in self.agents]
+        """What messages call each row."""
+        self.masks = make_masks(spaces, "{}")
         self.obs, self.mask = allocate(spaces.observation, self.num), spaces.masks(self.num)
         self.present = np.zeros(self.num, dtype=bool)
         self.outcome = Outcome(self.num)
@@ -104,7 +106,7 @@ class Side:
 
         `joint`: what `see_jointly` returned. `over`: at the end of its episode, where a mask may be missing.
         """
-        obs, mask = self.masks.one(obs, info, row, over)
+        obs, mask = self.masks.one(obs, info, self.labels[row], over)
         return ({OWN: obs, JOINT: joint} if self.spaces.joint else obs), mask
 
     def see_jointly(self, copy: AgentsEnv, over: bool = False) -> Tree:
@@ -194,7 +196,7 @@ class World:
         """What draws the parameters of each copy, if anything does."""
         self.name: str = self.copies[0].name
         self.way, self.max_episode_steps, self.settings = way, max_episode_steps, settings
-        self.sides = {name: Side(f"{self.name} {name}".rstrip(), spaces, num_copies) for name, spaces in sides.items()}
+        self.sides = {name: Side(self.name, name, spaces, num_copies) for name, spaces in sides.items()}
         self.lengths = np.zeros(num_copies, dtype=np.int64)
         """Steps of each copy in its episode."""
         self.cuts_all = False
