@@ -273,8 +273,18 @@ def mismatches(space: Space, obs: Tree, key: str = "") -> Iterator[str]:
                 yield from mismatches(child, obs[name], path)
     elif what := misshape(obs, space.shape or ()):
         yield f"{part} {what}, and its space {space.shape or ()}"
-    elif isinstance(space, Discrete) and not space.start <= int(obs) < space.start + space.n:
+    elif is_outside(space, np.asarray(obs)):
         yield f"{part} is {obs}, and its space {space}"
+
+
+def unknown_parts(space: Space, obs: Tree) -> list[str]:
+    """Return the names in an observation that its space does not have, but for a mask."""
+    return [name for name in obs if name not in space.spaces and name != MASK] if isinstance(space, Dict) else []
+
+
+def is_outside(space: Space, obs: np.ndarray) -> bool:
+    """Return whether any of some whole numbers is none of a Discrete space's."""
+    return isinstance(space, Discrete) and bool(((obs < space.start) | (obs >= space.start + space.n)).any())
 
 
 def misshape(value: object, shape: tuple[int, ...]) -> str:

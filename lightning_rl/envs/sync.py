@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from lightning_rl.errors import SettingError, place_in_code, was_raised_in
-from lightning_rl.spaces import MASK, mismatches, misshape
+from lightning_rl.spaces import MASK, is_outside, mismatches, misshape, unknown_parts
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """Types of rewards that need no closer look."""
@@ -26,10 +26,8 @@ class Contract:
 
     def check_keys(self, obs: Any) -> None:
         """Raise `SettingError` for a part of an observation that its space does not have, but for a mask."""
-        if isinstance(self.space, gym.spaces.Dict):
-            for name in obs:
-                if name not in self.space.spaces and name != MASK:
-                    raise SettingError(f"{self.who}: the observation {name!r} is not in its space")
+        for name in unknown_parts(self.space, obs):
+            raise SettingError(f"{self.who}: the observation {name!r} is not in its space")
 
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
@@ -153,8 +151,7 @@ class TurnVectorEnv(SyncVectorEnv):
                 if obs.shape != self.shape if obs.__class__ is np.ndarray else self.shape or obs.__class__ not in NUMBERS:
                     self.contracts[row].check_obs(obs)
                 self.stacked[row] = obs
-            space = self.single_observation_space
-            if isinstance(space, gym.spaces.Discrete) and ((self.stacked < space.start) | (self.stacked >= space.start + space.n)).any():
+            if is_outside(self.single_observation_space, self.stacked):
                 self._check_all()
         else:
             try:
