@@ -37,12 +37,16 @@ def finite_rewards(rewards: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.nan_to_num(rewards, posinf=0.0, neginf=0.0)
 
 
-def first_bad(name: str, tree: Tree, envs: Sequence[int] | np.ndarray) -> str | None:
-    """Name the first value of arrays `[K, ...]` that is not finite: `observation where.t of environment 3 is nan`. Rows are `envs`."""
+def first_bad(name: str, tree: Tree, envs: Sequence[int] | np.ndarray, labels: Sequence[str] = ()) -> str | None:
+    """Name the first value of arrays `[K, ...]` that is not finite: `observation where.t of environment 3 is nan`.
+
+    Rows are `envs`, or have these `labels` by their numbers.
+    """
     for key, leaf in named_leaves(tree):
         if not is_finite(leaf):
             place = np.argwhere(~_good(leaf))[0]
-            return f"{name}{key and f' {key}'} of environment {envs[int(place[0])]} is {leaf[tuple(place)]}"
+            row = int(envs[int(place[0])])
+            return f"{name}{key and f' {key}'} of {labels[row] if labels else f'environment {row}'} is {leaf[tuple(place)]}"
     return None
 
 
@@ -101,25 +105,26 @@ class Guard:
 
     # ---------------------------------------------------------------- environments
 
-    def replace_first(self, obs: Tree, env_steps: int) -> Tree:
+    def replace_first(self, obs: Tree, env_steps: int, labels: Sequence[str] = ()) -> Tree:
         """Replace the first observations `[N, ...]` of episodes, some of which are not finite, by zeros where they are not."""
-        self._meet(first_bad("observation", obs, range(1_000_000)), env_steps, {"next_obs": obs})
+        self._meet(first_bad("observation", obs, range(1_000_000), labels), env_steps, {"next_obs": obs})
         return replace(obs, tree_map(np.zeros_like, obs))
 
-    def replace(self, step: EnvStep, before: Tree, env_steps: int) -> EnvStep:
+    def replace(self, step: EnvStep, before: Tree, env_steps: int, labels: Sequence[str] = ()) -> EnvStep:
         """Replace what is not finite in a step: observations by those before, rewards by 0.
 
         Args:
             step: of N environments, something of which is not finite.
             before: the observations `[N, ...]` that were acted on.
             env_steps: environment steps made before it.
+            labels: what messages call the rows; default: environment 0, …
         """
         final, everywhere = step.final_obs, range(len(step.reward))
-        found = first_bad("reward", step.reward, everywhere)
-        found = found or (None if final is None else first_bad("final observation", final, step.ended))
+        found = first_bad("reward", step.reward, everywhere, labels)
+        found = found or (None if final is None else first_bad("final observation", final, step.ended, labels))
         batch = {"obs": before, "reward": step.reward, "next_obs": step.obs, "final_obs": () if final is None else final}
         made = env_steps + int(np.count_nonzero(step.valid))
-        self._meet(found or first_bad("observation", step.obs, everywhere), made, batch)
+        self._meet(found or first_bad("observation", step.obs, everywhere, labels), made, batch)
         final = None if final is None else replace(final, tree_map(lambda leaf: leaf[step.ended], before))
         return step._replace(reward=replace(step.reward, np.zeros_like(step.reward)), obs=replace(step.obs, before), final_obs=final)
 

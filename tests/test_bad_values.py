@@ -120,6 +120,7 @@ def test_large_numbers_are_numbers():
     assert is_finite(np.full((8, 4), 3e38, np.float32)) and is_finite(np.full((8, 4), -3e38))
     assert not is_finite(np.full((8, 4), 3.5e38)) and is_finite({"a": (np.arange(3), np.zeros(2, np.uint8))})
     assert first_bad("reward", np.array([1.0, -math.inf]), [3, 5]) == "reward of environment 5 is -inf"
+    assert first_bad("reward", np.array([math.nan]), [1], ["agent a", "agent b"]) == "reward of agent b is nan"
 
 
 @pytest.mark.parametrize("value", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])

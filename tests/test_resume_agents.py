@@ -154,5 +154,5 @@ def test_a_run_goes_on_with_more_copies_in_new_episodes(tmp_path, capsys):
     run(tmp_path, PPO, {"id": "tests.agents.Mortal"}, {}, stop=StopAt(3))
     capsys.readouterr()
     model, _ = run(tmp_path, PPO, {"id": "tests.agents.Mortal", "num_envs": 4}, {"n_steps": 4}, ckpt_path="last")
-    assert "environments start new episodes: the checkpoint has 1 x 4 (ranks x env.num_envs), not 1 x 8" in capsys.readouterr().out
+    assert "environments start new episodes: the checkpoint has 1 x 4 (ranks x env.num_envs x agents), not 1 x 8" in capsys.readouterr().out
     assert model.env_steps >= 192

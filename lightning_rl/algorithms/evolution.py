@@ -91,7 +91,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
             )
         if self.spaces.agents:
             name = getattr(self.env, "id", "the environment")
-            raise SettingError(f"EvolutionStrategies plays with one agent, and {name} has {len(self.spaces.agents)}; use another algorithm")
+            raise SettingError(f"{type(self).__name__} plays no environments of PettingZoo or VMAS, such as {name}; use another algorithm")
         self.evaluators = check_actors(self.actors)
         self.generation_settings: dict[str, Any] = {
             "pairs": self.episodes_per_generation // 2,

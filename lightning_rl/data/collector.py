@@ -135,6 +135,8 @@ class Collector:
         self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
         self.name, self.can_be_saved, self.set_lessons, self.close = stepper.name, stepper.can_be_saved, stepper.set_lessons, stepper.close
         self.num_envs = num_envs = stepper.num_envs
+        self.labels: Sequence[str] = getattr(stepper, "labels", ())
+        """What messages call the rows where they are agents; else none."""
         self.precision = precision
         self.guard = Guard()
         self.statistics = EpisodeStatistics(num_envs)
@@ -219,7 +221,7 @@ class Collector:
     def reset(self, seeded: bool = True) -> None:
         """Start an episode in all environments, with the collector's seed or from their random generators as they are."""
         obs, self._mask = self.stepper.reset(self.seed if seeded else None)
-        self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps)
+        self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps, self.labels)
         self._memory = self.network.initial_memory(self.num_envs)
         self._start = np.ones(self.num_envs, dtype=bool)
 
@@ -238,7 +240,7 @@ class Collector:
         if is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs)):
             self.guard.bad_steps = 0
         else:
-            step = self.guard.replace(step, self._obs_rows[t], self.env_steps)
+            step = self.guard.replace(step, self._obs_rows[t], self.env_steps, self.labels)
         self._reward[t] = step.reward
         flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
         self._start, self._current, self._mask = step.episode_start, step.obs, step.mask
@@ -297,7 +299,7 @@ class Collector:
             row = tree_map(lambda leaf, new: copy_to(leaf, new) or leaf, allocate(self._space, self.num_envs), current)
             step = self.stepper.step(actor.act(0, (), self._start, mask)[0])
             if not (is_finite(step.obs) and is_finite(step.reward)):
-                step = self.guard.replace(step, row, self.env_steps)
+                step = self.guard.replace(step, row, self.env_steps, self.labels)
             current, mask = step.obs, step.mask
             self.env_steps += int(step.valid.sum())
             self.rows += self.num_envs

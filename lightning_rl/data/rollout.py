@@ -131,7 +131,9 @@ def check_minibatches(algorithm: Any) -> None:
         small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
         sizes = [number * sequence_length for divisor in small for number in {divisor, sequences // divisor}]
         nearest = sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])
-        rows = f"n_steps * num_envs = {n_steps} * {num_envs} = {n_steps * num_envs}"
+        agents = algorithm.spaces.rows
+        factors = f"num_envs * agents = {n_steps} * {num_envs // agents} * {agents}" if agents > 1 else f"num_envs = {n_steps} * {num_envs}"
+        rows = f"n_steps * {factors} = {n_steps * num_envs}"
         if sequence_length > 1:
             rows += f" in sequences of {sequence_length}"
         raise SettingError(f"batch_size {batch_size} does not divide {rows}; use {' or '.join(map(str, nearest))}")

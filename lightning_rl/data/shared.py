@@ -31,7 +31,7 @@ class SharedStepper:
     """Who plays the side while another behavior learns, where they take turns."""
 
     def __init__(self, side: Side) -> None:
-        self.side, self.name, self.num_envs, self.can_be_saved = side, side.name, side.num, True
+        self.side, self.name, self.num_envs, self.can_be_saved, self.labels = side, side.name, side.num, True, side.labels
         self.all_valid, self.notices, self.steps = side.outcome.all_valid, list[str](), deque[EnvStep]()
 
     @property
@@ -122,7 +122,7 @@ class SharedCollector(Collector):
         if is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs)):
             self.guard.bad_steps = 0
             return step
-        return self.guard.replace(step, before, self.env_steps)
+        return self.guard.replace(step, before, self.env_steps, self.labels)
 
     def begin(self) -> Any:
         """Return who repeats what was done, for `unroll`."""

@@ -204,7 +204,7 @@ def choose_behavior(run: Run, behavior: str | None) -> Any:
         return run
     algorithms: Mapping[str, LearningRun] = getattr(run, "algorithms", {})
     if behavior is None or behavior not in algorithms:
-        asked = "name a behavior" if behavior is None else f"there is no behavior {behavior!r}"
+        asked = "name a behavior, --behavior" if behavior is None else f"there is no behavior {behavior!r}"
         known = f"this run has {', '.join(algorithms)}" if algorithms else "this run has one policy, without a name"
         raise SettingError(f"{asked}: {known}")
     return algorithms[behavior]

@@ -364,8 +364,8 @@ class Run(HookedModule):
         assert dataset is not None
         new_episodes: str | None = "the checkpoint holds none of a run" if trainer.ckpt_path else "the model goes on learning in a new fit"
         if ranks:
-            found = f"{len(ranks)} x {ranks[0]['num_envs']}"
-            new_episodes = f"the checkpoint has {found} (ranks x env.num_envs), not {self.trainer.world_size} x {self.num_envs}"
+            found, agents = f"{len(ranks)} x {ranks[0]['num_envs']}", " x agents" * (self.spaces.rows > 1)
+            new_episodes = f"the checkpoint has {found} (ranks x env.num_envs{agents}), not {self.trainer.world_size} x {self.num_envs}"
         if state is None:
             if self.global_rank == 0:  # one rank continues the counts of all
                 self.continue_counts()

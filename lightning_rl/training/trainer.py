@@ -362,6 +362,8 @@ class Trainer(EvaluatingTrainer):
         names = {"run_name": self.run_folder.name}  # `last` alone is the newest run's
         if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a program has no Trainer
             names["default_root_dir"] = str(self.default_root_dir)
+        if 0 <= self.max_steps <= self.global_step:  # or it would end at once
+            names["max_steps"] = "-1"
         options = "".join(f" --trainer.{name} {quote(value)}" for name, value in names.items())
         return f"{command} --config {quote(str(self.run_folder / 'config.yaml'))} --ckpt_path last{options}"
 

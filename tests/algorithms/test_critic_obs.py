@@ -223,5 +223,5 @@ def test_the_policy_of_one_behavior_is_exported_under_its_name(tmp_path):
     file = lrl.export_policy(trainer.run_folder, behavior="b")
     described = json.loads(file.with_name("best.b.onnx.json").read_text())
     assert file.name == "best.b.onnx" and [port["shape"] for port in described["inputs"]] == [["batch", 2]]
-    with pytest.raises(SettingError, match="name a behavior: this run has a, b"):
+    with pytest.raises(SettingError, match="name a behavior, --behavior: this run has a, b"):
         lrl.export_policy(trainer.run_folder)

@@ -253,7 +253,7 @@ def test_a_checkpoint_holds_all_policies_and_gives_the_one_that_is_named(tmp_pat
     obs = np.array([1, 2], np.float32)
     assert lrl.load_policy(trainer.run_folder, behavior="b").act(obs)[0] == model.algorithms["b"](obs[None])[0]
     assert lrl.evaluate(trainer.run_folder, episodes=3)["episodes"] == 3
-    with pytest.raises(SettingError, match="name a behavior: this run has a, b"):
+    with pytest.raises(SettingError, match="name a behavior, --behavior: this run has a, b"):
         lrl.load_policy(trainer.run_folder)
     with pytest.raises(SettingError, match="there is no behavior 'c': this run has a, b"):
         lrl.load_policy(trainer.run_folder, behavior="c")

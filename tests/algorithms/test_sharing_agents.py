@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, EvolutionStrategies, SettingError
+from lightning_rl import A2C, ARS, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, EvolutionStrategies, SettingError
+from lightning_rl.errors import NotFiniteError
 from lightning_rl.types import tree_leaves
+from tests.agents import Mortal
 from tests.fitting import fit, tiny, weights
 
 GAMMA = 0.9
@@ -156,10 +158,32 @@ def test_the_value_of_a_death_is_what_it_pays(algorithm):
     assert value.flatten().tolist() == pytest.approx([3.439, 2.71, 1.9, 1, 0.9, 1], abs=0.12)
 
 
-def test_evolution_strategies_refuse_several_agents():
+@pytest.mark.parametrize("algorithm", [EvolutionStrategies, ARS])
+def test_evolution_strategies_refuse_several_agents(algorithm):
     with pytest.raises(SettingError) as raised:
-        tiny(EvolutionStrategies, "tests.agents.Mortal")
-    assert str(raised.value) == "EvolutionStrategies plays with one agent, and tests.agents.Mortal has 2; use another algorithm"
+        tiny(algorithm, "tests.agents.Mortal")
+    name = algorithm.__name__
+    assert str(raised.value) == f"{name} plays no environments of PettingZoo or VMAS, such as tests.agents.Mortal; use another algorithm"
+
+
+class Bad(Mortal):
+    """b, the second of two agents, gets no number in the second step of the first episode."""
+
+    def step(self, actions):
+        obs, rewards, *others = super().step(actions)
+        return obs, {agent: float("nan") if agent == "b" and self.t == 2 else reward for agent, reward in rewards.items()}, *others
+
+
+def test_nan_names_the_agent_and_its_environment():
+    with pytest.raises(NotFiniteError, match=r"^reward of agent b of environment 0 of Bad is nan at environment step"):
+        fit(PPO(lambda: Bad(), n_steps=8, batch_size=8))
+
+
+def test_minibatches_that_do_not_fit_count_agents_apart_from_environments():
+    with pytest.raises(
+        SettingError, match=r"batch_size 48 does not divide n_steps \* num_envs \* agents = 16 \* 4 \* 2 = 128; use 32 or 64"
+    ):
+        PPO({"id": "tests.agents.Mortal", "num_envs": 4}, n_steps=16, batch_size=48)
 
 
 @pytest.mark.parametrize("env", ["Visited", "InTurn"])

@@ -24,6 +24,14 @@ HIDING = """
 from my_game import Meeting
 
 
+class Fixed:
+    '''Has the space of all agents as an attribute.'''
+
+    metadata = {}
+    possible_agents = ["a", "b"]
+    observation_space = action_space = None
+
+
 class Hiding(Meeting):
     '''Has a part of its state where nobody finds it.'''
 
@@ -73,6 +81,7 @@ def my_game(folder, monkeypatch):
         ("my_game.Meetin", "env.id 'my_game.Meetin': there is no 'Meetin' in my_game; did you mean Meeting?"),
         ("your_game.Meeting", "env.id 'your_game.Meeting': there is no module 'your_game'"),
         ("hiding.Nothing", "hiding.Nothing builds Nothing, which is no environment of PettingZoo; those of one agent are registered"),
+        ("hiding.Fixed", "hiding.Fixed builds Fixed, whose observation_space is not a method: PettingZoo asks observation_space(agent)"),
         (
             "mpe2.simple_tag_v3",
             "adversary_0 and agent_0 differ; one policy needs agents with equal ones, and MultiAgent takes several policies",
@@ -139,5 +148,5 @@ def test_a_video_shows_every_step_and_what_is_not_possible_is_refused(folder, ca
     assert len(read(video)[1]) == int(re.search(r"length (\d+)", out)[1]) + 1 >= fewest
     status, _, err = run("collect --ckpt_path a.ckpt --dataset several/agents-v0", capfd)
     assert (status, err.count("\n")) == (2, 1) and "collect records environments of one agent" in err
-    with pytest.raises(SettingError, match="EvolutionStrategies plays with one agent"):
+    with pytest.raises(SettingError, match="EvolutionStrategies plays no environments of PettingZoo or VMAS, such as"):
         tiny(EvolutionStrategies, env_id, encoder="mlp")

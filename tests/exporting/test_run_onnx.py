@@ -87,7 +87,7 @@ def policy(exported, tmp_path):
     (tmp_path / "other.onnx.json").write_text('{"inputs": 3}')
     for name in ("alone.onnx", "other.onnx"):
         (tmp_path / name).write_bytes(path.read_bytes())
-    for name, env_id in {"theirs": "somewhere/Env-v0", "mine": "Mine-v0", "nameless": None}.items():
+    for name, env_id in {"theirs": "somewhere/Env-v0", "mine": "Nobodys-v0", "nameless": None}.items():
         (tmp_path / f"{name}.onnx").write_bytes(path.read_bytes())
         description = json.loads((tmp_path / "a.onnx.json").read_text()) | {"environment": env_id}
         (tmp_path / f"{name}.onnx.json").write_text(json.dumps(description))
@@ -110,7 +110,7 @@ def policy(exported, tmp_path):
         ("a.onnx --env nowhere:Env-v0", "Env-v0 cannot be built"),
         ("a.onnx --import nowhere", "--import nowhere: No module named 'nowhere'"),
         ("theirs.onnx", "somewhere/Env-v0 is not a registered environment; add --import PACKAGE"),
-        ("mine.onnx", "Mine-v0 is not a registered environment"),
+        ("mine.onnx", "Nobodys-v0 is not a registered environment"),
         ("nameless.onnx", "nameless.onnx names no environment; add --env ID"),
         ("a.onnx --episodes 0", "--episodes must be at least 1, got 0"),
     ],

@@ -373,6 +373,10 @@ def wrap_agents(env: Any, name: str, index: int = 0) -> AgentsEnv:
 
     Raises `SettingError`: it is none, or does not name the agents that there may be.
     """
+    if not has_agents(env) and hasattr(env, "possible_agents"):
+        raise SettingError(
+            f"{name} builds {type(env).__name__}, whose observation_space is not a method: PettingZoo asks observation_space(agent)"
+        )
     if not has_agents(env):
         raise SettingError(f"{name} builds {type(env).__name__}, which is no environment of PettingZoo; those of one agent are registered")
     made = (TurnAgents if hasattr(env, "agent_iter") else ParallelAgents)(env, name, index)

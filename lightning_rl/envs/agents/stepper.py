@@ -32,6 +32,8 @@ class AgentStepper:
         self.notices: list[str] = []
         self.outcome = self._make_outcome()
         self.num_envs, self.all_valid = self.outcome.num, self.outcome.all_valid
+        self.labels = self.side.labels if self.outcome is self.side.outcome else []
+        """What messages call the rows, where all agents are rows."""
 
     def _make_outcome(self) -> Outcome:
         return self.side.outcome
