@@ -204,7 +204,7 @@ def mutation(distribution: BaseDistribution) -> Any:
     if isinstance(each, CategoricalDistribution):
         return list(each.choices)
     if isinstance(each, IntDistribution) and each.high - each.low <= MAX_CHOICES:
-        return list(range(each.low, each.high + 1))  # of a range it takes 0.8 or 1.2 of the number, rounded down: 2 would stay 2
+        return list(range(each.low, each.high + 1, each.step))  # of a range it takes 0.8 or 1.2 of the number, rounded down: 2 would stay 2
     if isinstance(each, IntDistribution):
         return tune.lograndint(each.low, each.high + 1) if each.log else tune.randint(each.low, each.high + 1)
     return tune.loguniform(each.low, each.high) if each.log else tune.uniform(each.low, each.high)

@@ -132,14 +132,14 @@ def test_the_first_members_are_the_first_trials_of_a_random_study(tmp_path):
     assert first[0] == first[1][:2] and first[1][1] != first[1][2]
 
 
-@pytest.mark.parametrize(("low", "high"), [(1, 4), (1, 20)])
-def test_small_integers_move_one_by_one(low, high):
+@pytest.mark.parametrize(("low", "high", "step", "expected"), [(2, 4, 1, {2, 4}), (1, 20, 1, {2, 4}), (1, 9, 2, {1, 5})])
+def test_small_integers_move_one_by_one(low, high, step, expected):
     from ray.tune.schedulers.pbt import _explore
 
-    mutations, random_state = {"n": mutation(IntDistribution(low, high))}, np.random.get_state()
-    found = {_explore({"n": 2}, mutations, 0.0, (1.2, 0.8), None)[0]["n"] for _ in range(100)}
+    mutations, random_state = {"n": mutation(IntDistribution(low, high, step=step))}, np.random.get_state()
+    found = {_explore({"n": 3}, mutations, 0.0, (1.2, 0.8), None)[0]["n"] for _ in range(100)}
     np.random.set_state(random_state)
-    assert found == {1, 3}
+    assert found == expected
 
 
 def test_a_copied_run_has_the_files_of_the_other_and_none_of_its_own(tmp_path):

@@ -12,7 +12,7 @@ from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_index
 
 MAX_MOVES = 10_000
-"""Of others in a row, after which a game goes on without its learner."""
+"""Of others in a row, after which an error says that the learner never is to move."""
 SIDE = "all"
 """The name of the only side."""
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from enum import Enum
 from types import ModuleType
 from typing import Any
-from warnings import catch_warnings, simplefilter
+from warnings import catch_warnings, simplefilter, warn_explicit
 
 import gymnasium as gym
 import numpy as np
@@ -76,6 +76,7 @@ class VmasCopies:
         for each in warned:
             if "not used by the scenario" in str(each.message):
                 raise SettingError(f"env.kwargs of {env_id}: the scenario does not take {', '.join(unused(str(each.message), kwargs))}")
+            warn_explicit(each.message, each.category, each.filename, each.lineno)
         self.names: list[str] = [agent.name for agent in self.env.agents]
         self.observation_spaces = [as_gymnasium(space) for space in self.env.observation_space]
         self.action_spaces = [as_gymnasium(space) for space in self.env.action_space]
