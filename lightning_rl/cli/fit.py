@@ -235,4 +235,8 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
         while cause is not None and not isinstance(cause, SettingError):
             cause = cause.__cause__ or cause.__context__
         text = explain(str(error)) if isinstance(error, ArgumentError) else str(error) or type(error).__name__
+        if found := re.search(
+            r"Union subtypes.*?Errors:\s+- (?:Problem with given class_path '\S+':\s+)?(.+?)(?:\s+- Expected|$)", text, re.S
+        ):
+            text = found[1]
         raise SettingError(cause or text) from error

@@ -30,6 +30,7 @@ from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import algorithm_class, stored_name
 from lightning_rl.training.run import Run
+from lightning_rl.training.settings import settings_of
 
 OF_THE_RUN = ("env", "max_env_steps", "log_interval", "spaces")
 """Settings that behaviors do not have for themselves."""
@@ -108,9 +109,14 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise SettingError(f"behaviors: the name {name!r} must consist of letters, digits, _ and -")
     if isinstance(given, Behavior):
+        if not isinstance(given.agents, str | list | tuple) or not all(isinstance(agent, str) for agent in given.agents):
+            raise SettingError(f"behavior {name}: agents must be names, or patterns such as adversary_*, got {given.agents!r}")
         if isinstance(given.learner, LearningRun) or not callable(given.learner):
             what = f"got {type(given.learner).__name__}; give a class such as PPO, or partial(PPO, n_steps=64)"
             raise SettingError(f"behavior {name}: learner must make an algorithm for its agents, {what}")
+        cls = getattr(given.learner, "func", given.learner)
+        if isinstance(cls, type) and not (issubclass(cls, LearningRun) and "max_env_steps" in settings_of(cls)):
+            raise SettingError(f"behavior {name}: {cls.__name__} does not learn from the steps of agents; choose another algorithm")
         for setting in OF_THE_RUN:
             if setting in getattr(given.learner, "keywords", {}):
                 raise SettingError(f"behavior {name}: {setting} belongs to the run, and not to one behavior")
@@ -134,7 +140,7 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
             if setting in (learner.get("init_args") or {}):
                 raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, and not to one behavior")
         learner = partial(algorithm_class(learner["class_path"], LearningRun), **(learner.get("init_args") or {}))
-    return Behavior(given["agents"], learner, frozen, origin)
+    return as_behavior(name, Behavior(given["agents"], learner, frozen, origin))
 
 
 def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:

@@ -264,7 +264,7 @@ def test_reward_scales_begin_again_with_a_turn(tmp_path):
 def test_nan_that_one_who_waits_sees_is_what_on_nan_says(tmp_path, on_nan):
     model = made(Broken, a=partial(PPO, on_nan=on_nan), b=partial(PPO, on_nan=on_nan), steps=24)
     if on_nan == "raise":
-        with pytest.raises(NotFiniteError, match="observation of agent b of environment 0 of .*Broken is nan"):
+        with pytest.raises(NotFiniteError, match=r"observation of agent b of environment 0 of .*Broken is nan"):
             fit(model, tmp_path)
     else:
         fit(model, tmp_path)

@@ -55,7 +55,8 @@ class AgentsEnv(gym.Env):
     """The attributes that the next step depends on."""
 
     def __init__(self, env: Any, name: str, index: int = 0) -> None:
-        self.env, self.name, self.metadata, self.render_mode = env, name, env.metadata, getattr(env, "render_mode", None)
+        self.env, self.name, self.render_mode = env, name, getattr(env, "render_mode", None)
+        self.metadata = getattr(env, "metadata", {})
         self.agents: list[str] = list(getattr(env, "possible_agents", ()))
         self.contract = Contract(gym.Space(), f"environment {index} of {name}")
         with self.contract.naming():
