@@ -416,6 +416,7 @@ def test_weights_and_biases_keeps_settings_and_metrics_over_environment_steps(fi
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()  # it keeps the settings that it read first in this process
     (folder / "elsewhere").mkdir()
     with contextlib.chdir(folder / "elsewhere"):  # where its service is started, for all runs of this process
         wandb.init(dir=folder / "elsewhere").finish()
