@@ -65,6 +65,7 @@ def test_a_run_that_continues_goes_on_counting_evaluations():
 def test_weights_and_biases_gets_the_files(folder, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()  # it keeps the settings that it read first in this process
     trained(lrl.Video(every_n_evaluations=3, max_episode_steps=3), logger=WandbLogger(save_dir=str(folder)))
     wandb.finish()
     (found,) = folder.glob("wandb/offline-run-*/files/media/videos/eval/video_*.mp4")
