@@ -68,15 +68,13 @@ class GRU(Memory):
         return GRUMemory(self.memory_size, num_inputs, num_goal_features, self.sequence_length, self.burn_in)
 
 
-def as_memory(setting: Memory | Mapping[str, object] | str | None) -> Memory | None:
-    """Return the memory of a setting; in a file it names LSTM, GRU or an imported class, or is a mapping of class_path and init_args.
+def as_memory(setting: Memory | Mapping[str, object] | None) -> Memory | None:
+    """Return the memory of a setting; in a file it is a mapping of class_path and init_args, which names LSTM, GRU or an imported class.
 
     Raises `SettingError`: anything else.
     """
     if setting is None or isinstance(setting, Memory):
         return setting
-    if setting in ("LSTM", "GRU"):
-        setting = {"class_path": setting}
     if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
         raise SettingError(f"memory must be lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got {setting!r}")
     known, name = {cls.__name__: cls for cls in _subclasses(Memory)}, str(setting["class_path"]).rpartition(".")[2]

@@ -136,10 +136,13 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
     if isinstance(learner, Mapping):
         if not {"class_path"} <= learner.keys() <= {"class_path", "init_args", *(("checkpoint", "behavior") if frozen else ())}:
             raise SettingError(f"behaviors.{name}.learner must be {{class_path, init_args}} or {{checkpoint, behavior}}, got {learner!r}")
+        settings = dict(learner.get("init_args") or {})
         for setting in OF_THE_RUN:
-            if setting in (learner.get("init_args") or {}):
+            if setting in settings:
                 raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, and not to one behavior")
-        learner = partial(algorithm_class(learner["class_path"], LearningRun), **(learner.get("init_args") or {}))
+        if isinstance(settings.get("memory"), str):
+            settings["memory"] = {"class_path": settings["memory"]}  # as the command line reads it for one policy
+        learner = partial(algorithm_class(learner["class_path"], LearningRun), **settings)
     return as_behavior(name, Behavior(given["agents"], learner, frozen, origin))
 
 

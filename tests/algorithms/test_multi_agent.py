@@ -327,6 +327,12 @@ def test_wrong_behaviors_are_one_line(behaviors, line):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_behavior_of_a_file_names_its_memory_as_a_run_with_one_policy_does():
+    learner = {"class_path": "PPO", "init_args": {"memory": "LSTM", "batch_size": 128, "n_steps": 64}}
+    run = lrl.MultiAgent("tests.agents.Together", {"all": {"agents": "*", "learner": learner}})
+    assert isinstance(run.algorithms["all"].memory, lrl.LSTM)
+
+
 @pytest.mark.parametrize(
     ("agents", "line"),
     [
