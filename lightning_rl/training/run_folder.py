@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from lightning_rl.checkpoints.atomic import locked, write_text
+from lightning_rl.checkpoints.atomic import locked, write_bytes, write_text
 from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError
@@ -110,6 +110,19 @@ def _is_empty(file: Path) -> bool:
     if file.name in ("metrics.csv", "evaluations.csv"):
         return not read_rows(file)
     return file.name in ("config.yaml", "hparams.yaml") or file.name.startswith("events.out.tfevents")
+
+
+@contextmanager
+def keeping_config(run: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Leave `config.yaml` as it was if a run refuses to go on with other settings before it has begun."""
+    file = run / "config.yaml"
+    before = file.read_bytes() if file.is_file() else None
+    try:
+        yield
+    except SettingError:
+        if before is not None and is_first_rank() and not has_begun():
+            write_bytes(file, before)
+        raise
 
 
 @contextmanager

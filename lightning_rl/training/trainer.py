@@ -23,7 +23,6 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import StopOnSignal, end_program
-from lightning_rl.checkpoints.atomic import write_bytes
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
@@ -39,6 +38,7 @@ from lightning_rl.training.run_folder import (
     cut_back_evaluations,
     environment_name,
     is_blank,
+    keeping_config,
     read_seed,
     replacing,
     take_run,
@@ -234,8 +234,8 @@ class Trainer(EvaluatingTrainer):
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
                 stack.enter_context(each)
             stack.enter_context(self.stop.listening(partial(forward_signal, self)))
-            config = run_folder / "config.yaml"
-            before = config.read_bytes() if continues_here and config.is_file() else None
+            if continues_here and self._writes:
+                stack.enter_context(keeping_config(run_folder, lambda: model.count > count))
             try:
                 self._prepare_folder(model, count if continues_here else -1)
                 with report_lost_ranks(model), hidden_notices():
@@ -243,10 +243,6 @@ class Trainer(EvaluatingTrainer):
                 take_counts(self, model, model.COUNTS)
             except RunStoppedError:
                 pass
-            except SettingError:
-                if before is not None and model.count <= count and self._writes:  # it refused to go on with other settings
-                    write_bytes(config, before)
-                raise
             except LostRankError:
                 if self.stop.received is None:  # else a process that was told to stop had not begun
                     raise
