@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -17,7 +18,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import check_known, is_least_best, metric_of
+from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, metric_of
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
@@ -81,7 +82,9 @@ class BestModel(Checkpoint):
         check_choice("checkpoint.mode", mode or "max", ("max", "min"))
         if not isinstance(monitor, str):
             raise SettingError(f"checkpoint.monitor must be the name of a metric such as eval/mean_reward, got {monitor!r}")
-        check_known(monitor, "checkpoint.monitor")
+        meant = get_close_matches(monitor, KNOWN_METRICS, 1, 0.9)  # what is less like them may be the user's own
+        if monitor.startswith("eval/") and not monitor.startswith(KNOWN_METRICS) and meant:
+            raise SettingError(f"checkpoint.monitor {monitor!r} is not a metric of evaluations; did you mean {meant[0]}?")
         self.folder, self.monitor, self.best = folder, monitor, -math.inf
         self.best_model_path = ""
         """The file of the best weights; empty while there is none. Lightning sets it after processes that it started."""

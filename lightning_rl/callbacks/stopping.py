@@ -66,12 +66,6 @@ WAITS_FOR_EPOCHS = ("_check_on_train_epoch_end", "_save_on_train_epoch_end")
 """Attributes of Lightning's `EarlyStopping` and `ModelCheckpoint`: whether they look at the end of an epoch or of a validation."""
 
 
-def check_known(monitor: str, setting: str) -> None:
-    """Raise `SettingError` for a name in `eval/` that no evaluation has, before a run learns for it; a behavior has its `mean_reward`."""
-    if monitor.startswith("eval/") and not monitor.startswith(KNOWN_METRICS) and not monitor.endswith("/mean_reward"):
-        raise SettingError(f"{setting} {monitor!r} is not a metric of evaluations{nearest(monitor, KNOWN_METRICS)}")
-
-
 def metric_of(metrics: Mapping[str, float], monitor: str, setting: str) -> float:
     """Return a metric of an evaluation; raise `SettingError`, with the setting that names it, if there is none of that name."""
     if monitor not in metrics:
@@ -101,7 +95,9 @@ def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
         who, asked = type(callback).__name__, getattr(callback, name) is False  # its user said to look after evaluations
         follows = asked or callback.monitor.startswith(EVALUATION_METRICS)
         if follows and evaluated:
-            check_known(callback.monitor, f"{who}: monitor")
+            if callback.monitor.startswith("eval/") and not callback.monitor.startswith(KNOWN_METRICS):
+                hint = nearest(callback.monitor, KNOWN_METRICS)
+                raise SettingError(f"{who}: monitor {callback.monitor!r} is not a metric of evaluations{hint}")
             if name == WAITS_FOR_EPOCHS[0] or getattr(callback, name) is None:  # else its user said when to save
                 setattr(callback, name, False)
         elif name == WAITS_FOR_EPOCHS[0] and (follows or trainer.limit_train_batches == 1.0):

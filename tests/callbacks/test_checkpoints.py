@@ -66,6 +66,7 @@ def test_best_follows_the_monitored_metric_and_its_mode(tmp_path):
         BestModel(monitor=None)
     with pytest.raises(SettingError, match=r"checkpoint.monitor 'eval/mean_rewad' is not a metric of .* did you mean eval/mean_reward"):
         BestModel(tmp_path, "eval/mean_rewad")
+    assert BestModel(tmp_path, "eval/coins").monitor == "eval/coins"  # that a hook of the user's logs
 
 
 def test_what_was_learned_is_saved_where_an_evaluation_has_not_the_monitored_metric(tmp_path):
