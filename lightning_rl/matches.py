@@ -9,6 +9,7 @@ from lightning_rl.errors import SettingError, check_range
 from lightning_rl.policy import evaluate, load_with_env
 from lightning_rl.ratings import Rating, Score, fit_ratings
 from lightning_rl.sharing.hub import is_address
+from lightning_rl.training.run_folder import environment_name
 
 ANCHOR = 1200.0
 """The rating of the first player, which gives the numbers a meaning."""
@@ -45,11 +46,15 @@ def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
     learned = {k for k, name in enumerate(names) if is_address(name) or Path(name).exists()}
     if not learned:
         raise SettingError(f"matches need a checkpoint or a run's folder, and {' and '.join(names)} are none")
+    policies = {k: load_with_env(names[k]) for k in sorted(learned)}
+    trained_in = {environment_name(policy.env): names[k] for k, policy in policies.items()}
+    if len(trained_in) > 1:
+        raise SettingError(f"matches are of one game: {', '.join(f'{player} was trained in {env}' for env, player in trained_in.items())}")
     scores: dict[tuple[int, int], Score] = {}
     for one, two in permutations(range(len(names)), 2):
         if one not in learned or (two in learned and two < one):  # then the pair is played from the other's side
             continue
-        result = evaluate(load_with_env(names[one]), games, SEED, deterministic=False, opponent=names[two])
+        result = evaluate(policies[one], games, SEED, deterministic=False, opponent=names[two])
         if "win_rate" not in result:
             raise SettingError(f"{names[one]} is not the policy of a game, in which others play against it")
         points = games * result["points"]

@@ -248,7 +248,9 @@ class Algorithm(LearningRun):
 
     def make_opponent(self, name: str, num_rows: int) -> Opponent:
         """Return the opponent of a name, for rows of its game, see `training/behaviors.py`."""
-        if self.spaces.agents and not (self.behavior or self.spaces.one_learns or self.spaces.teams):
+        if not self.spaces.agents:
+            raise SettingError(f"opponent {name}: this is no game, so there are no seats for others; leave it out")
+        if not (self.behavior or self.spaces.one_learns or self.spaces.teams):
             raise SettingError(f"opponent {name}: all agents of this environment learn, and nobody plays against them; add self_play")
         return make_opponent(name, self.spaces, num_rows)
 

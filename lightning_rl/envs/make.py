@@ -47,6 +47,8 @@ EXTRAS = {
 """Which of this package's extras installs a missing package."""
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
 """How ids of gymnasium-robotics begin."""
+PACKAGES = {"pettingzoo": "pettingzoo.classic.connect_four_v3", "mpe2": "mpe2.simple_spread_v3", "vmas": "vmas.balance"}
+"""Packages whose environments are paths, with one of each."""
 Built = TypeVar("Built", gym.Env, VectorEnv, VmasCopies)
 
 
@@ -250,6 +252,8 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         module, colon, name = config.id.rpartition(":")
         close = closest_of(name, gym.registry)
         hint = f"; did you mean {module}{colon}{close}?" if close else ""
+        if name in PACKAGES:
+            raise SettingError(f"env.id {name} is a package; name one of its environments, such as {PACKAGES[name]}") from error
         own = "" if colon else f" (one of your own: its_module:{name}, or --import its_module)"
         raise SettingError(f"env.id {config.id!r} is not a registered environment{own}{hint}") from error
     except Exception as error:  # a constructor may raise anything

@@ -1,5 +1,6 @@
 """Synchronous vector environment, and the check that an environment keeps to gymnasium's contract."""
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -46,6 +47,9 @@ class Contract:
         if isinstance(error, ValueError) and "to unpack" in str(error) and was_raised_in(error, gym):
             must = "step must return observation, reward, terminated, truncated and info, and reset observation and info"
             return SettingError(f"{self.who}: {must} ({error})")
+        if isinstance(error, NotImplementedError) and not str(error):
+            method = traceback.extract_tb(error.__traceback__)[-1].name
+            return SettingError(f"{self.who} does not implement {method}{place_in_code(error)}")
         return SettingError(f"{self.who} raised {shorten(f'{type(error).__name__}: {error}', 130, placeholder=' …')}{place_in_code(error)}")
 
     @contextmanager

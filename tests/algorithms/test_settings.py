@@ -88,6 +88,7 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
             "PPO('CartPol-v1')",
             "env.id 'CartPol-v1' is not a registered environment (one of your own: its_module:CartPol-v1, or --import its",
         ),
+        ("PPO('vmas')", "env.id vmas is a package; name one of its environments, such as vmas.balance"),
     ],
 )
 def test_a_habit_from_another_library_ends_in_one_line_with_the_way_out(wrong, words):

@@ -12,6 +12,7 @@ from lightning_rl.envs.games import GAMES
 from lightning_rl.loggers import read_rows
 from lightning_rl.matches import play_matches
 from lightning_rl.training.experience import make_self_play_opponent
+from tests.fitting import tiny
 
 GAME = "lightning_rl.envs.games.tic_tac_toe"
 MINIMAX = "lightning_rl.envs.games.players.minimax"
@@ -129,6 +130,19 @@ def test_an_opponent_where_all_agents_learn_is_refused(tmp_path):
         lrl.evaluate(game("lightning_rl.envs.games.rock_paper_scissors"), 1, opponent=MINIMAX)
     with pytest.raises(SettingError, match="nobody plays against them"):
         fit(game("lightning_rl.envs.games.rock_paper_scissors", max_env_steps=64), tmp_path, evaluation={"opponent": MINIMAX})
+
+
+def test_an_opponent_in_an_environment_without_seats_is_refused_before_it_is_loaded(tmp_path):
+    with pytest.raises(SettingError, match="opponent no/run: this is no game, so there are no seats for others; leave it out"):
+        lrl.evaluate(tiny(PPO, "CartPole-v1"), 1, opponent="no/run")
+
+
+def test_matches_of_two_games_are_refused(tmp_path):
+    for name in ("tic_tac_toe", "rock_paper_scissors"):
+        fit(game(f"lightning_rl.envs.games.{name}", max_env_steps=64), tmp_path / name)
+    files = [next((tmp_path / name).rglob("last.ckpt")) for name in ("tic_tac_toe", "rock_paper_scissors")]
+    with pytest.raises(SettingError, match=r"matches are of one game: .* was trained in lightning_rl\.envs\.games\.tic_tac_toe, "):
+        play_matches(files, 4)
 
 
 def test_each_of_three_seats_counts_alike():

@@ -162,6 +162,13 @@ def test_an_error_inside_an_installed_environment_is_not_taken_for_what_step_ret
         fit(PPO(broken, n_steps=8, batch_size=8, max_env_steps=64))
 
 
+def test_a_method_that_is_left_out_is_named():
+    spaces = {"observation_space": Box(-1, 1, (2,)), "action_space": Discrete(2)}
+    unfinished = type("Unfinished", (gym.Env,), {**spaces, "reset": lambda self, **_: (np.zeros(2, np.float32), {})})
+    with pytest.raises(SettingError, match=r"^environment 0 of Unfinished does not implement step$"):
+        fit(PPO(unfinished, n_steps=8, batch_size=8, max_env_steps=64))
+
+
 def test_an_error_of_an_environment_names_the_line_that_raised_it():
     lines, first = inspect.getsourcelines(Odd.step)
     line = first + next(i for i, text in enumerate(lines) if "raise" in text)
