@@ -405,6 +405,32 @@ def test_every_packaged_config_begins_with_a_comment_and_parses(folder, capfd):
         printed(f"fit --model {algorithm} --model.env.id CartPole-v1 " + " ".join(f"--config {name}" for name in names), capfd)
 
 
+def test_an_option_changes_one_setting_of_one_behavior(folder, capfd):
+    changed = "--model.behaviors.good.learner.learning_rate 1e-5 --model.behaviors.good.learner.init_args.replay.prioritized true"
+    whole = "--model.behaviors.adversary.learner A2C --model.behaviors.adversary.learner.n_steps 7"
+    config = printed(f"fit --config multi_agent/simple_adversary {changed} {whole}", capfd)
+    packaged = yaml.safe_load((config_folder() / "multi_agent" / "simple_adversary.yaml").read_text())["model"]["init_args"]["behaviors"]
+    good = packaged["good"]["learner"]["init_args"] | {"learning_rate": 1e-5, "replay": {"prioritized": True}}
+    assert config["model"]["init_args"]["behaviors"] == {
+        "adversary": {"agents": "adversary_0", "learner": {"class_path": "A2C", "init_args": {"n_steps": 7}}},
+        "good": {"agents": "agent_*", "learner": {"class_path": "PPO", "init_args": good}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("godo.learner.gamma 0.9", "--model.behaviors.godo.learner.gamma: there is no behavior godo; did you mean good?"),
+        ("good.learner.gama 0.9", "behavior good: gama is not a setting of PPO; did you mean gamma?"),
+        ("good.agent a", "model.behaviors.good.agent is not a setting; did you mean agents?"),
+        ("good.learner.n_steps x", "behavior good: n_steps must be an integer >= 1, got 'x'"),
+    ],
+)
+def test_a_wrong_option_for_a_behavior_ends_in_one_line(option, line, folder, capfd):
+    status, _, err = run(f"fit --config multi_agent/simple_adversary --model.behaviors.{option}", capfd)
+    assert (status, err) == (2, f"error: {line}\n")
+
+
 def test_a_wrong_value_is_found_where_a_later_config_wins(folder, capfd):
     (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: CartPole-v1, n_steps: x}}")
     status, _, err = run("fit --config a.yaml --model.n_steps 16 --print_config", capfd)

@@ -15,7 +15,7 @@ import lightning_rl
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.multi_agent import MultiAgent
 from lightning_rl.cli.names import CLASSES, WHICH_MEMORY, Option, check_settings, models_in
-from lightning_rl.config_files import NUMBER_WITH_EXPONENT, as_mapping, as_number, in_one_line, parse
+from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse
 from lightning_rl.errors import SettingError, closest, closest_of, nearest
 from lightning_rl.rewards import SIGNALS
 from lightning_rl.setting_names import PARTS, settings_of_section
@@ -73,12 +73,14 @@ def read_arguments(options: list[Option]) -> list[str]:
 def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
     """Yield the arguments of jsonargparse for options whose names were checked."""
     env_id, has_memory, signals, parameters = None, False, None, settings_of(algorithm)
+    behaviors: Plain = {}
     for option, value, config in options:
         if config is not None:
             settings = (config.get("model") or {}).get("init_args") or {}
             settings.update(convert_integers(parameters, settings))
             env_id = settings.get("env", {}).get("id", env_id)
             has_memory = settings.get("memory", has_memory)
+            behaviors = {**behaviors, **as_mapping("model.behaviors", settings.get("behaviors"))}
             if "reward_signals" in settings:
                 named = as_mapping("model.reward_signals", settings["reward_signals"])
                 signals = merge_signals(signals or {}, named) if named else {}  # null leaves the defaults alone
@@ -88,6 +90,10 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
             name, _, key = option.removeprefix("--model.reward_signals.").partition(".")
             signal = parse(value, option)
             signals = merge_signals(signals or {}, {name: {key: signal} if key else signal})
+            continue
+        if option.split(".")[:2] == ["--model", "behaviors"]:
+            behaviors = change_behaviors(behaviors, option, value)
+            yield f"--config={in_one_line({'model': {'init_args': {'behaviors': behaviors}}})}"
             continue
         env_id = value if option == "--model.env.id" else env_id
         if option.startswith("--model.memory.") and not has_memory:
@@ -105,6 +111,25 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         yield f"--config={in_one_line({'model': {'init_args': {'reward_signals': signals}}})}"
     if not env_id:
         raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
+
+
+def change_behaviors(behaviors: Plain, option: str, value: str) -> Plain:
+    """Return behaviors with the value of an option such as `--model.behaviors.good.learner.learning_rate`, or those that it gives."""
+    _, *path = option.removeprefix("--model.").split(".")
+    if path and path[0] not in as_mapping("model.behaviors", behaviors):
+        raise SettingError(f"{option}: there is no behavior {path[0]}{nearest(path[0], behaviors)}")
+    return as_mapping("model.behaviors", with_value(behaviors, path, parse(value, option)))
+
+
+def with_value(tree: object, path: list[str], value: object) -> object:
+    """Return a tree of settings with a value at a path; below a class, which may be its name alone, among its arguments."""
+    if not path:
+        return value
+    key, *rest = path
+    tree = {"class_path": tree} if isinstance(tree, str) else dict(tree) if isinstance(tree, Mapping) else {}
+    if "class_path" in tree and key not in ("class_path", "init_args"):
+        key, rest = "init_args", path
+    return {**tree, key: with_value(tree.get(key), rest, value)}
 
 
 def modules_in(tree: object, key: str = "") -> Iterator[str]:

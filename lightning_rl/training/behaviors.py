@@ -23,7 +23,7 @@ from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.make import make_env
-from lightning_rl.errors import SettingError, as_settings, closest, nearest
+from lightning_rl.errors import SettingError, as_settings, check_names, closest, nearest
 from lightning_rl.networks.acting import VisiblePolicy
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
@@ -32,6 +32,8 @@ from lightning_rl.training.loading import algorithm_class, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import settings_of
 
+NEEDED = ("agents", "learner")
+"""What settings say of a behavior."""
 OF_THE_RUN = ("env", "max_env_steps", "log_interval", "spaces")
 """Settings that behaviors do not have for themselves."""
 
@@ -121,8 +123,11 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
             if setting in getattr(given.learner, "keywords", {}):
                 raise SettingError(f"behavior {name}: {setting} belongs to the run, and not to one behavior")
         return replace(given, frozen=given.frozen or isinstance(given.learner, FrozenPolicy))
-    if not isinstance(given, Mapping) or given.keys() != {"agents", "learner"}:
+    if not isinstance(given, Mapping):
         raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")
+    check_names(f"behaviors.{name}.", given, NEEDED)
+    if missing := [each for each in NEEDED if each not in given]:
+        raise SettingError(f"behaviors.{name}.{missing[0]} is missing: a behavior is a mapping of agents and learner")
     learner = given["learner"]
     if isinstance(learner, str):
         learner = {"class_path": learner}

@@ -112,9 +112,11 @@ class SearchSpace:
 
 
 def find_setting(config: Mapping[str, Any], path: str) -> Value:
-    """Return the setting of a dotted path; None if a part of it is not set."""
+    """Return the setting of a dotted path, below a class among its arguments; None if a part of it is not set."""
     value: Any = config
     for part in path.split("."):
+        if isinstance(value, Mapping) and part not in value:
+            value = value.get("init_args")
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 

@@ -318,7 +318,9 @@ def test_a_run_of_a_users_subclass_loads_as_what_it_is_and_not_as_one_algorithm(
         ({"all": lrl.Behavior("*", lrl.MultiAgent)}, "behavior all: MultiAgent does not learn from the steps of agents; choose another"),
         ({}, "behaviors must name at least one, each with agents and a learner"),
         (None, "behaviors must name at least one, each with agents and a learner"),
-        ({"all": {"agent": "*", "learner": "PPO"}}, "behaviors.all must be a mapping of agents and learner"),
+        ({"all": {"agent": "*", "learner": "PPO"}}, "behaviors.all.agent is not a setting; did you mean agents?"),
+        ({"all": {"learner": "PPO"}}, "behaviors.all.agents is missing: a behavior is a mapping of agents and learner"),
+        ({"all": "PPO"}, "behaviors.all must be a mapping of agents and learner, got 'PPO'"),
     ],
 )
 def test_wrong_behaviors_are_one_line(behaviors, line):
