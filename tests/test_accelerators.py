@@ -131,9 +131,10 @@ def test_a_recorded_rollout_is_the_one_that_is_stepped(algorithm, env, settings,
 
 @pytest.mark.gpu
 def test_a_run_on_a_gpu_continues_as_if_it_had_not_been_stopped(tmp_path):
-    whole, _ = train_copies(tmp_path, normalize_obs="running")
-    _, folder = train_copies(tmp_path, normalize_obs="running", rollouts=5)
-    rest, _ = train_copies(tmp_path, normalize_obs="running", ckpt_path=folder / "checkpoints" / "last.ckpt")
+    settings = {"normalize_obs": "running", "normalize_reward": True}
+    whole, _ = train_copies(tmp_path, **settings)
+    _, folder = train_copies(tmp_path, **settings, rollouts=5)
+    rest, _ = train_copies(tmp_path, **settings, ckpt_path=folder / "checkpoints" / "last.ckpt")
     assert whole.episodes == rest.episodes and whole.env_steps == rest.env_steps
     assert torch.equal(weights(whole), weights(rest))
 

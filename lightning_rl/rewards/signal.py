@@ -107,6 +107,7 @@ class ReturnScale(nn.Module):
         """Merge the discounted returns so far of rewards `[T, N]`."""
         if self.running.shape != reward[0].shape:  # the first rollout of a run
             self.running = torch.zeros_like(reward[0])
+        self.running = self.running.to(reward.device)  # a checkpoint's is on the CPU
         carry, start = ~(rollout.terminated | rollout.truncated), rollout.episode_start
         carry[:-1] &= ~start[1:]  # an episode that was abandoned leaves nothing to the next one
         reward = reward * rollout.valid
@@ -122,7 +123,7 @@ class ReturnScale(nn.Module):
         return {"running": self.running}
 
     def set_state(self, state: State) -> None:
-        self.running = torch.from_numpy(state["running"]).to(self.running.device)
+        self.running = torch.from_numpy(state["running"])
 
 
 class Extrinsic(RewardSignal):

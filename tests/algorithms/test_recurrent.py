@@ -57,6 +57,24 @@ def test_the_ratio_is_one_before_the_first_step_of_every_iteration(env_id, seque
 
 
 @KINDS
+def test_the_first_ratio_of_one_environment_is_one_where_episodes_begin_in_a_rollout(kind):
+    model = tiny(PPO, "CartPole-v1", memory=kind(6, 32), env={"num_envs": 1}, n_steps=32, batch_size=32, n_epochs=1, max_env_steps=320)
+    ratios, begun, loss = [], [], model.loss
+
+    def watched(batch, *scheduled):
+        with torch.no_grad():
+            log_prob = model.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start)[0]
+        ratios.append((log_prob - batch.log_prob).exp()[batch.weight > 0])
+        begun.append((bool(batch.episode_start[0]), int(batch.episode_start[1:].sum())))
+        return loss(batch, *scheduled)
+
+    model.loss = watched
+    fit(model)
+    assert sum(not first and within > 0 for first, within in begun) > 5
+    torch.testing.assert_close(torch.cat(ratios), torch.ones(320, 1), atol=1e-5, rtol=0)
+
+
+@KINDS
 def test_a_rollout_holds_the_memory_before_each_of_its_sequences(kind):
     model = tiny(PPO, memory=kind(6, 3), batch_size=9, n_steps=8)
     seen = []

@@ -53,6 +53,18 @@ def test_a_whole_sequence_equals_its_single_steps(kind, ends):
 
 
 @KINDS
+def test_one_sequence_in_which_an_episode_begins_is_read_alike_again_and_keeps_its_flags(kind):
+    memory, (features, start) = kind(12, 4).build(F), sequences()
+    features, start = features[:, :1], start[:, :1].contiguous()
+    start[0], start[5] = False, True
+    state, flags = tree_map(torch.randn_like, memory.initial(1)), start.clone()
+    outputs, _ = memory(features, state, start)
+    assert torch.equal(start, flags)
+    torch.testing.assert_close(outputs, step_by_step(memory, features, state, start)[0], atol=1e-6, rtol=0)
+    assert torch.equal(outputs, memory(features, state, start)[0])
+
+
+@KINDS
 def test_the_gradients_of_a_whole_sequence_are_those_of_its_steps(kind):
     memory, (features, start) = kind(12, 4).build(F), sequences()
     weight = torch.randn(T, N, memory.num_features)
