@@ -271,10 +271,14 @@ def mismatches(space: Space, obs: Tree, key: str = "") -> Iterator[str]:
                 yield f"the observation {path!r} is missing"
             else:
                 yield from mismatches(child, obs[name], path)
+        for name in unknown_parts(space, obs):
+            yield f"the observation {f'{key}.{name}' if key else name!r} is not in its space"
     elif what := misshape(obs, space.shape or ()):
         yield f"{part} {what}, and its space {space.shape or ()}"
     elif is_outside(space, np.asarray(obs)):
         yield f"{part} is {obs}, and its space {space}"
+    elif has_fractions(space, np.asarray(obs)):
+        yield f"{part} is {np.asarray(obs).dtype}, and its space {space.dtype}"
 
 
 def unknown_parts(space: Space, obs: Tree) -> list[str]:
@@ -285,6 +289,20 @@ def unknown_parts(space: Space, obs: Tree) -> list[str]:
 def is_outside(space: Space, obs: np.ndarray) -> bool:
     """Return whether any of some whole numbers is none of a Discrete space's."""
     return isinstance(space, Discrete) and bool(((obs < space.start) | (obs >= space.start + space.n)).any())
+
+
+def has_fractions(space: Space, obs: np.ndarray) -> bool:
+    """Return whether numbers would lose their fractions in a space of whole numbers, as images from 0 to 1 in one of bytes."""
+    return obs.dtype.kind == "f" and space.dtype is not None and space.dtype.kind in "iu" and bool((obs != np.trunc(obs)).any())
+
+
+def cast(space: Space, obs: Tree) -> Tree:
+    """Return an observation with the numbers of its space, such as bytes where an environment returns whole numbers as floats."""
+    if isinstance(space, Dict):
+        return {name: cast(child, obs[name]) for name, child in space.items()}
+    if isinstance(space, Tuple):
+        return tuple(cast(child, part) for child, part in zip(space, obs, strict=True))
+    return np.asarray(obs).astype(space.dtype, copy=False)
 
 
 def misshape(value: object, shape: tuple[int, ...]) -> str:

@@ -13,10 +13,11 @@ from torch.func import functional_call, vmap
 
 from lightning_rl.actors.actor import Lessons
 from lightning_rl.data.episodes import Finished, Seat, info_arrays, longest_episode
+from lightning_rl.envs import LESSONS, PARAMETERS
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env
-from lightning_rl.envs.parameters import LESSONS, PARAMETERS, draw_by_episode
+from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, PolicyNetwork, fits_numpy, numpy_normalizer
 from lightning_rl.spaces import Spaces, allocate, as_spaces

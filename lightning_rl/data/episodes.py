@@ -13,9 +13,8 @@ import torch
 from torch import Generator
 
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs import SUCCESS
+from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.masks import detect_masks
-from lightning_rl.envs.parameters import LESSONS, PARAMETERS
 from lightning_rl.envs.sync import contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
@@ -235,8 +234,9 @@ class Seat:
         self.replaced, self.first_replaced = 0, ""
         self.obs = allocate(self.space)
         with self.contract.naming(OSError):
-            obs, self.info = self.env.reset(seed=seed)
+            obs, info = self.env.reset(seed=seed)
         self.contract.check_obs(obs)
+        self.info = self.contract.read_info(info)
         self.masks = detect_masks(self.env, self.info, f"environment {{}} of {self.name}", self.masked)
         obs, self.mask = self.masks.one(obs, self.info, self.index)
         self.obs, self.reward = self._checked(obs, 0.0)
@@ -251,13 +251,15 @@ class Seat:
     def step(self, action: Tree, max_episode_steps: int) -> bool:
         """Step once. Return whether this ended the episode."""
         try:
-            obs, paid, terminated, truncated, self.info = self.env.step(action)
+            obs, paid, terminated, truncated, info = self.env.step(action)
         except (SettingError, OSError):  # of wrappers that write what they see
             raise
-        except Exception as error:  # a user's environment may raise anything
+        except (Exception, SystemExit) as error:  # a user's environment may raise anything
             raise self.contract.failure(error) from error
         self.contract.check_obs(obs)
         self.contract.check_reward(paid)
+        self.contract.check_end(terminated, truncated)
+        self.info = self.contract.read_info(info)
         self.length += 1
         over = bool(terminated or truncated or self.length >= max_episode_steps)
         obs, self.mask = self.masks.one(obs, self.info, self.index, over)

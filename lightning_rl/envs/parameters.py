@@ -6,15 +6,13 @@ from zlib import crc32
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.envs import Info, Options, StepResult
+from lightning_rl.envs import LESSONS, PARAMETERS, Info, Options, StepResult
 from lightning_rl.envs.lessons import LessonValues, Parameter, PlainSampler, as_sampler
 from lightning_rl.envs.parameter_targets import make_target
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import with_vector
 from lightning_rl.types import Tree
 
-PARAMETERS, LESSONS = "env_parameters", "env_lessons"
-"""Keys of the info at the beginning and at the end of an episode: the numbers drawn, and the lesson of each."""
 OBSERVED = "parameters"
 """Key of the numbers in a Dict of observations."""
 

@@ -1,7 +1,7 @@
 """Synchronous vector environment, and the check that an environment keeps to gymnasium's contract."""
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from textwrap import shorten
@@ -12,11 +12,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS, Info
 from lightning_rl.errors import SettingError, place_in_code, was_raised_in
-from lightning_rl.spaces import MASK, is_outside, mismatches, misshape, unknown_parts
+from lightning_rl.spaces import MASK, cast, is_outside, mismatches, misshape
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """Types of rewards that need no closer look."""
+TOLD = (*SUCCESS, MASK, PARAMETERS, LESSONS)
+"""What is read of an environment's info."""
 
 
 class Contract:
@@ -24,15 +27,12 @@ class Contract:
 
     def __init__(self, space: gym.Space, who: str) -> None:
         self.space, self.shape, self.who = space, space.shape, who
-
-    def check_keys(self, obs: Any) -> None:
-        """Raise `SettingError` for a part of an observation that its space does not have, but for a mask."""
-        for name in unknown_parts(self.space, obs):
-            raise SettingError(f"{self.who}: the observation {name!r} is not in its space")
+        self.kinds = "iub" if space.dtype is not None and space.dtype.kind in "iu" else "fiub"
+        """Of numbers that need no closer look."""
 
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
-        if obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.kind in "fiub":
+        if obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.kind in self.kinds:
             return
         for what in mismatches(self.space, obs):
             raise SettingError(shorten(f"{self.who}: {what}", 190, placeholder=" …"))
@@ -42,11 +42,36 @@ class Contract:
         if reward.__class__ not in NUMBERS and (what := misshape(reward, ())):
             raise SettingError(shorten(f"{self.who}: the reward {what}, and must be a number", 190, placeholder=" …"))
 
-    def failure(self, error: Exception) -> SettingError:
-        """Return what the environment raised and where, in one line."""
+    def check_end(self, terminated: Any, truncated: Any) -> None:
+        """Raise `SettingError` unless the ends of an episode are true or false."""
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if what := misshape(flag, ()):
+                raise SettingError(f"{self.who}: {name} {what}, and must be true or false")
+
+    def read_info(self, info: Any) -> Info:
+        """Return what is read of an info, all of which need not fit into arrays.
+
+        Raises `SettingError`: it is no dict, or the success that it reports no number.
+        """
+        if not isinstance(info, Mapping):
+            raise SettingError(f"{self.who}: the info is {info!r}, and must be a dict")
+        told = {key: info[key] for key in TOLD if key in info}
+        for name in SUCCESS:
+            if name in told and (what := misshape(told[name], ())):
+                raise SettingError(shorten(f"{self.who}: {name} of the info {what}, and must be true, false or a number", 190))
+        return told
+
+    def misuse(self, error: BaseException) -> str:
+        """Return what is wrong where an error says that `step` or `reset` returned too little or too much, else nothing."""
         if isinstance(error, ValueError) and "to unpack" in str(error) and was_raised_in(error, gym):
             must = "step must return observation, reward, terminated, truncated and info, and reset observation and info"
-            return SettingError(f"{self.who}: {must} ({error})")
+            return f"{self.who}: {must} ({error})"
+        return ""
+
+    def failure(self, error: BaseException) -> SettingError:
+        """Return what the environment raised and where, in one line."""
+        if misuse := self.misuse(error):
+            return SettingError(misuse)
         if isinstance(error, NotImplementedError) and not str(error):
             method = traceback.extract_tb(error.__traceback__)[-1].name
             return SettingError(f"{self.who} does not implement {method}{place_in_code(error)}")
@@ -61,7 +86,7 @@ class Contract:
             raise
         except passed:
             raise
-        except Exception as error:  # a user's environment may raise anything
+        except (Exception, SystemExit) as error:  # a user's environment may raise anything
             raise self.failure(error) from error
 
 
@@ -76,14 +101,19 @@ class CheckedEnv(gym.Wrapper):
         with self.contract.naming():
             obs, info = self.env.reset(seed=seed, options=options)
         self.contract.check_obs(obs)
-        return obs, info
+        return cast(self.observation_space, obs), self.contract.read_info(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         with self.contract.naming():
             obs, reward, terminated, truncated, info = self.env.step(action)
         self.contract.check_obs(obs)
         self.contract.check_reward(reward)
-        return obs, reward, terminated, truncated, info
+        self.contract.check_end(terminated, truncated)
+        return cast(self.observation_space, obs), reward, terminated, truncated, self.contract.read_info(info)
+
+    def close(self) -> None:
+        with self.contract.naming():
+            self.env.close()
 
 
 def name_of(env: gym.Env) -> str:
@@ -106,7 +136,7 @@ class TurnVectorEnv(SyncVectorEnv):
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
         super().__init__(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
         self.contracts = [contract_of(env, i) for i, env in enumerate(self.envs)]
-        self.shape = self.single_observation_space.shape or ()
+        self.shape, self.kinds = self.single_observation_space.shape or (), self.contracts[0].kinds
         self.latest: list[Any] = [None] * self.num_envs
         """The newest observation of each environment."""
         self.stacked: Any = create_empty_array(self.single_observation_space, self.num_envs)
@@ -119,7 +149,7 @@ class TurnVectorEnv(SyncVectorEnv):
             with contract.naming():
                 self.latest[i], info = env.reset(seed=each, options=options)
             contract.check_obs(self.latest[i])
-            infos = self._add_info(infos, info, i)
+            infos = self._add_info(infos, contract.read_info(info), i)
         self.stacked = concatenate(self.single_observation_space, self.latest, self.stacked)
         return self.stacked, infos
 
@@ -136,23 +166,29 @@ class TurnVectorEnv(SyncVectorEnv):
             try:
                 obs, reward, terminated, truncated, info = env.step(action)
                 if terminated or truncated:
-                    self.contracts[i].check_obs(obs)
+                    contract = self.contracts[i]
+                    contract.check_obs(obs)
+                    contract.check_end(terminated, truncated)
                     ends[:, i] = terminated, truncated
-                    infos = self._add_info(infos, {"final_obs": deepcopy(obs), "final_info": info}, i)  # which the reset may write into
+                    final = {"final_obs": deepcopy(obs), "final_info": contract.read_info(info)}  # the reset may write into it
+                    infos = self._add_info(infos, final, i)
                     obs, info = env.reset()
                     self.contracts[i].check_obs(obs)
+                if info.__class__ is not dict:
+                    info = self.contracts[i].read_info(info)
                 if MASK in info:
                     infos = self._add_info(infos, {MASK: info[MASK]}, i)
             except SettingError:
                 raise
-            except Exception as error:  # a user's environment may raise anything
+            except (Exception, SystemExit) as error:  # a user's environment may raise anything
                 raise self.contracts[i].failure(error) from error
             if reward.__class__ not in NUMBERS:
                 self.contracts[i].check_reward(reward)
             rewards[i], latest[i] = reward, obs
         if isinstance(self.stacked, np.ndarray):
             for row, obs in enumerate(latest):
-                if obs.shape != self.shape if obs.__class__ is np.ndarray else self.shape or obs.__class__ not in NUMBERS:
+                is_array = obs.__class__ is np.ndarray
+                if obs.shape != self.shape or obs.dtype.kind not in self.kinds if is_array else self.shape or obs.__class__ not in NUMBERS:
                     self.contracts[row].check_obs(obs)
                 self.stacked[row] = obs
             if is_outside(self.single_observation_space, self.stacked):
@@ -160,7 +196,14 @@ class TurnVectorEnv(SyncVectorEnv):
         else:
             try:
                 self.stacked = concatenate(self.single_observation_space, latest, self.stacked)
-            except Exception:
+            except Exception:  # of another shape, or floats where the space has whole numbers
                 self._check_all()
-                raise
+                latest = [cast(self.single_observation_space, obs) for obs in latest]
+                self.stacked = concatenate(self.single_observation_space, latest, self.stacked)
         return self.stacked, rewards, *ends, infos
+
+    def close_extras(self, **_: Any) -> None:
+        """Close the environments."""
+        for env, contract in zip(self.envs, self.contracts, strict=True):
+            with contract.naming():
+                env.close()

@@ -1,6 +1,7 @@
 """The worker process of one environment: it answers the requests of `WorkerVectorEnv`."""
 
 import pickle
+from contextlib import suppress
 from copy import deepcopy
 from multiprocessing.connection import Connection
 
@@ -36,12 +37,21 @@ def work(index: int, build: CloudpickleWrapper, obs: Tree, outcome: Tree, mode: 
     except (EOFError, ConnectionError):
         pass
     except SettingError as error:
-        pipe.send_bytes(UNUSABLE + str(error).encode(errors="replace"))
+        report(pipe, UNUSABLE, str(error))
     except Exception as error:  # user code may raise anything
-        pipe.send_bytes(FAILED + error_line(error).encode(errors="replace"))
+        if worker is not None and (misuse := worker.contract.misuse(error)):
+            report(pipe, UNUSABLE, misuse)
+        else:
+            report(pipe, FAILED, error_line(error))
     finally:
         if worker is not None:
             worker.env.close()
+
+
+def report(pipe: Connection, kind: bytes, line: str) -> None:
+    """Tell a parent that is still there why this worker ends."""
+    with suppress(OSError):
+        pipe.send_bytes(kind + line.encode(errors="replace"))
 
 
 class Worker:
@@ -68,13 +78,14 @@ class Worker:
             return self.reset(None, None)
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.contract.check_reward(reward)
+        self.contract.check_end(terminated, truncated)
         self.reward[self.index], self.terminated[self.index], self.truncated[self.index] = reward, terminated, truncated
         self.ended = bool(terminated or truncated)
         if self.ended and self.mode == "SAME_STEP":
             self.contract.check_obs(obs)
-            final = {"final_obs": deepcopy(obs), "final_info": deepcopy(info)}  # the reset may write into them
+            final = {"final_obs": deepcopy(obs), "final_info": deepcopy(self.contract.read_info(info))}  # the reset may write into them
             obs, info = self.env.reset()
-            info = final | info
+            return self._reply(obs, info, final)
         return self._reply(obs, info)
 
     def call(self, name: str, arguments: tuple[object, ...]) -> bytes:
@@ -95,11 +106,12 @@ class Worker:
         self.ended = state["ended"]
         return to_bytes(set_state(self.env, self.way, state["env"]))
 
-    def _reply(self, obs: Tree, info: Info) -> bytes:
-        """Write an observation to shared memory, and return the info."""
+    def _reply(self, obs: Tree, info: Info, final: Info | None = None) -> bytes:
+        """Write an observation to shared memory, and return what is read of the info, with what an episode ended with."""
         self.contract.check_obs(obs)
         write_to_shared_memory(self.space, self.index, obs, self.observations)
-        return to_bytes(info) if info else DONE
+        told = (final or {}) | self.contract.read_info(info)
+        return to_bytes(told) if told else DONE
 
 
 def to_bytes(value: object) -> bytes:

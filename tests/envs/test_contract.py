@@ -15,11 +15,13 @@ from lightning_rl import PPO, EnvConfig, SettingError
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.cli.main import main
 from lightning_rl.envs.make import make_vector_env
+from lightning_rl.types import tree_leaves
 from tests.command_line import TINY, run
 from tests.environments import Scripted
 from tests.fitting import fit, tiny
 
 BODY = Dict(arm=Box(-1, 1, (4,), np.float32), mode=Discrete(3))
+BYTES = Box(0, 255, (2,), np.uint8)
 ODD = {
     "a scalar observation": ({"obs": np.float32(1)}, "the observation has shape (), and its space (2,)"),
     "a longer observation": ({"obs": np.zeros(3)}, "the observation has shape (3,), and its space (2,)"),
@@ -40,7 +42,13 @@ ODD = {
     "a number as a text": ({"space": Discrete(3), "obs": "1"}, "the observation is '1', and its space ()"),
     "a number in a list": ({"space": Discrete(3), "obs": np.array([1])}, "the observation has shape (1,), and its space ()"),
     "a number outside": ({"space": Discrete(3, start=1), "obs": 4}, "the observation is 4, and its space Discrete(3, start=1)"),
+    "fractions as bytes": ({"space": BYTES, "obs": np.full(2, 0.5)}, "the observation is float64, and its space uint8"),
+    "a part with fractions": (
+        {"space": Dict(image=BYTES), "obs": {"image": np.full(2, 0.5)}},
+        "the observation 'image' is float64, and its space uint8",
+    ),
     "an error": ({"obs": ValueError("no sensor")}, "raised ValueError: no sensor"),
+    "an exit": ({"obs": SystemExit(3)}, "raised SystemExit: 3"),
 }
 FINE = {
     "a list": {"obs": [0.5, 1]},
@@ -48,6 +56,8 @@ FINE = {
     "a reward without dimensions": {"reward": np.array(1.0)},
     "a truth as reward": {"reward": np.True_},
     "a number of Python": {"space": Discrete(3), "obs": 1},
+    "whole numbers as floats": {"space": BYTES, "obs": np.array([3.0, 255.0])},
+    "a part of whole numbers as floats": {"space": Dict(image=BYTES), "obs": {"image": np.array([3.0, 255.0])}},
 }
 
 
@@ -72,7 +82,7 @@ class Odd(gym.Env):
     def step(self, action):
         self.t += 1
         said = self.odd if self.t == 2 else self.good
-        if isinstance(said["obs"], Exception):
+        if isinstance(said["obs"], BaseException):
             raise said["obs"]
         return said["obs"], said["reward"], False, self.t == 5, {}
 
@@ -124,7 +134,78 @@ def test_a_wrong_return_value_in_evaluation_is_reported(case):
 def test_equivalent_return_values_are_accepted(case):
     for how in (("sync",), ("sync", "NEXT_STEP")):
         obs, reward = two_steps(case, *how)
-        assert np.allclose(obs, FINE[case].get("obs", obs)) and np.allclose(reward, float(FINE[case].get("reward", 1.0)))
+        pairs = zip(tree_leaves(obs), tree_leaves(FINE[case].get("obs", obs)), strict=True)
+        assert all(np.allclose(ours, theirs) for ours, theirs in pairs) and np.allclose(reward, float(FINE[case].get("reward", 1.0)))
+
+
+class Ends(gym.Env):
+    """Ends after three steps, in an odd way; the info of each copy is of another type."""
+
+    observation_space, action_space = Dict(arm=Box(-1, 1, (2,), np.float32)), Discrete(2)
+
+    def __init__(self, case):
+        self.case = case
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        extra = {"leg": np.zeros(2)} if self.case == "a part too many" else {}
+        return {"arm": np.zeros(2, np.float32)} | extra, {}
+
+    def step(self, action):
+        self.t += 1
+        over, mixed = self.t == 3, self.np_random.choice(4)
+        info = {"is_success": "yes" if self.case == "a success as a text" else True, "mixed": [None, 1, "a", np.zeros(self.t)][mixed]}
+        info = {"no info": None, "a success in a list": {"is_success": [True]}}.get(self.case, info)
+        flag = np.array([over]) if self.case == "an end in an array" else over
+        obs = {"arm": np.zeros(2, np.float32)}
+        return (obs, 1.0, flag, info) if self.case == "four values" else (obs, 1.0, flag, False, info)
+
+    def close(self):
+        if self.case == "a close that fails":
+            raise RuntimeError("the port is busy")
+
+
+gym.register("Ends-v0", f"{__name__}:Ends")
+ENDS = {
+    "a part too many": ": the observation 'leg' is not in its space",
+    "a success as a text": ": is_success of the info is 'yes', and must be true, false or a number",
+    "a success in a list": ": is_success of the info has shape (1,), and must be true, false or a number",
+    "no info": ": the info is None, and must be a dict",
+    "an end in an array": ": terminated has shape (1,), and must be true or false",
+    "four values": (
+        ": step must return observation, reward, terminated, truncated and info, and reset observation and info "
+        "(not enough values to unpack (expected 5, got 4))"
+    ),
+}
+
+
+def three_steps(case, *how):
+    with closing(make_vector_env(EnvConfig("Ends-v0", 4, *how, kwargs={"case": case}))) as envs:
+        envs.reset(seed=0)
+        for _ in range(6):
+            *_, infos = envs.step(np.zeros(4, int))
+        return infos
+
+
+@pytest.mark.parametrize("how", [("sync",), ("sync", "NEXT_STEP"), ("async",)], ids=" ".join)
+@pytest.mark.parametrize("case", ENDS)
+def test_an_odd_end_of_an_episode_is_reported_with_the_environments_name_and_nothing_is_restarted(case, how, capfd):
+    with pytest.raises(SettingError) as error:
+        three_steps(case, *how)
+    assert str(error.value) == f"environment 0 of Ends-v0{ENDS[case]}" and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("how", [("sync",), ("sync", "NEXT_STEP"), ("async",)], ids=" ".join)
+def test_infos_that_fit_into_no_array_do_not_matter(how):
+    infos = three_steps("fine", *how)
+    assert infos["final_info"]["is_success"].all() if how != ("sync", "NEXT_STEP") else "mixed" not in infos
+
+
+@pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
+def test_an_environment_that_fails_to_close_is_named(autoreset):
+    with pytest.raises(SettingError, match=r"^environment 0 of Ends-v0 raised RuntimeError: the port is busy \(test_contract\.py:\d+\)$"):
+        three_steps("a close that fails", "sync", autoreset)
 
 
 class Resets(Scripted):

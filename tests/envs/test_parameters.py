@@ -11,9 +11,10 @@ from gymnasium.spaces import Box, Dict, Discrete
 from lightning_rl import PPO, EnvConfig, EvolutionStrategies
 from lightning_rl.actors.evaluator import BuildEvaluator, Generation
 from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.envs import LESSONS, PARAMETERS
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.make import make_env, make_vector_env
-from lightning_rl.envs.parameters import LESSONS, PARAMETERS, EnvParameters
+from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.errors import SettingError
 

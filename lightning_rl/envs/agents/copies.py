@@ -131,7 +131,6 @@ class AgentsEnv(gym.Env):
         for agent, obs in seen.items():
             if agent in self.contracts:
                 self.contracts[agent].check_obs(obs)
-                self.contracts[agent].check_keys(obs)
             elif self.contracts:
                 raise SettingError(f"{self.contract.who}: agent {agent} is there, and is not one of its possible_agents")
 
