@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import gymnasium as gym
@@ -20,13 +21,13 @@ from lightning_rl.data.opponents import find_exploitability
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
-from lightning_rl.errors import SettingError, check_flag, check_range, check_seed
+from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
-from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, allocate, is_batch_of, without_hidden
+from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, allocate, is_batch_of, mismatches, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.run import Run
-from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 Env = EnvConfig | str | Callable[[], gym.Env]
 """What builds an environment."""
@@ -62,8 +63,8 @@ class Policy:
             deterministic: the most likely action instead of a random one.
 
         Raises:
-            SettingError: an observation of another shape; a mask that does not fit, allows nothing, or is missing; a memory of another
-                number of observations.
+            SettingError: an observation of other parts or another shape, or that is NaN or infinite; a mask that does not fit, allows
+                nothing, or is missing; a memory of another number of observations.
         """
         if isinstance(obs, dict) and MASK in obs:
             action_mask = obs[MASK] if action_mask is None else action_mask
@@ -72,11 +73,16 @@ class Policy:
             raise SettingError(f"this policy was trained with masks: give an {MASK}, as an argument or as a key of the observation")
         obs = self._own_part(obs)
         batched = is_batch_of(self.spaces.observation, obs)
+        for what in mismatches(self.spaces.observation, obs, batched=batched):
+            is_pair = isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict)
+            raise SettingError(shorten(what, 160, placeholder=" …") + "; write obs, info = env.reset()" * is_pair)
         if not batched:
             obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
         num = len(tree_leaves(obs)[0])
         rows = allocate(self.spaces.observation, num)
         tree_map(copy_row, rows, obs)
+        if not is_finite(rows):
+            raise NotFiniteError("the observation holds NaN or infinity")
         start = torch.full((num,), memory is None, device=self.device)
         memory = self.network.initial_memory(num) if memory is None else memory
         for leaf in tree_leaves(memory):
@@ -101,9 +107,7 @@ class Policy:
 
 
 def copy_row(row: np.ndarray, leaf: Any) -> None:
-    """Copy a part `[N, ...]` of observations; raise `SettingError` if it has another shape, which numpy might repeat to fill the row."""
-    if np.shape(leaf)[1:] != row.shape[1:]:
-        raise SettingError(f"an observation of this policy has the shape {row.shape[1:]}, got {np.shape(leaf)[1:]}")
+    """Copy a part `[N, ...]` of observations; raise `SettingError` if it is one of another number of them."""
     if len(leaf) != len(row):
         raise SettingError(f"the parts of a batch are of {len(row)} and of {len(leaf)} observations")
     np.copyto(row, leaf, casting="unsafe")

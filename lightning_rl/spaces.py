@@ -248,17 +248,20 @@ def without_hidden(spaces: Spaces, hidden: Sequence[str]) -> Spaces:
 
 
 def is_batch_of(space: Space, observation: Tree) -> bool:
-    """Return whether an observation has one more dimension than the space: a batch."""
-    if isinstance(space, Dict):
-        key = next(iter(space))
-        return is_batch_of(space[key], observation[key])
-    if isinstance(space, Tuple):
-        return is_batch_of(space[0], observation[0])
-    return np.ndim(observation) > len(space.shape or ())
+    """Return whether an observation has one more dimension than the space: a batch. Its first part decides, if it is there."""
+    try:
+        if isinstance(space, Dict):
+            key = next(iter(space))
+            return is_batch_of(space[key], observation[key])
+        if isinstance(space, Tuple):
+            return is_batch_of(space[0], observation[0])
+        return np.ndim(observation) > len(space.shape or ())
+    except (LookupError, TypeError, ValueError):  # of another structure
+        return False
 
 
-def mismatches(space: Space, obs: Tree, key: str = "") -> Iterator[str]:
-    """Yield the differences between an observation and its space, part by part."""
+def mismatches(space: Space, obs: Tree, key: str = "", batched: bool = False) -> Iterator[str]:
+    """Yield the differences between an observation, or a batch of them, and its space, part by part."""
     part = f"the observation {key!r}" if key else "the observation"
     if isinstance(space, Dict) and not isinstance(obs, Mapping):
         yield f"{part} is a {type(obs).__name__}, and its space a Dict"
@@ -270,10 +273,10 @@ def mismatches(space: Space, obs: Tree, key: str = "") -> Iterator[str]:
             if isinstance(space, Dict) and name not in obs:
                 yield f"the observation {path!r} is missing"
             else:
-                yield from mismatches(child, obs[name], path)
+                yield from mismatches(child, obs[name], path, batched)
         for name in unknown_parts(space, obs):
             yield f"the observation {f'{key}.{name}' if key else name!r} is not in its space"
-    elif what := misshape(obs, space.shape or ()):
+    elif what := misshape(obs, space.shape or (), batched):
         yield f"{part} {what}, and its space {space.shape or ()}"
     elif is_outside(space, np.asarray(obs)):
         yield f"{part} is {obs}, and its space {space}"
@@ -305,15 +308,15 @@ def cast(space: Space, obs: Tree) -> Tree:
     return np.asarray(obs).astype(space.dtype, copy=False)
 
 
-def misshape(value: object, shape: tuple[int, ...]) -> str:
-    """Describe what is wrong with a value that must be numbers of a shape; empty if nothing is."""
+def misshape(value: object, shape: tuple[int, ...], batched: bool = False) -> str:
+    """Describe what is wrong with a value that must be numbers of a shape, or a batch of them; empty if nothing is."""
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
         return f"is {value!r}"
     if array.dtype.kind not in "biuf":
         return f"is {value!r}"
-    return "" if array.shape == shape else f"has shape {array.shape}"
+    return "" if (array.shape[1:] if batched else array.shape) == shape else f"has shape {array.shape}"
 
 
 def short(space: Space) -> str:

@@ -25,7 +25,7 @@ from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
-from lightning_rl.spaces import Spaces, add_hidden, allocate, describe_space, is_batch_of
+from lightning_rl.spaces import Spaces, add_hidden, allocate, describe_space, is_batch_of, mismatches
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
@@ -201,12 +201,12 @@ class Algorithm(LearningRun):
         if not is_batch_of(self.spaces.observation, obs):
             space = describe_space(self.spaces.observation)
             raise SettingError(f"observations must be a batch, [N, ...] of {space}; of one give obs[None], or use lightning_rl.load_policy")
+        obs = tree_to_numpy(obs)
+        for what in mismatches(self.spaces.observation, obs, batched=True):
+            raise SettingError(what)
         num = len(tree_leaves(obs)[0])
         rows = allocate(self.spaces.observation, num)
-        for leaf, row in zip(tree_leaves(obs), tree_leaves(rows), strict=True):
-            if np.shape(leaf) != row.shape:
-                raise SettingError(f"observations have the shape {[*np.shape(leaf)]}, not {[*row.shape]}")
-        tree_map(partial(np.copyto, casting="unsafe"), rows, tree_to_numpy(obs))
+        tree_map(partial(np.copyto, casting="unsafe"), rows, obs)
         start = torch.ones(num, dtype=torch.bool, device=self.device)
         memory, mask = tree_to_torch(self.network.initial_memory(num), self.device), tree_to_torch(action_mask, self.device)
         action, _ = self.network.sample(tree_to_torch(rows, self.device), memory, start, mask, deterministic=True)

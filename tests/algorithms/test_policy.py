@@ -10,6 +10,8 @@ import torch
 from lightning_rl import A2C, DQN, PPO, SAC, TD3, EvaluationConfig, Policy, Trainer, evaluate, load_policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.errors import SettingError
+from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.spaces import Spaces
 from lightning_rl.types import tree_map, tree_to_torch
 from tests.environments import Endless, Scripted
 from tests.fitting import fit, tiny, weights
@@ -165,8 +167,38 @@ def test_environments_that_a_file_cannot_name_train_and_are_not_stored(env, agai
 @pytest.mark.parametrize("obs", [0.0, np.zeros(1), np.zeros(5), np.zeros((2, 1)), "x"])
 def test_an_observation_of_another_shape_is_refused(obs):
     policy = load_policy("zoo:ppo/cartpole")
-    with pytest.raises(SettingError, match=r"^an observation of this policy has the shape \(4,\), got \("):
+    with pytest.raises(SettingError, match=r"^the observation (has shape \(.*\)|is 'x'), and its space \(4,\)$"):
         policy.act(obs)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda obs: {"image": obs["image"], "vector": obs["vector"]}, "the observation 'number' is missing"),
+        (lambda obs: obs | {"more": 1}, "the observation 'more' is not in its space"),
+        (lambda obs: obs | {"vector": obs["vector"] * np.nan}, "the observation holds NaN or infinity"),
+        (lambda obs: (obs, {}), "the observation is a tuple, and its space a Dict; write obs, info = env.reset()"),
+        (lambda obs: obs | {"image": obs["image"] / 255.0 + 0.001}, "the observation 'image' is float64, and its space uint8"),
+        (lambda obs: obs | {"number": 7}, "the observation 'number' is 7, and its space Discrete(3)"),
+    ],
+)
+def test_an_observation_of_other_parts_is_refused_in_one_line(change, line):
+    space = gym.spaces.Dict(
+        image=gym.spaces.Box(0, 255, (2, 2), np.uint8), number=gym.spaces.Discrete(3), vector=gym.spaces.Box(-1, 1, (2,))
+    )
+    policy = Policy(ActorCritic(Spaces(space, gym.spaces.Discrete(2))), Spaces(space, gym.spaces.Discrete(2)))
+    obs = {"image": np.full((2, 2), 255, np.uint8), "number": 1, "vector": np.zeros(2, np.float32)}
+    assert policy.act(obs)[0] in (0, 1)
+    assert policy.act(tree_map(lambda leaf: np.stack([leaf] * 3), obs))[0].shape == (3,)
+    with pytest.raises(SettingError) as error:
+        policy.act(change(obs))
+    assert str(error.value) == line
+
+
+def test_what_reset_returns_is_no_observation():
+    policy = load_policy(tiny(PPO, "CartPole-v1"))
+    with pytest.raises(SettingError, match=r"^the observation is .*; write obs, info = env\.reset\(\)$"):
+        policy.act(gym.make("CartPole-v1").reset(seed=1))
 
 
 def test_an_algorithm_is_evaluated_and_acts_in_its_own_environment():
