@@ -68,6 +68,7 @@ EXPORTS = {
     "SaveCheckpoints": "lightning_rl.callbacks.checkpoints",
     "Policy": "lightning_rl.policy",
     "load_policy": "lightning_rl.policy",
+    "make_env": "lightning_rl.policy",
     "evaluate": "lightning_rl.policy",
     "compare": "lightning_rl.reports.report",
     "export_policy": "lightning_rl.exporting.export",

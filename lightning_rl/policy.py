@@ -1,4 +1,4 @@
-"""Use a trained policy: `lrl.load_policy`, `lrl.evaluate`."""
+"""Use a trained policy: `lrl.load_policy`, `lrl.make_env`, `lrl.evaluate`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Generator
 
@@ -18,7 +19,8 @@ from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.data.episodes import Episode, longest_episode, summarize
 from lightning_rl.data.opponents import find_exploitability
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, single_env_config
+from lightning_rl.envs.make import make_env as build_env
 from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
@@ -249,6 +251,27 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
         raise SettingError(str(error)) from error
     except OSError as error:
         raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
+
+
+def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.Env:
+    """Build one environment as a policy sees it in training: with the arguments, wrappers and stacked frames of its settings.
+
+    Args:
+        source: a path as in `load_policy`, or an algorithm.
+        render_mode: such as `human` or `rgb_array`; default: that of the settings.
+
+    Raises:
+        SettingError: a checkpoint that cannot be loaded or names no environment, or an environment that cannot be built, or is not built
+            from settings and so takes no `render_mode`.
+    """
+    env: Any = source.env if isinstance(source, Run) else load_with_env(source).env
+    if isinstance(env, VectorEnv) or env is None:
+        raise SettingError("make_env cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
+    if render_mode is not None:
+        if not isinstance(env, EnvConfig):
+            raise SettingError("render_mode is an argument of environments that are named by an id; this one is built by a function")
+        env = with_render_mode(env, render_mode)
+    return build_env(single_env_config(env))
 
 
 def load_with_env(path: str | Path, env: Env | None = None) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import lightning_rl as lrl
 from lightning_rl import A2C, DQN, PPO, SAC, TD3, EvaluationConfig, Policy, Trainer, evaluate, load_policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.errors import SettingError
@@ -193,6 +194,33 @@ def test_an_observation_of_other_parts_is_refused_in_one_line(change, line):
     with pytest.raises(SettingError) as error:
         policy.act(change(obs))
     assert str(error.value) == line
+
+
+def test_the_environment_of_a_policy_has_the_wrappers_of_training(tmp_path):
+    env = {
+        "id": "CartPole-v1",
+        "frame_stack": 3,
+        "max_episode_steps": 7,
+        "wrappers": [{"class_path": "ClipReward", "init_args": {"max_reward": 0.5}}],
+    }
+    model = PPO(lrl.EnvConfig(**env), n_steps=8, batch_size=8, max_env_steps=64)
+    fit(model).save_checkpoint(tmp_path / "a.ckpt")
+    built = lrl.make_env(tmp_path / "a.ckpt", render_mode="rgb_array")
+    assert built.observation_space == model.spaces.observation and built.render_mode == "rgb_array"
+    policy, (obs, _), rewards, over = load_policy(tmp_path / "a.ckpt"), built.reset(seed=1), [], False
+    while not over:
+        obs, reward, terminated, truncated, _ = built.step(policy.act(obs)[0])
+        rewards.append(reward)
+        over = terminated or truncated
+    assert rewards == [0.5] * 7
+    assert lrl.make_env(model).observation_space == built.observation_space
+
+
+def test_an_environment_that_cannot_be_built_again_is_told():
+    with pytest.raises(SettingError, match="make_env cannot build a ready environment again"):
+        lrl.make_env(PPO(gym.make_vec("CartPole-v1", 2), n_steps=8, batch_size=8))
+    with pytest.raises(SettingError, match="render_mode is an argument of environments that are named by an id"):
+        lrl.make_env(PPO(Scripted, n_steps=8, batch_size=8), render_mode="human")
 
 
 def test_what_reset_returns_is_no_observation():
