@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from lightning_rl.callbacks.checkpoints import interval_of
+from lightning_rl.callbacks.checkpoints import SaveCheckpoints, interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
@@ -144,14 +144,12 @@ class RolloutEvaluator(pl.Callback):
         # new environments each time: what they keep over their resets would make an evaluation depend on those before
         num_envs = min(self.num_envs, self.episodes)
         named = self.opponent != "random"
-        player = make_player(
-            algorithm.env if self.env is None else self.env,
-            num_envs,
-            self.max_episode_steps,
-            algorithm.spaces,
-            [*variant, *self.wrappers],
-            algorithm.make_opponent(self.opponent, num_envs * len(algorithm.spaces.agents)) if named else None,
-        )
+        opponent = algorithm.make_opponent(self.opponent, num_envs * len(algorithm.spaces.agents)) if named else None
+        env, wrappers = algorithm.env if self.env is None else self.env, [*variant, *self.wrappers]
+        try:
+            player = make_player(env, num_envs, self.max_episode_steps, algorithm.spaces, wrappers, opponent)
+        except SettingError as error:
+            raise SettingError(f"{error}; an evaluation builds {num_envs} of its own, --evaluation null trains without") from error
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
             if self.env is not None and isinstance(player, EpisodePlayer):
@@ -223,7 +221,7 @@ class RolloutEvaluator(pl.Callback):
         what is judged, and what they log up to `on_validation_epoch_end` are metrics of the evaluation too.
         """
         metrics = None
-        with run_as_validation(trainer, algorithm) as logged:
+        with saving_if_it_fails(trainer, algorithm), run_as_validation(trainer, algorithm) as logged:
             call_hooks(trainer, algorithm, "on_validation_start", "on_validation_epoch_start")
             try:
                 metrics = self._judge(trainer, algorithm)
@@ -342,6 +340,18 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
     for part, own in returns_of_parts(episodes).items():
         metrics[f"{part}/mean_reward"] = float(np.mean(own))
     return {f"{group}/{name}": value for name, value in metrics.items()}
+
+
+@contextmanager
+def saving_if_it_fails(trainer: pl.Trainer, algorithm: AlgorithmRun) -> Iterator[None]:
+    """Save `last.ckpt` where an evaluation fails, after an iteration that was whole; one rank of several cannot save alone."""
+    try:
+        yield
+    except SettingError:
+        if trainer.world_size == 1:
+            for saver in callbacks_of(trainer, SaveCheckpoints):
+                saver.save(trainer, algorithm)
+        raise
 
 
 @contextmanager

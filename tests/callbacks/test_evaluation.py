@@ -395,3 +395,33 @@ def test_a_model_that_was_loaded_without_its_environment_says_so(tmp_path):
     loaded = PPO.load_from_checkpoint(tmp_path / "model.ckpt")
     with pytest.raises(SettingError, match="loaded without an environment; pass env= to train or evaluate it"):
         lrl.Trainer(logger=False, enable_progress_bar=False).validate(loaded)
+
+
+class Licensed(Scripted):
+    """May be open once at a time."""
+
+    open = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).open += 1
+        if self.open > 1:
+            raise RuntimeError("there is one license")
+
+    def close(self):
+        type(self).open -= 1
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_run_whose_environment_cannot_be_built_for_an_evaluation_is_saved_first_and_says_how_to_go_on(tmp_path):
+    settings = {"n_steps": 32, "batch_size": 32, "max_env_steps": 96}
+    gym.register("Licensed-v0", Licensed)
+    trainer = lrl.Trainer(default_root_dir=tmp_path, enable_progress_bar=False, evaluation=lrl.EvaluationConfig(every_n_env_steps=64))
+    way_out = r"the environment Licensed-v0 cannot be built: there is one license .*; an evaluation builds 5 of its own, --evaluation null"
+    with pytest.raises(SettingError, match=way_out):
+        trainer.fit(PPO(EnvConfig("Licensed-v0", 1), **settings))
+    Licensed.open = 0  # the run of a program would have ended
+    last, again = trainer.run_folder / "checkpoints" / "last.ckpt", PPO(EnvConfig("Licensed-v0", 1), **settings)
+    assert PPO.load_from_checkpoint(last).env_steps == 64
+    lrl.Trainer(default_root_dir=tmp_path, enable_progress_bar=False, evaluation=None).fit(again, ckpt_path=last)
+    assert (again.env_steps, again.updates) == (96, 12)
