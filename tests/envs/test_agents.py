@@ -665,6 +665,20 @@ class OldReset(Together):
         return super().reset(seed, options)[0]
 
 
+class Told(Together):
+    """Reports what it should not."""
+
+    info: object = None
+
+    def step(self, actions):
+        *others, info = super().step(actions)
+        return *others, dict.fromkeys(info, self.info)
+
+
+class Boasting(Told):
+    info = {"is_success": "yes"}
+
+
 class Alone(Together):
     def step(self, actions):
         obs, _, *others = super().step(actions)
@@ -684,6 +698,8 @@ class Alone(Together):
             "environment 0 of Old: step returned 4 values, and must return 5: observations, rewards, terminations, truncations, infos",
         ),
         (OldReset, "environment 0 of OldReset: reset returned a dict, and must return 2: observations, infos"),
+        (Told, "agent a of environment 0 of Told: the info is None, and must be a dict"),
+        (Boasting, "agent a of environment 0 of Boasting: is_success of the info is 'yes', and must be true, false or a number"),
         (Alone, "environment 0 of Alone: step returned rewards as float, and not as a dict by agent"),
         (Nameless, "Nameless has no possible_agents: name all agents that may ever be there, each is a row"),
         (Unequal, "Unequal: the spaces of a and b differ; one policy needs agents with equal ones, and MultiAgent takes several policies"),

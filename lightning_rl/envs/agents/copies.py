@@ -109,6 +109,7 @@ class AgentsEnv(gym.Env):
         if not self.present:
             raise SettingError(f"{self.contract.who}: nobody is there after a reset")
         self._check(self.obs)
+        self._check_infos(self.info)
         return dict(self.obs), {}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Tree, float, bool, bool, Info]:
@@ -122,6 +123,8 @@ class AgentsEnv(gym.Env):
                 raise SettingError(f"{self.contract.who}: agent {agent} left without being terminated or truncated")
         self._check(self.obs)
         self._check(self.last)
+        self._check_infos(self.info)
+        self._check_infos(self.last_info)
         for agent, reward in self.rewards.items():
             if agent in self.contracts:
                 self.contracts[agent].check_reward(reward)
@@ -133,6 +136,11 @@ class AgentsEnv(gym.Env):
                 self.contracts[agent].check_obs(obs)
             elif self.contracts:
                 raise SettingError(f"{self.contract.who}: agent {agent} is there, and is not one of its possible_agents")
+
+    def _check_infos(self, infos: Mapping[str, Info]) -> None:
+        for agent, info in infos.items():
+            if (info or info.__class__ is not dict) and agent in self.contracts:
+                self.contracts[agent].read_info(info)
 
     def _reset(self, seed: int | None, options: Options) -> None:
         raise NotImplementedError
