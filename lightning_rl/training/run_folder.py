@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,10 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import locked, write_bytes, write_text
 from lightning_rl.checkpoints.files import last_generation
+from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import make_env
+from lightning_rl.envs.sync import name_of
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import CsvTable, read_rows
 
@@ -156,13 +159,18 @@ def end_replacing(run: Path, saves: bool = True) -> bool:
 
 
 def environment_name(env: object) -> str:
-    """Return the environment's id without its module, or the class or function of a ready environment."""
+    """Return the environment's id without its module, or the class or function of a ready environment; of what a lambda builds its class."""
     if isinstance(env, EnvConfig):
         return env.id.rpartition(":")[2]
     if isinstance(env, partial):  # copies of a ready one, or a function with arguments
         return type(env.args[0].unwrapped).__name__ if env.func is deepcopy else getattr(env.func, "__name__", "partial")
     spec = None if isinstance(env, type) else getattr(env, "spec", None)
-    return spec.id if spec is not None else getattr(env, "__name__", type(env).__name__).strip("<>")
+    name = getattr(env, "__name__", type(env).__name__)
+    if spec is None and callable(env) and name == "<lambda>":
+        with closing(make_env(env)) as built:
+            agents = built.unwrapped
+            return agents.name if isinstance(agents, AgentsEnv) else name_of(built)
+    return spec.id if spec is not None else name
 
 
 def run_of(ckpt_path: str | Path) -> Path | None:

@@ -26,6 +26,7 @@ from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from lightning_rl.training.run_folder import environment_name
+from tests.agents import Together
 from tests.environments import Scripted, ScriptedDict
 from tests.fitting import fit
 
@@ -324,6 +325,12 @@ def test_the_folder_of_a_run_in_a_ready_environment_without_a_name_is_named_for_
     environment = gym.wrappers.TimeLimit(Scripted(), 50)
     model = PPO(environment, n_steps=2, batch_size=16, net_arch=[8], max_env_steps=32)
     assert environment_name(model.env) == "Scripted"
+
+
+def test_the_folder_of_a_run_is_named_for_what_a_lambda_builds():
+    named = {"Scripted": lambda: Scripted(), "CartPole-v1": lambda: gym.make("CartPole-v1"), "Together": lambda: Together()}
+    for name, build in named.items():
+        assert environment_name(PPO(build, n_steps=2, batch_size=16, net_arch=[8], max_env_steps=32).env) == name
 
 
 def test_a_function_that_forgets_to_return_its_environment_is_told():
