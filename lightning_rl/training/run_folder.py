@@ -159,7 +159,7 @@ def end_replacing(run: Path, saves: bool = True) -> bool:
 
 
 def environment_name(env: object) -> str:
-    """Return the environment's id without its module, or the class or function of a ready environment; of what a lambda builds its class."""
+    """Return the environment's id without its module, or the class or function of a ready one; of a lambda that of what it builds."""
     if isinstance(env, EnvConfig):
         return env.id.rpartition(":")[2]
     if isinstance(env, partial):  # copies of a ready one, or a function with arguments
