@@ -237,6 +237,12 @@ CALLBACKS = [
         "for algorithms with one optimizer, in runs of several epochs (`limit_train_batches`)",
         ("PPO",),
     ),
+    callback(
+        lambda: cb.StochasticWeightAveraging(1e-3, 1),
+        "StochasticWeightAveraging(1e-3, 1) in a run of one epoch",
+        "would bring back the initial weights",
+        "it would bring back the initial weights",
+    ),
     callback(lambda: cb.ModelPruning("l1_unstructured", amount=0.1), "ModelPruning('l1_unstructured')", LEARNS),
     callback(
         lambda: cb.GradientAccumulationScheduler({0: 2}),

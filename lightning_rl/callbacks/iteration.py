@@ -84,6 +84,7 @@ class EndIteration(pl.Callback):
         first = [self, *callbacks_of(trainer, SelfPlay), *callbacks_of(trainer, Curriculum), *callbacks_of(trainer, RolloutEvaluator)]
         trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
         check_savers(trainer)
+        check_averages(trainer)
         follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))
         bar = trainer.progress_bar_callback
         self.shows_return = bar is not None and not isinstance(bar, EnvStepsProgressBar)
@@ -148,6 +149,19 @@ def overrides(instance: object, name: str) -> bool:
     """Return whether a callback or a module has a method of its own in place of Lightning's."""
     method = getattr(instance, name, None)
     return method is not None and not getattr(method, "__module__", "").startswith(LIGHTNING)
+
+
+def check_averages(trainer: pl.Trainer) -> None:
+    """Raise `SettingError` for a mean over the beginnings of epochs in a run of one epoch: it would be the initial weights."""
+    for callback in callbacks_of(trainer, object):
+        if trainer.limit_train_batches == 1.0 and is_a(callback, "StochasticWeightAveraging"):
+            way_out = "set trainer.limit_train_batches to iterations of an epoch, or use EMAWeightAveraging"
+            raise SettingError(f"{type(callback).__name__} would bring back the initial weights, since a run is one epoch; {way_out}")
+
+
+def is_a(callback: object, *names: str) -> bool:
+    """Return whether a callback is of a class of Lightning with one of these names, in either of its packages."""
+    return any(kind.__name__ in names for kind in type(callback).__mro__)
 
 
 def user_callbacks(callbacks: list[pl.Callback]) -> list[pl.Callback]:
