@@ -200,7 +200,8 @@ def gradient_step(
 
     Args:
         optimizer: over parameters, or over the `FlatParameters` of one network.
-        scaler: of 16-bit precision, which looks for infinite gradients itself; a disabled one does nothing.
+        scaler: of 16-bit precision; a disabled one does nothing. While its scale is above 1, gradients that are not finite may come of it:
+            it leaves these steps out and halves the scale, and they count as finite.
         max_norm: cut the gradient to this Euclidean norm.
         world_size: number of ranks, each with its own gradient.
         hooks: calls the hooks of Lightning with a name; before the optimizer's step, gradients are not clipped yet.
@@ -245,10 +246,13 @@ def gradient_step(
             gradient.mul_(factor)
     if not waits and norm.is_cuda and isinstance(optimizer, FlatAdam) and not scaler.is_enabled():
         return norm, optimizer.step_if_finite(loss + norm)
-    finite = math.isfinite((loss if scaler.is_enabled() else loss + norm).item())
+    scale = scaler.get_scale()
+    finite = math.isfinite((loss if scale > 1 else loss + norm).item())
     if finite:
         scaler.step(optimizer)
         scaler.update()
+    else:
+        scaler.update(scale)  # a bad loss is not too large a scale
     return norm, finite
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback
+from pytorch_lightning.plugins.precision import MixedPrecision
 
 import lightning_rl as lrl
 from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3
@@ -288,6 +289,38 @@ def test_a_run_that_is_bad_for_ever_ends_with_the_line(on_nan):
     model = build(A2C, two("reward", math.nan, 3, length=10**6), on_nan=on_nan, max_env_steps=5_000)
     with pytest.raises(NotFiniteError, match=r"^reward of environment 1 is nan at environment step 204, for 100 steps in a row"):
         fit(model)
+
+
+def scaled():
+    """16-mixed as on a GPU, with a scale that none of these gradients is too large for."""
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+
+
+@pytest.mark.parametrize("on_nan", TOLERANT)
+@pytest.mark.parametrize("algorithm", [PPO, SAC])
+def test_a_run_with_scaled_gradients_goes_on_after_a_bad_loss_with_its_scale(algorithm, on_nan):
+    rows, plugin = Rows(), scaled()
+    model = build(bad_losses(algorithm, math.nan, 2, 3), two("none", 0.0, 0, action=ACTION[algorithm]), on_nan=on_nan, log_interval=1)
+    fit(model, logger=rows, plugins=[plugin])
+    assert model.env_steps == 96 and weights(model).isfinite().all() and plugin.scaler.get_scale() == 1024
+    assert rows.rows[-1][1]["train/skipped_updates" if on_nan == "skip_update" else "train/restored"] == 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_stays_bad_however_small_its_scale_ends_the_run(value):
+    model = spoil_gradients(build(PPO, two("none", 0.0, 0), max_env_steps=5_000), value)
+    before = weights(model)
+    with pytest.raises(NotFiniteError, match=r"^gradient norm of loss is (inf|nan) at environment step \d+, update 10; lower"):
+        fit(model, plugins=[scaled()])
+    assert torch.equal(weights(model), before)
+
+
+def test_gradients_that_were_scaled_too_far_are_left_out_without_a_word(capsys):
+    plugin, rows = scaled(), Rows()
+    model = spoil_gradients(build(PPO, two("none", 0.0, 0), on_nan="skip_update", log_interval=1), math.nan, 2, 4)
+    fit(model, logger=rows, plugins=[plugin])
+    assert model.env_steps == 96 and plugin.scaler.get_scale() == 128
+    assert rows.rows[-1][1]["train/skipped_updates"] == 0 and "left out" not in capsys.readouterr().out
 
 
 def test_an_evaluation_goes_on_where_the_run_does():
