@@ -234,7 +234,7 @@ CALLBACKS = [
         "StochasticWeightAveraging(1e-3, 1)",
         lambda _: {"callbacks": [cb.StochasticWeightAveraging(1e-3, 1)], "max_epochs": 2, "limit_train_batches": 3},
         LEARNS,
-        "for algorithms with one optimizer, in runs of several epochs (`limit_train_batches`)",
+        "with one optimizer, in runs of several epochs (`limit_train_batches`); the model has it after `fit`, `last.ckpt` does not",
         ("PPO",),
     ),
     callback(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EMAWeightAveraging
 
 from lightning_rl import (
     A2C,
@@ -269,7 +270,7 @@ def run(
         enable_progress_bar=False,
         evaluation=EvaluationConfig(**{every: 48}, episodes=2, num_envs=2, max_episode_steps=20),
         checkpoint=checkpoint or CheckpointConfig(**{every: 32}),
-        callbacks=[*callbacks] if stop is None else [stop],
+        callbacks=[*callbacks, *([] if stop is None else [stop])],
         torch_threads=1,
     )
     if stop is None:
@@ -302,6 +303,15 @@ def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm,
         run(tmp_path / "parts", algorithm, env, settings, seed, stop, "last")
     found = run(tmp_path / "parts", algorithm, env, settings, 99, None, "last")
     assert_equal_runs(expected, found)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, SAC])
+def test_a_run_with_averaged_weights_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, tmp_path):
+    average, env = lambda: [EMAWeightAveraging(decay=0.5)], {"id": "Pendulum-v1"}
+    expected = run(tmp_path / "whole", algorithm, env, {}, callbacks=average())
+    for seed, stop in ((1, StopAt(3)), (5, StopAt(5))):
+        run(tmp_path / "parts", algorithm, env, {}, seed, stop, "last", callbacks=average())
+    assert_equal_runs(expected, run(tmp_path / "parts", algorithm, env, {}, 99, None, "last", callbacks=average()))
 
 
 def test_an_evaluation_that_is_given_up_again_and_again_is_made_in_the_end_once(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from copy import deepcopy
 from functools import partial
 from typing import TypeVar
@@ -76,12 +76,14 @@ def make_target(online: Network) -> Network:
 
 
 class EndIteration(pl.Callback):
-    """The first of all callbacks: ratings, lessons and evaluations come next, so that a user's callbacks find a finished iteration."""
+    """The first of all callbacks: averaged weights, ratings, lessons and evaluations come next, and a user's find a finished iteration."""
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if trainer.precision not in PRECISIONS:
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
-        first = [self, *callbacks_of(trainer, SelfPlay), *callbacks_of(trainer, Curriculum), *callbacks_of(trainer, RolloutEvaluator)]
+        averages = [each for each in callbacks_of(trainer, object) if is_average(each)]
+        kinds = (SelfPlay, Curriculum, RolloutEvaluator)
+        first = [self, *averages, *(each for kind in kinds for each in callbacks_of(trainer, kind))]
         trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
         check_savers(trainer)
         check_averages(trainer)
@@ -95,6 +97,10 @@ class EndIteration(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         if trainer.fit_loop.epoch_loop.batch_progress.current.completed == 0:  # a hook skips all batches: epochs would follow without end
             trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        """Let averaged weights come into the model after the last save: a run continues with those that it learned."""
+        trainer.callbacks.sort(key=is_average)  # type: ignore[attr-defined]
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         pl_module.end_iteration()
@@ -154,13 +160,13 @@ def overrides(instance: object, name: str) -> bool:
 def check_averages(trainer: pl.Trainer) -> None:
     """Raise `SettingError` for a mean over the beginnings of epochs in a run of one epoch: it would be the initial weights."""
     for callback in callbacks_of(trainer, object):
-        if trainer.limit_train_batches == 1.0 and is_a(callback, "StochasticWeightAveraging"):
+        if trainer.limit_train_batches == 1.0 and is_average(callback, ("StochasticWeightAveraging",)):
             way_out = "set trainer.limit_train_batches to iterations of an epoch, or use EMAWeightAveraging"
             raise SettingError(f"{type(callback).__name__} would bring back the initial weights, since a run is one epoch; {way_out}")
 
 
-def is_a(callback: object, *names: str) -> bool:
-    """Return whether a callback is of a class of Lightning with one of these names, in either of its packages."""
+def is_average(callback: object, names: Container[str] = ("WeightAveraging", "StochasticWeightAveraging")) -> bool:
+    """Return whether a callback brings averaged weights into the model at the end, by its names in either package of Lightning."""
     return any(kind.__name__ in names for kind in type(callback).__mro__)
 
 
