@@ -99,6 +99,22 @@ def test_a_second_signal_is_not_waited_for_and_the_checkpoint_before_stays(folde
     assert load_policy(run / "checkpoints" / "last.ckpt").act(np.zeros(4, np.float32))[0] in (0, 1)
 
 
+@pytest.mark.parametrize("least", [{"min_epochs": 1}, {"min_steps": 1000}])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_that_has_not_its_least_number_of_iterations_yet(folder, number, least):
+    class Send(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                os.kill(os.getpid(), number)
+
+    model = tiny(PPO, max_env_steps=10**6, compile=False)
+    trainer = Trainer(accelerator="cpu", evaluation=None, callbacks=[Send()], **least)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        trainer.fit(model)
+    assert model.env_steps == 48
+    assert {name: getattr(trainer, name) for name in least} == least  # for the next run
+
+
 def test_a_run_whose_terminal_is_closed_is_saved(folder):
     ours, terminal = os.openpty()
     model = tiny(PPO, max_env_steps=10**6, compile=False)

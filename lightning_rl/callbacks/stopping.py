@@ -149,11 +149,16 @@ class StopOnSignal(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._listen()  # again: Lightning's own handlers would save or raise in the middle of an iteration
+        self._least = trainer.min_epochs, trainer.min_steps
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         if any_rank_must_stop(trainer):
             self.received = self.received or signal.SIGTERM
             trainer.should_stop = True
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # which would go before
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = self._least
 
     def _listen(self) -> None:
         if self._before and threading.current_thread() is threading.main_thread():
