@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, metric_of
+from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, is_passing, metric_of
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
@@ -123,10 +123,12 @@ class BestModel(Checkpoint):
         return str(last) if last is not None and last.is_file() else ""
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Save if this evaluation is the best one; raise `SettingError` if it has no metric of that name, with what was learned saved."""
-        if self.monitor not in metrics and self.folder is not None:
+        """Save if this evaluation is the best one; raise `SettingError` if none has a metric of that name, with what was learned saved."""
+        if self.monitor not in metrics and not is_passing(trainer, self.monitor) and self.folder is not None:
             save_checkpoint(trainer, pl_module, self.folder / "last.ckpt")
-        value = metric_of(metrics, self.monitor, "checkpoint.monitor")
+        value = metric_of(metrics, self.monitor, "checkpoint.monitor", trainer)
+        if value is None:
+            return
         score = value if self.mode == "max" else -value
         was_deleted = trainer.strategy.broadcast(self.has_saved and not self.path.is_file())
         if score >= self.best or was_deleted:

@@ -20,7 +20,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.checkpoints import SaveCheckpoints, interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
-from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, must_stop
+from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, is_monitored, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
 from lightning_rl.data.opponents import find_exploitability
@@ -236,9 +236,9 @@ class RolloutEvaluator(pl.Callback):
         for callback in callbacks_of(trainer, object):
             if hasattr(callback, "on_evaluation_end"):
                 callback.on_evaluation_end(trainer, algorithm, metrics)
-        check_monitors(trainer, metrics)
+        absent = check_monitors(trainer, metrics)
         with run_as_validation(trainer, algorithm):
-            call_hooks(trainer, algorithm, "on_validation_end")
+            call_hooks(trainer, algorithm, "on_validation_end", without=absent)
 
     def _judge(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> dict[str, float] | None:
         """Play, and log what was found; return None if a rank is asked to stop."""
@@ -258,6 +258,9 @@ class RolloutEvaluator(pl.Callback):
         statistics = algorithm.collector.statistics
         statistics.share_reports()
         self.reports_success |= statistics.reports_success or any(each.success is not None for each in episodes)
+        if not self.reports_success and is_monitored(trainer, "eval/success_rate"):
+            self.reports_success = True
+            algorithm.say("no episode has reported is_success in its last info: eval/success_rate, which is monitored, is 0 until one does")
         if self.reports_success:  # an episode that does not report it is a failure
             episodes = [episode._replace(success=episode.success or 0.0) for episode in episodes]
         metrics = metrics_of(episodes)
@@ -377,15 +380,15 @@ def run_as_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, di
         trainer.state.stage, module._current_fx_name = stage, hook
 
 
-def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = object) -> None:
+def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = object, without: Sequence[object] = ()) -> None:
     """Call hooks of Lightning in callbacks, but for its progress bars, which would show batches, and then in the module.
 
-    `only`: the class of those that are called.
+    `only`: the class of those that are called, `without` some.
     """
     for hook in hooks:
         module._current_fx_name = hook  # `log` asks where it is called
         for each in [*callbacks_of(trainer, only), *([module] if isinstance(module, only) else [])]:
-            if hasattr(each, hook) and not any(base.__name__ == "ProgressBar" for base in type(each).__mro__):
+            if each not in without and hasattr(each, hook) and not any(base.__name__ == "ProgressBar" for base in type(each).__mro__):
                 getattr(each, hook)(*(() if each is module else (trainer, module)))
 
 

@@ -156,7 +156,9 @@ class RecordDemonstrations(pl.Callback):
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one."""
         recorders, self.recorders = self.recorders, []
-        value = metric_of(metrics, self.monitor, "RecordDemonstrations.monitor")
+        value = metric_of(metrics, self.monitor, "RecordDemonstrations.monitor", trainer)
+        if value is None:
+            return
         score = -value if is_least_best(self.monitor) else value
         if score >= self.best:
             self.best = score

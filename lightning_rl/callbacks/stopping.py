@@ -40,7 +40,9 @@ class StopOnEvaluation(pl.Callback):
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Decide from this evaluation, which is the same on all ranks."""
-        value = metric_of(metrics, self.monitor, "StopOnEvaluation.monitor")
+        value = metric_of(metrics, self.monitor, "StopOnEvaluation.monitor", trainer)
+        if value is None:
+            return
         self.since_best = 0 if value > self.best else self.since_best + 1
         self.best = max(self.best, value)
         if value >= self.stop_at or self.since_best >= self.patience:
@@ -66,11 +68,24 @@ WAITS_FOR_EPOCHS = ("_check_on_train_epoch_end", "_save_on_train_epoch_end")
 """Attributes of Lightning's `EarlyStopping` and `ModelCheckpoint`: whether they look at the end of an epoch or of a validation."""
 
 
-def metric_of(metrics: Mapping[str, float], monitor: str, setting: str) -> float:
-    """Return a metric of an evaluation; raise `SettingError`, with the setting that names it, if there is none of that name."""
-    if monitor not in metrics:
+def metric_of(metrics: Mapping[str, float], monitor: str, setting: str, trainer: pl.Trainer) -> float | None:
+    """Return a metric of an evaluation; None where this one does not have it and others of the run do.
+
+    Raises `SettingError`, with the setting that names it: there is none of that name.
+    """
+    if monitor not in metrics and not is_passing(trainer, monitor):
         raise SettingError(f"{setting} {monitor!r} is not a metric of evaluations{nearest(monitor, metrics)}")
-    return metrics[monitor]
+    return metrics.get(monitor)
+
+
+def is_passing(trainer: pl.Trainer, monitor: str) -> bool:
+    """Return whether not all evaluations of a run need to have a metric, such as that of lessons."""
+    return any(monitor in getattr(each, "passing_metrics", ()) for each in callbacks_of(trainer, object))
+
+
+def is_monitored(trainer: pl.Trainer, metric: str) -> bool:
+    """Return whether a callback of either package decides by a metric."""
+    return any(getattr(each, "monitor", None) == metric for each in callbacks_of(trainer, object))
 
 
 def is_least_best(monitor: str) -> bool:
@@ -106,13 +121,18 @@ def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
             raise SettingError(f"{who}: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")
 
 
-def check_monitors(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
-    """Raise `SettingError` if an evaluation does not have the metric that stops the run."""
+def check_monitors(trainer: pl.Trainer, metrics: dict[str, float]) -> list[Any]:
+    """Return Lightning's callbacks whose metric this evaluation does not have and others of the run do: they would see its last value.
+
+    Raises `SettingError`: it does not have the metric that stops the run.
+    """
+    absent = [each for each, _ in monitors(trainer) if each.monitor not in metrics and is_passing(trainer, each.monitor)]
     for callback, _ in monitors(trainer):
         strict = getattr(callback, "strict", False) and callback.monitor.startswith(EVALUATION_METRICS)
-        if strict and callback.monitor not in metrics:
+        if strict and callback.monitor not in metrics and callback not in absent:
             who, hint = type(callback).__name__, nearest(callback.monitor, metrics)
             raise SettingError(f"{who}: monitor {callback.monitor!r} is not a metric of evaluations{hint}")
+    return absent
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import OnExceptionCheckpoint
 
-from lightning_rl import PPO, SAC, BehavioralCloning, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
+from lightning_rl import PPO, SAC, BehavioralCloning, CheckpointConfig, Curriculum, EnvConfig, EvaluationConfig, SettingError, Trainer
 from lightning_rl.callbacks.curriculum import make_curriculum, need_increment, with_lessons
 from lightning_rl.data.episodes import Finished
 from lightning_rl.envs.lessons import CompletionCriteria, as_parameters
@@ -187,6 +187,26 @@ EASY = {"measure": "reward", "threshold": 1, "min_lesson_length": 2}
 ENV = {"id": "CartPole-v1", "max_episode_steps": 10}
 LEARNED = ENV | {"parameters": {"length": lessons(EASY, {"threshold": 1e6})}}
 """The second lesson is played after a few episodes, and to the end."""
+
+
+def test_what_is_decided_by_the_return_in_the_current_lesson_stays_decided_in_the_last_one(tmp_path):
+    env = EnvConfig("CartPole-v1", 2, parameters={"length": lessons(EASY, {"measure": "progress", "threshold": 0.5})}, max_episode_steps=10)
+    model = PPO(env, net_arch=[8], max_env_steps=160, n_steps=8, batch_size=8)
+    trainer = Trainer(
+        default_root_dir=tmp_path,
+        evaluation=EvaluationConfig(every_n_env_steps=32, episodes=2),
+        checkpoint=CheckpointConfig(monitor="eval/mean_reward_lesson"),
+        callbacks=[pl.callbacks.EarlyStopping("eval/mean_reward_lesson", mode="max", patience=2)],
+    )
+    trainer.fit(model)  # of five evaluations the first two are in lessons before the last
+    best = torch.load(trainer.run_folder / "checkpoints" / "best.ckpt", weights_only=True)
+    assert model.env_steps == 160 and best["lightning_rl"]["env_steps"] in (32, 64)
+
+
+def test_a_run_without_lessons_has_no_return_in_the_current_one(tmp_path):
+    trainer = Trainer(default_root_dir=tmp_path, checkpoint=CheckpointConfig(monitor="eval/mean_reward_lesson"))
+    with pytest.raises(SettingError, match=r"^checkpoint\.monitor 'eval/mean_reward_lesson' is not a metric of evaluations"):
+        trainer.fit(tiny(PPO))
 
 
 def test_a_run_goes_from_lesson_to_lesson_and_shows_it(tmp_path, capsys, monkeypatch):

@@ -15,7 +15,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 import lightning_rl as lrl
-from lightning_rl import PPO, EnvConfig, MultiEvaluator, RolloutEvaluator, StopOnEvaluation
+from lightning_rl import PPO, BestModel, EnvConfig, MultiEvaluator, RolloutEvaluator, StopOnEvaluation
 from lightning_rl.callbacks.evaluation import check_shapes, make_player
 from lightning_rl.data.episodes import Episode, summarize
 from lightning_rl.errors import SettingError
@@ -220,6 +220,14 @@ def test_an_episode_that_reports_no_success_is_a_failure_once_any_of_the_run_has
     rates = [metrics.get("eval/success_rate") for _, metrics in heard.heard]
     assert rates[:3] == [None, 0.25, 0.0]  # nobody reported; one of four; none, after a report
     assert [row["success"] for row in read_rows(file)][:12] == [""] * 4 + ["0.0", "1.0", "0.0", "0.0"] + ["0.0"] * 4
+
+
+def test_where_successes_are_monitored_none_is_a_rate_of_0_from_the_beginning_and_one_line_says_so(tmp_path, capsys):
+    heard = Episodes()
+    evaluator, best = RolloutEvaluator(16, episodes=2), BestModel(tmp_path, "eval/success_rate")
+    fit(tiny(PPO, "CartPole-v1", max_env_steps=48), enable_checkpointing=True, callbacks=[evaluator, best, heard])
+    assert [metrics["eval/success_rate"] for _, metrics in heard.heard] == [0.0] * 3
+    assert capsys.readouterr().out.count("no episode has reported is_success in its last info: eval/success_rate") == 1
 
 
 def test_an_evaluator_that_is_used_again_forgets_that_another_environment_reported_success():

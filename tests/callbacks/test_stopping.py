@@ -112,4 +112,4 @@ def test_a_goal_is_a_number(goal):
 
 def test_a_goal_for_a_metric_that_evaluations_do_not_have_is_told_with_the_nearest():
     with pytest.raises(SettingError, match=r"StopOnEvaluation.monitor 'eval/mean' is not a metric of evaluations"):
-        StopOnEvaluation(stop_at=1.0, monitor="eval/mean").on_evaluation_end(None, None, {"eval/mean_reward": 1.0})
+        fit(tiny(PPO), callbacks=[Scores([1.0]), StopOnEvaluation(stop_at=1.0, monitor="eval/mean")])
